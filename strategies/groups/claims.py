@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from atoll.agent.runtime.pipeline.places import StagePlace
 from atoll.errors import PeerLost
+from atoll.strategies.groups.arrivals import ArrivalTimes
 from atoll.strategies.groups.ledger import Answer, BatchLedger, Question, Say
 
 CLAIM: Final = 8
@@ -36,6 +37,7 @@ class Claims:
         self._question, self._numbers = Question(), 0
         self._answer: Answer | None = None
         self._ledger: tuple[int, BatchLedger] | None = None  # with its round
+        self._arrivals = ArrivalTimes()
         self._early: dict[int, tuple[int, int, Question]] = {}  # by pipeline, with round and batches: before it keeps
         self._broken: PeerLost | None = None
         self._why = ""
@@ -49,7 +51,7 @@ class Claims:
         """A batch, or with whom to average at the round's end. Raises PeerLost.
 
         has: bits of the batches in this pipeline's state. waits: called again and again while there is none. averages:
-        an average is under way, which is to be over before this pipeline waits: then WAIT is an answer."""
+        an average or a batch is under way, which is to be over before this pipeline waits: then WAIT is an answer."""
         with self._changed:
             self._numbers += 1
             self._answer = None
@@ -116,7 +118,7 @@ class Claims:
             for other in self._others():
                 self._tell(other, self._round, {"lost": rank})
             if self._ledger is not None:
-                self._give(self._ledger[0], self._ledger[1].lose(lost))
+                self._give(self._ledger[0], self._ledger[1].lose(lost, time.monotonic()))
             if kept == lost:
                 self._succeed()
 
@@ -144,7 +146,7 @@ class Claims:
         if min(self._live) != self._place.pipeline:
             self._ask()
             return
-        ledger = BatchLedger(self._place.pipelines, self._batches, self._live, first=False)
+        ledger = BatchLedger(self._place.pipelines, self._batches, self._live, self._arrivals, first=False)
         self._ledger = (self._round, ledger)
         self._ask()
         early, self._early = self._early, {}
@@ -156,9 +158,10 @@ class Claims:
             self._early[pipeline] = (round_, batches, question)  # who asks knows already that the keeper is lost
             return
         if self._ledger is None or self._ledger[0] < round_:
-            self._ledger = (round_, BatchLedger(self._place.pipelines, batches, self._live, first=True))
+            new = BatchLedger(self._place.pipelines, batches, self._live, self._arrivals, first=True)
+            self._ledger = (round_, new)
         kept, ledger = self._ledger
-        self._give(kept, ledger.hear(pipeline, question if round_ == kept else Question()))
+        self._give(kept, ledger.hear(pipeline, question if round_ == kept else Question(), time.monotonic()))
 
     def _give(self, round_: int, answers: Iterable[Answer]) -> None:
         for one in answers:

@@ -1,16 +1,23 @@
-"""Record of who trains which batch of a round, as one of its pipelines keeps it. Pure.
+"""Record of who trains which batch of a round, as one of its pipelines keeps it. Pure: time is given.
 
 The lowest pipeline that lives keeps it. A batch is handed out once while its pipeline lives. What a lost one trained
 counts where it is in somebody's state: each says with every question which batches are in its own, and averages bring
 in those of the others. The rest is handed out again once all who live are asking and nobody is in an average
-that may bring in more. Whoever takes over from a lost keeper begins with that, and so needs nothing of what it knew."""
+that may bring in more. Whoever takes over from a lost keeper begins with that, and so needs nothing of what it knew.
+
+The last batches of a round are not for a slow pipeline that would still train one when the others have done all that
+is left: all would wait for it at the round's end. So a round of pipelines that are as fast as before is as short as it
+can be."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+
+from atoll.strategies.groups.arrivals import ArrivalTimes
 
 
 class Say(Enum):
@@ -24,7 +31,7 @@ class Say(Enum):
 class Question:
     """Of a pipeline. number: of its questions in the round, from 1; 0: it asks nothing. has: bits of the batches in its
     state. begun: it has trained in the round. ended: whom it was told to average with, where that is not over.
-    averages: an average is under way that may bring in more."""
+    averages: an average or a batch is under way that may bring in more; where there is no batch now, it asks again."""
 
     number: int = 0
     has: int = 0
@@ -47,9 +54,13 @@ class Answer:
 class BatchLedger:
     """Of one round."""
 
-    def __init__(self, pipelines: int, batches: int, live: Iterable[int], *, first: bool) -> None:
-        """live: those that are not lost. first: nobody kept the round before."""
+    def __init__(
+        self, pipelines: int, batches: int, live: Iterable[int], arrivals: ArrivalTimes, *, first: bool
+    ) -> None:
+        """live: those that are not lost. arrivals: of questions, over all rounds that this one kept. first: nobody kept
+        the round before."""
         self._batches, self._all, self._live = batches, frozenset(range(pipelines)), set(live)
+        self._arrivals = arrivals
         self._fresh = deque(range(batches) if first else ())
         self._questions: dict[int, Question] = {}
         self._asking: dict[int, int] = {}  # numbers of questions, in the order in which they came
@@ -59,7 +70,7 @@ class BatchLedger:
         self._ended: tuple[int, ...] = ()
         self._told_end: set[int] = set()
 
-    def hear(self, pipeline: int, question: Question) -> list[Answer]:
+    def hear(self, pipeline: int, question: Question, now_s: float) -> list[Answer]:
         if pipeline not in self._live:
             return []
         self._unheard.discard(pipeline)
@@ -70,15 +81,16 @@ class BatchLedger:
             self._told_end.add(pipeline)
         if question.number:
             self._asking[pipeline] = question.number
-        return self._answers()
+            self._arrivals.ready(pipeline, now_s)
+        return self._answers(now_s)
 
-    def lose(self, pipeline: int) -> list[Answer]:
+    def lose(self, pipeline: int, now_s: float) -> list[Answer]:
         self._live.discard(pipeline)
         self._unheard.discard(pipeline)
         self._asking.pop(pipeline, None)
-        return self._answers()
+        return self._answers(now_s)
 
-    def _answers(self) -> list[Answer]:
+    def _answers(self, now_s: float) -> list[Answer]:
         if self._unheard:
             return []
         if not self._begun:
@@ -90,29 +102,47 @@ class BatchLedger:
         found = [
             self._answer(one, Say.END, members=self._ended)
             for one in list(self._asking)
-            if self._ended and one not in self._told_end
+            if self._ended and one not in self._told_end and not self._questions[one].averages
         ]
         self._told_end.update(one.pipeline for one in found)
-        found += self._handed_out()
+        found += self._handed_out(now_s)
         averaging = any(self._questions[one].averages for one in self._asking)
         if self._asking and self._asking.keys() == self._live and not averaging:
             self._ended, self._told_end = (), set()
             held = 0
             for one in self._live:
                 held |= self._questions[one].has
-            self._fresh.extend(batch for batch in range(self._batches) if not held >> batch & 1)
+            self._fresh = deque(batch for batch in range(self._batches) if not held >> batch & 1)
             if self._fresh:
-                return found + self._handed_out() + self._waiting()
+                return found + self._handed_out(now_s) + self._waiting()
             self._ended = tuple(sorted(self._live))
             self._told_end = set(self._live)
             return found + [self._answer(one, Say.END, members=self._ended) for one in list(self._asking)]
         return found + self._waiting()
 
-    def _handed_out(self) -> list[Answer]:
+    def _handed_out(self, now_s: float) -> list[Answer]:
         found = []
-        while self._fresh and self._asking:
-            found.append(self._answer(next(iter(self._asking)), Say.BATCH, batch=self._fresh.popleft()))
+        for one in list(self._asking):
+            told_to_wait = self._waits.get(one) == self._asking[one]
+            if not self._fresh or (told_to_wait and self._questions[one].averages) or self._too_late(one, now_s):
+                continue
+            self._arrivals.goes_on(one, now_s)
+            found.append(self._answer(one, Say.BATCH, batch=self._fresh.popleft()))
         return found
+
+    def _too_late(self, pipeline: int, now_s: float) -> bool:
+        """Whether the others would have trained all that nobody has before this one had trained a batch."""
+        own_s = self._arrivals.took(pipeline)
+        if own_s is None:
+            return False
+        others = 0
+        for one in self._live - {pipeline}:
+            took_s = self._arrivals.took(one)
+            if took_s is None:
+                return False
+            free_s = now_s if one in self._asking else self._arrivals.free_s(one, now_s)
+            others += max(math.ceil((now_s + own_s - free_s) / max(took_s, 1e-9)) - 1, 0)
+        return others >= len(self._fresh)
 
     def _waiting(self) -> list[Answer]:
         new = {one: number for one, number in self._asking.items() if self._waits.get(one) != number}

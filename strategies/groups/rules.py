@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import random
-import statistics
-from collections import deque
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
 from atoll.controller.planners.group_rounds import RoundGroup
-
-EARLIER: Final = 8  # iterations of a replica from which its next one is predicted
 
 Members = tuple[int, ...]
 
@@ -105,33 +100,6 @@ class Together:
             return []
         self._ready.clear()
         return [tuple(sorted(ready))]
-
-
-@dataclass
-class ArrivalTimes:
-    """When replicas will be ready, from how long their last iterations took. Over all rounds."""
-
-    took_s: dict[int, deque[float]] = field(default_factory=dict)
-    began_s: dict[int, float] = field(default_factory=dict)
-
-    def ready(self, replica: int, now_s: float) -> None:
-        if (began_s := self.began_s.pop(replica, None)) is not None:
-            self.took_s.setdefault(replica, deque(maxlen=EARLIER)).append(now_s - began_s)
-
-    def goes_on(self, replica: int, now_s: float) -> None:
-        self.began_s[replica] = now_s
-
-    def iteration_s(self) -> float | None:
-        """The median replica's; None before two of them were measured."""
-        medians = [statistics.median(took) for took in self.took_s.values()]
-        return statistics.median(medians) if len(medians) > 1 else None
-
-    def expected(self, replica: int) -> tuple[float, float] | None:
-        """When it is ready, and by when it surely is if it does as before."""
-        took, began_s = self.took_s.get(replica), self.began_s.get(replica)
-        if not took or began_s is None:
-            return None
-        return began_s + statistics.median(took), began_s + 1.05 * max(took)
 
 
 class RandomPairs:

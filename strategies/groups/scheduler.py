@@ -8,15 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from atoll.controller.planners.group_rounds import GroupRounds, RoundGroup, departed, passed, ready
+from atoll.strategies.groups.arrivals import ArrivalTimes
 from atoll.strategies.groups.messages import GroupsMessage
-from atoll.strategies.groups.rules import (
-    ArrivalTimes,
-    RandomPairs,
-    StageRule,
-    Static,
-    Together,
-    WholePipelines,
-)
+from atoll.strategies.groups.rules import RandomPairs, StageRule, Static, Together, WholePipelines
 from atoll.strategies.groups.settings import Groups
 from atoll.strategies.groups.wait_reports import WaitReports
 

@@ -79,9 +79,10 @@ class RoundEngine:
         self._executor = StageExecutor(context.model, parts.loss, self._links, session.device, session.throttle)
         self._begun: list[torch.Tensor] = []  # the state as this round began: the last that has
         self._begun_round = -1
+        self._taken: BatchSlice | None = None  # this round
         self._round, self._batches = 0, 0  # bits of the round's batches that are in the state
         self._lost: str | None = None
-        self._overlaps = context.settings.overlaps
+        self._overlaps = context.settings.overlaps and parts.place.pipelines > 1
         self._averager = ThreadPoolExecutor(1, thread_name_prefix="averaging")
         self._under_way: Future[LocalAverage | None] | None = None
         self._wait_s, self._trained, self._samples = 0.0, 0, 1  # of the round
@@ -119,7 +120,7 @@ class RoundEngine:
             raise
 
     def _train_round(self, taken: BatchSlice) -> torch.Tensor:
-        self._round, self._samples, self._batches = taken.step, taken.total, 0
+        self._taken, self._round, self._samples, self._batches = taken, taken.step, taken.total, 0
         batches = math.ceil(taken.total / self._parts.batch_size)
         self._wait_s, self._trained, self._sizes = 0.0, 0, []
         self._averaged_s, self._unaveraged_s = time.monotonic(), 0.0
@@ -134,9 +135,10 @@ class RoundEngine:
         while True:
             claimed = self._next_batch(batches)
             if self._begun_round != taken.step:  # not before: now all pipelines have made the round before whole
-                self._begun, self._begun_round = self._state.copy(), taken.step
+                self._begun = self._state.copy() if self._place.pipelines > 1 else []  # alone it cannot go on
+                self._begun_round = taken.step
             if claimed.say is Say.BATCH:
-                indices = self._indices(taken, claimed.batch)
+                indices = self._indices(claimed.batch)
                 loss_sum += self._update(indices) * len(indices)
                 self._batches |= 1 << claimed.batch
                 self._trained += len(indices)
@@ -151,6 +153,8 @@ class RoundEngine:
     def rewind(self, step: int) -> bool:
         if self._begun_round != step:
             return self._round == step  # nothing has changed in it
+        if not self._begun:
+            return False
         self._state.restore(self._begun)
         return True
 
@@ -219,20 +223,39 @@ class RoundEngine:
         self._idle_s += self._links.waited_s - idle_s
         return Answer(self._place.pipeline, 0, Say.BATCH, number)
 
-    def _indices(self, taken: BatchSlice, number: int) -> list[int]:
+    def _indices(self, number: int) -> list[int]:
         """Of the samples of the round's batch of this number."""
-        size = self._parts.batch_size
+        taken, size = self._taken, self._parts.batch_size
+        assert taken is not None
         begin = taken.start + number * size
         return self._order.indices(taken.epoch, begin, min(begin + size, taken.start + taken.total))
+
+    def _micros(self, indices: list[int]) -> list[MicroBatch]:
+        size = math.ceil(len(indices) / self._parts.micro_batches)
+        parts = [indices[at : at + size] for at in range(0, len(indices), size)]
+        return [MicroBatch(len(one) / len(indices), partial(self._fetched, one)) for one in parts]
+
+    def _micros_ahead(self) -> list[MicroBatch]:
+        """Of the pipeline's next batch, where it may begin before this one is over: as averages beside the next
+        batch, that is no update of one process."""
+        if not self._overlaps:
+            return []
+
+        def claim() -> int | None:
+            answer = self._claims.next(self._batches, lambda: None, averages=True)
+            return answer.batch if answer.say is Say.BATCH else None
+
+        self._session.throttle.pay()
+        number = self._links.know_ahead(claim)
+        self._session.throttle.resume()
+        return self._micros(self._indices(number)) if number is not None else []
 
     def _update(self, indices: list[int]) -> float:
         """One local update. Returns the mean loss; 0 where another stage knows it."""
         parts = self._parts
-        size = math.ceil(len(indices) / parts.micro_batches)
-        micros = [indices[at : at + size] for at in range(0, len(indices), size)]
         self._optimizer.zero_grad()
         begun_s, idle_s, wait_s = time.monotonic(), self._links.waited_s, self._wait_s
-        loss = self._executor.run([MicroBatch(len(one) / len(indices), partial(self._fetched, one)) for one in micros])
+        loss = self._executor.run(self._micros(indices), self._micros_ahead)
         if parts.clip_norm is not None:
             clip_over_stages(self._model.parameters(), parts.clip_norm, self._links)
         self._finish_average()

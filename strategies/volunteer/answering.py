@@ -19,15 +19,16 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.pipeline.layers import Layers, MakesLayer
 from atoll.agent.runtime.pipeline.schedule import Direction
 from atoll.agent.runtime.pipeline.wire import DTYPES
+from atoll.agent.runtime.rounding import FORMS, Form, coarse, fine
 from atoll.agent.runtime.step.capabilities import EngineParts
 from atoll.errors import BadInput
 from atoll.ports import host_and_port
 from atoll.strategies.volunteer.checks import Wanted
 from atoll.strategies.volunteer.messages import number, read, written
 from atoll.strategies.volunteer.port import HEARTBEAT_MS, SILENT_MS
-from atoll.strategies.volunteer.rounding import FORMS, Form, applied, coarse, fine
 from atoll.strategies.volunteer.stage_passes import StagePass, StagePasses
 from atoll.strategies.volunteer.task_pool import MOST_OPEN
+from atoll.strategies.volunteer.weights_line import applied
 
 TURN_MS: Final = 200
 SILENCE_S: Final = 2.0

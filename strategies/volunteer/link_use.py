@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from atoll.strategies.volunteer.rounding import FORMS, Form, bytes_per_entry
+from atoll.agent.runtime.rounding import FORMS, Form, bytes_per_entry
 
 WORTH: Final = 0.7
 """Part of its power that a volunteer adds; of less a coarser form is tried, then it waits."""

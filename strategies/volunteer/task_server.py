@@ -18,12 +18,13 @@ import zmq
 
 from atoll.agent.runtime.pipeline.schedule import Direction
 from atoll.agent.runtime.pipeline.wire import DTYPES
+from atoll.agent.runtime.rounding import Form, coarse, fine
 from atoll.errors import BadInput
 from atoll.strategies.volunteer.checks import TOLERANCE, Comparisons, NormBound, Wanted, difference, of_content
 from atoll.strategies.volunteer.link_use import LinkUse, decide
 from atoll.strategies.volunteer.messages import MAX_TENSOR_BYTES, number, read, written
-from atoll.strategies.volunteer.rounding import Form, WeightsLine, coarse, fine
 from atoll.strategies.volunteer.task_pool import MAX_CLIENTS, MOST_OPEN, Refusal, Task, TaskPool
+from atoll.strategies.volunteer.weights_line import WeightsLine
 
 NOTHING: Final = -1
 """The version of a client without weights."""

@@ -20,8 +20,10 @@ from atoll.errors import BadInput, NoFeasiblePlan
 from atoll.stage_cut import StageDevice, StageLayer, StageLink, StagesInput, plan_stages
 from atoll.v1.common_pb2 import LEVEL_INFO
 
-STATE_TIMES: Final = 8
-"""What a parameter takes, in its own bytes: itself, its gradient, three moments, and the round's copy of these."""
+ALONE_TIMES: Final = 6
+"""What a parameter takes, in its own bytes, in the only pipeline: itself, its gradient, four moments (of Adam)."""
+BESIDE_OTHERS_TIMES: Final = 14
+"""Beside others also the round's copy of it and its moments, what is averaged of these, and the stashed weight."""
 FREE_LINK: Final = StageLink(bandwidth=1e15, latency=0.0)
 """Links are not measured before training: activations cost nothing in the cut."""
 
@@ -65,6 +67,7 @@ def plan_stages_of(
     """By what each rank measured. All pipelines have one cut, for replicas of a stage average: a stage's device counts
     as fast as the median over the pipelines, against the device of the first stage. Pure. Raises BadInput."""
     reference, speeds = costs[0], []
+    state_times = ALONE_TIMES if place.pipelines == 1 else BESIDE_OTHERS_TIMES
     for stage in range(place.stages):
         ratios = []
         for pipeline in range(place.pipelines):
@@ -78,7 +81,7 @@ def plan_stages_of(
             StageLayer(
                 forward_s=cost.forward_s,
                 backward_s=cost.backward_s,
-                parameter_bytes=STATE_TIMES * layers.parameter_bytes(number)
+                parameter_bytes=state_times * layers.parameter_bytes(number)
                 + place.stages * (cost.kept_bytes + cost.activation_bytes),
                 activation_bytes=cost.activation_bytes,
             )

@@ -7,14 +7,16 @@ activation is a frame of the run's transport, with its own shape, authenticated,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from atoll.agent.runtime.pipeline.places import StagePlace
-from atoll.agent.runtime.pipeline.schedule import Direction, one_forward_one_backward
+from atoll.agent.runtime.pipeline.schedule import Direction, after_last_forward, until_last_forward
+from atoll.agent.runtime.pipeline.weight_stash import WeightStash
 from atoll.agent.runtime.pipeline.wire import StageLinks, StagePurpose
 from atoll.agent.runtime.step.measures.throttle import Throttle
 from atoll.errors import BadInput
@@ -28,8 +30,20 @@ class MicroBatch:
     fetch: Callable[[], tuple[Any, Any]]
 
 
+class _UnderWay(NamedTuple):
+    """Of a micro-batch between its two passes. inputs: what came; output: what was made of it. stash: its weights,
+    where an update comes between."""
+
+    inputs: Any
+    output: torch.Tensor
+    stash: WeightStash | None
+
+
 class StageExecutor:
-    """Used by the training thread. Gradients add up in p.grad; updates are its caller's."""
+    """Used by the training thread. Gradients add up in p.grad; updates are its caller's.
+
+    Where its caller knows the next batch before this one is over, a stage makes forward passes of that while it would
+    wait for this one's last backward passes: with the weights that it has, which it keeps for their backward passes."""
 
     def __init__(
         self,
@@ -40,15 +54,19 @@ class StageExecutor:
         throttle: Throttle,
     ) -> None:
         self._stage, self._loss, self._links, self._device, self._throttle = stage, loss, links, device, throttle
-        self._under_way: dict[int, tuple[Any, torch.Tensor]] = {}  # by micro-batch: what came, what was made of it
+        self._under_way: dict[tuple[int, int], _UnderWay] = {}  # by batch and micro-batch
+        self._made = 0  # forward passes of the next batch
 
     @property
     def place(self) -> StagePlace:
         return self._links.place
 
-    def run(self, micros: Sequence[MicroBatch]) -> float:
-        """All passes of a batch. Returns its mean loss on the last stage, 0 on the others. Raises PeerLost, BadInput
-        for what cannot go through a pipeline."""
+    def run(self, micros: Sequence[MicroBatch], following: Callable[[], Sequence[MicroBatch]] = tuple) -> float:
+        """All passes of a batch that were not made before. Returns its mean loss on the last stage, 0 on the others.
+        Raises PeerLost, BadInput for what cannot go through a pipeline.
+
+        following: the next batch that this will be called for, if it is known: asked once, when this one's forward
+        passes are made, on all stages but the last, which has nothing to wait for."""
         if (
             torch.is_autocast_enabled(self._device.type)
             and torch.get_autocast_dtype(self._device.type) == torch.float16
@@ -57,56 +75,67 @@ class StageExecutor:
                 "torch.autocast in float16 needs gradients that are scaled (GradScaler), which pipelines do not do: "
                 "small ones would be lost. Use torch.autocast with dtype=torch.bfloat16"
             )
-        self._under_way.clear()
         self._throttle.resume()
-        loss = 0.0
-        for direction, micro in one_forward_one_backward(self.place.stage, self.place.stages, len(micros)):
+        place, batch, stash, loss = self.place, self._links.batch, None, 0.0
+        made, self._made = self._made, 0
+        for direction, micro, _ in until_last_forward(place.stage, place.stages, len(micros), made):
             if direction is Direction.FORWARD:
-                loss += self._forward(micro, micros[micro])
+                loss += self._forward(batch, micro, micros[micro])
             else:
-                self._backward(micro)
+                self._backward(batch, micro)
+        upcoming = following() if not place.last else ()
+        for direction, micro, _ in after_last_forward(place.stage, place.stages, len(micros), len(upcoming)):
+            if direction is Direction.FORWARD:
+                stash = stash or WeightStash(self._stage)
+                self._forward(batch + 1, micro, upcoming[micro], stash)
+                self._made += 1
+            else:
+                self._backward(batch, micro)
         return loss
 
-    def _forward(self, number: int, micro: MicroBatch) -> float:
+    def _forward(self, batch: int, number: int, micro: MicroBatch, stash: WeightStash | None = None) -> float:
         fetched: tuple[Any, Any] = micro.fetch() if self.place.first or self.place.last else (None, None)
-        inputs: Any = fetched[0] if self.place.first else self._received(StagePurpose.FORWARD, number)
+        inputs: Any = fetched[0] if self.place.first else self._received(StagePurpose.FORWARD, batch, number)
         if not self.place.first and inputs.is_floating_point():
             inputs.requires_grad_()
         # Its first layer may work in place, which a leaf forbids.
-        output = self._stage(inputs.clone() if isinstance(inputs, torch.Tensor) and inputs.requires_grad else inputs)
+        given = inputs.clone() if isinstance(inputs, torch.Tensor) and inputs.requires_grad else inputs
+        with stash.forward() if stash is not None else nullcontext():
+            output = self._stage(given)
         if not self.place.last:
-            self._under_way[number] = (inputs, output)
+            self._under_way[batch, number] = _UnderWay(inputs, output, stash)
             self._throttle.pay()
-            self._links.send(StagePurpose.FORWARD, number, output)
+            self._links.send(StagePurpose.FORWARD, batch, number, output)
             return 0.0
         loss = self._loss(output, fetched[1])
         if loss.numel() != 1:
             raise BadInput(f"the loss has shape {tuple(loss.shape)}; it must be one number: the mean over the batch")
         weighted = loss * micro.share
-        self._under_way[number] = (inputs, weighted)
+        self._under_way[batch, number] = _UnderWay(inputs, weighted, None)
         self._throttle.pay()
         return weighted.item()
 
-    def _backward(self, number: int) -> None:
-        inputs, output = self._under_way.pop(number)
+    def _backward(self, batch: int, number: int) -> None:
+        inputs, output, stash = self._under_way.pop((batch, number))
         if self.place.last:
             output.backward()  # type: ignore[no-untyped-call]
         elif output.is_floating_point():
-            gradient = self._received(StagePurpose.BACKWARD, number)
+            gradient = self._received(StagePurpose.BACKWARD, batch, number)
             if gradient.shape != output.shape or gradient.dtype != output.dtype:
                 raise BadInput(
                     f"the gradient of a stage's output came as {gradient.dtype} {tuple(gradient.shape)}, the output is "
                     f"{output.dtype} {tuple(output.shape)}. Do all ranks run the same script?"
                 )
             if output.requires_grad:
-                torch.autograd.backward(output, gradient)
+                with stash.in_place() if stash is not None else nullcontext():
+                    torch.autograd.backward(output, gradient)
         self._throttle.pay()
         if not self.place.first and inputs.is_floating_point():
             gradient = inputs.grad if inputs.grad is not None else torch.zeros_like(inputs)
-            self._links.send(StagePurpose.BACKWARD, number, gradient)
+            self._links.send(StagePurpose.BACKWARD, batch, number, gradient)
 
-    def _received(self, purpose: StagePurpose, number: int) -> torch.Tensor:
+    def _received(self, purpose: StagePurpose, batch: int, number: int) -> torch.Tensor:
         self._throttle.pay()
-        received = self._links.receive(purpose, number, self._device)
+        received = self._links.receive(purpose, batch, number, self._device)
         self._throttle.resume()  # all this was no computing
         return received

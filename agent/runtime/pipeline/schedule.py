@@ -1,11 +1,13 @@
 """The order of passes of a stage: one forward, one backward (1F1B). Pure.
 
-Source: Narayanan et al., PipeDream, 2019, section 3.2, with its flush after each batch: a stage goes so many forward
-passes ahead as there are stages behind it, and keeps activations of no more micro-batches than that."""
+Source: Narayanan et al., PipeDream, 2019, section 3.2: a stage goes so many forward passes ahead as there are stages
+behind it, and keeps activations of no more micro-batches than that. Where the next batch is known before this one's
+last backward passes, their places between are its first forward passes; else the pipeline is flushed."""
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
 
 
 class Direction(Enum):
@@ -13,11 +15,35 @@ class Direction(Enum):
     BACKWARD = "backward"
 
 
-def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[tuple[Direction, int]]:
-    """Each micro-batch once in each direction, by number. Of M stages and m micro-batches of equal passes each stage
-    idles (M - 1) / (m + M - 1) of the time."""
-    ahead = min(stages - stage - 1, micro_batches)
-    order = [(Direction.FORWARD, micro) for micro in range(ahead)]
+class PipelinePass(NamedTuple):
+    """ahead: of the batch after this one."""
+
+    direction: Direction
+    micro: int
+    ahead: bool = False
+
+
+def until_last_forward(stage: int, stages: int, micro_batches: int, made: int = 0) -> list[PipelinePass]:
+    """Of a batch until its last forward pass is made, and the backward passes up to then. made: forward passes that
+    were made ahead."""
+    ahead = _ahead(stage, stages, micro_batches)
+    order = [PipelinePass(Direction.FORWARD, micro) for micro in range(ahead)]
     for micro in range(micro_batches - ahead):
-        order += [(Direction.FORWARD, ahead + micro), (Direction.BACKWARD, micro)]
-    return order + [(Direction.BACKWARD, micro) for micro in range(micro_batches - ahead, micro_batches)]
+        order += [PipelinePass(Direction.FORWARD, ahead + micro), PipelinePass(Direction.BACKWARD, micro)]
+    return [one for one in order if one.direction is Direction.BACKWARD or one.micro >= made]
+
+
+def after_last_forward(stage: int, stages: int, micro_batches: int, following: int = 0) -> list[PipelinePass]:
+    """The rest. following: micro-batches of the next batch; 0: it is not known. Without it, of M stages and m
+    micro-batches of equal passes each stage idles (M - 1) / (m + M - 1) of the time."""
+    ahead = _ahead(stage, stages, micro_batches)
+    order = []
+    for number in range(ahead):
+        if number < following:
+            order.append(PipelinePass(Direction.FORWARD, number, ahead=True))
+        order.append(PipelinePass(Direction.BACKWARD, micro_batches - ahead + number))
+    return order
+
+
+def _ahead(stage: int, stages: int, micro_batches: int) -> int:
+    return min(stages - stage - 1, micro_batches)

@@ -129,12 +129,24 @@ class StageLinks:
         self.place, self.mailbox = place, StageMailbox(place)
         self._send, self._deadline_s = send, deadline_s
         self._round = self.batch = 0
+        self._ahead: int | None = None  # what all stages but the last know of the next batch, or NO_BATCH_NOW
         self.waited_s = 0.0
         """For other stages, since the run began."""
 
     def begin(self, round_: int) -> None:
-        self._round, self.batch = round_, -1
+        self._round, self.batch, self._ahead = round_, -1, None
         self.mailbox.begin(round_)
+
+    def know_ahead(self, claim: Callable[[], int | None]) -> int | None:
+        """Before this batch is over, on all stages but the last: the next one of this pipeline, where there is one now.
+        claim: claims it, on the first stage. `agree_on_batch` gives it again."""
+        if self.place.first:
+            claimed = claim()
+            self._ahead = NO_BATCH_NOW if claimed is None else claimed
+            self._tell(StagePurpose.BATCH, self.batch + 1, self._ahead)
+        else:
+            self._ahead = self._told_batch(ahead=1)
+        return self._ahead if self._ahead != NO_BATCH_NOW else None
 
     def agree_on_batch(
         self, claim: Callable[[Callable[[], None]], int | None], waits: Callable[[], None]
@@ -142,63 +154,74 @@ class StageLinks:
         """The next batch of this pipeline: the first stage claims it and tells the others. None: there is no other.
 
         claim: calls what it is given as long as there is none now. waits: called then, on all stages."""
-        place, self.batch, told = self.place, self.batch + 1, 0
+        place, told = self.place, 0
+        self.batch += 1
+        ahead, self._ahead = self._ahead, None
+        if ahead == NO_BATCH_NOW:
+            waits()
+            told += 1
+        elif ahead is not None:
+            return ahead
         if not place.first:
-            while (number := int(self._take_number(StagePurpose.BATCH, place.mates[0], told))) == NO_BATCH_NOW:
+            while (number := self._told_batch(told)) == NO_BATCH_NOW:
                 waits()
                 told += 1
             return number if number != NO_BATCH else None
 
         def none_now() -> None:
             nonlocal told
-            self._tell(StagePurpose.BATCH, NO_BATCH_NOW, told)
+            self._tell(StagePurpose.BATCH, self.batch, NO_BATCH_NOW, told)
             told += 1
             waits()
 
         claimed = claim(none_now)
-        self._tell(StagePurpose.BATCH, NO_BATCH if claimed is None else claimed, told)
+        self._tell(StagePurpose.BATCH, self.batch, NO_BATCH if claimed is None else claimed, told)
         return claimed
+
+    def _told_batch(self, told: int = 0, ahead: int = 0) -> int:
+        return int(self._take_number(StagePurpose.BATCH, self.batch + ahead, self.place.mates[0], told))
 
     def add_up(self, number: float) -> float:
         """Its sum over the stages, the same bits on each."""
-        self._tell(StagePurpose.NORM, number)
-        mine = self.place.rank
-        return sum(number if one == mine else self._take_number(StagePurpose.NORM, one) for one in self.place.mates)
+        return sum(self._each(StagePurpose.NORM, number))
 
     def last_stages(self, number: float) -> float:
         """The last stage's number, on all, once all stages have come here."""
         self.batch += 1
-        self._tell(StagePurpose.LOSS, number)
-        mine = self.place.rank
-        numbers = [number if one == mine else self._take_number(StagePurpose.LOSS, one) for one in self.place.mates]
-        return numbers[-1]
+        return self._each(StagePurpose.LOSS, number)[-1]
 
-    def send(self, purpose: StagePurpose, micro: int, tensor: torch.Tensor) -> None:
+    def send(self, purpose: StagePurpose, batch: int, micro: int, tensor: torch.Tensor) -> None:
         """To the neighbour that it is for. Raises PeerLost, BadInput for a tensor that cannot be sent."""
         to = self.place.rank + (1 if purpose == StagePurpose.FORWARD else -1)
-        self._send(to, self._round, self.batch, micro, memoryview(packed(purpose, tensor)))
+        self._send(to, self._round, batch, micro, memoryview(packed(purpose, tensor)))
 
-    def receive(self, purpose: StagePurpose, micro: int, device: torch.device) -> torch.Tensor:
+    def receive(self, purpose: StagePurpose, batch: int, micro: int, device: torch.device) -> torch.Tensor:
         """From the neighbour that sends it. Raises PeerLost."""
         sender = self.place.rank + (-1 if purpose == StagePurpose.FORWARD else 1)
-        return unpacked(self._take(purpose, micro, sender)).to(device)
+        return unpacked(self._take(purpose, batch, micro, sender)).to(device)
 
-    def _take(self, purpose: StagePurpose, micro: int, sender: int) -> bytearray:
+    def _take(self, purpose: StagePurpose, batch: int, micro: int, sender: int) -> bytearray:
         begun_s = time.monotonic()
-        payload = self.mailbox.take(StageMessage(self._round, self.batch, purpose, micro, sender), self._deadline_s)
+        payload = self.mailbox.take(StageMessage(self._round, batch, purpose, micro, sender), self._deadline_s)
         self.waited_s += time.monotonic() - begun_s
         return payload
 
-    def _take_number(self, purpose: StagePurpose, sender: int, micro: int = 0) -> float:
-        payload = self._take(purpose, micro, sender)
+    def _each(self, purpose: StagePurpose, number: float) -> list[float]:
+        """Every stage's, in their order."""
+        self._tell(purpose, self.batch, number)
+        mine = self.place.rank
+        return [number if one == mine else self._take_number(purpose, self.batch, one) for one in self.place.mates]
+
+    def _take_number(self, purpose: StagePurpose, batch: int, sender: int, micro: int = 0) -> float:
+        payload = self._take(purpose, batch, micro, sender)
         if len(payload) != _NUMBERS.size:
             raise PeerLost(f"rank {sender} sent {len(payload)} bytes for one number")
         return float(_NUMBERS.unpack(payload)[1])
 
-    def _tell(self, purpose: StagePurpose, number: float, micro: int = 0) -> None:
+    def _tell(self, purpose: StagePurpose, batch: int, number: float, micro: int = 0) -> None:
         for one in self.place.mates:
             if one != self.place.rank:
-                self._send(one, self._round, self.batch, micro, _NUMBERS.pack(purpose, number))
+                self._send(one, self._round, batch, micro, _NUMBERS.pack(purpose, number))
 
 
 def packed(purpose: int, tensor: torch.Tensor) -> bytearray:

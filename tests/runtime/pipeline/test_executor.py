@@ -33,8 +33,8 @@ def linked(change: Callable[[StagePurpose, torch.Tensor], torch.Tensor] | None =
     links: list[StageLinks] = []
 
     class Changing(StageLinks):
-        def send(self, purpose: StagePurpose, micro: int, tensor: torch.Tensor) -> None:
-            super().send(purpose, micro, tensor if change is None else change(purpose, tensor))
+        def send(self, purpose: StagePurpose, batch: int, micro: int, tensor: torch.Tensor) -> None:
+            super().send(purpose, batch, micro, tensor if change is None else change(purpose, tensor))
 
     def deliver(origin: int) -> Callable[[int, int, int, int, bytes | memoryview], None]:
         def send(to: int, round_: int, batch: int, micro: int, payload: bytes | memoryview) -> None:
@@ -83,9 +83,9 @@ def test_micro_batches_of_other_shapes_train_as_in_one_process_and_the_last_stag
 class Remembering(nn.Module):
     """A layer with dropout, whose activations may be computed again in the backward pass in place of being kept."""
 
-    def __init__(self, *, again: bool) -> None:
+    def __init__(self, *, again: bool, dropout: float = 0.5) -> None:
         super().__init__()
-        self.layer, self._again = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5)), again
+        self.layer, self._again = nn.Sequential(nn.Linear(4, 64), nn.Dropout(dropout)), again
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         made = checkpoint(self.layer, inputs, use_reentrant=False) if self._again else self.layer(inputs)
@@ -105,6 +105,54 @@ def test_dropout_draws_the_same_where_activations_are_computed_again() -> None:
         gradients.append([one.grad for one in nn.Sequential(*stages).parameters()])
     for kept, made_again in zip(*gradients, strict=True):
         torch.testing.assert_close(made_again, kept)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_passes_made_ahead_have_the_weights_of_then_in_both_directions(*, again: bool) -> None:
+    """1. Two batches of three micro-batches, an update after each. The first stage makes the second batch's first
+    forward pass before the first one's update. 2. That micro-batch's gradient is of the weights before it, also where
+    activations are computed again in the backward pass; the others' of those after it. 3. Both stages end with the
+    weights of that, worked out in one process."""
+    torch.manual_seed(1)
+    stages: list[nn.Module] = [nn.Sequential(nn.LayerNorm(4), Remembering(again=again, dropout=0.0)), nn.Linear(64, 3)]
+    alone = copy.deepcopy(stages)
+    batches = [[(torch.randn(5, 4, requires_grad=again), torch.randn(5, 3)) for _ in range(3)] for _ in range(2)]
+    links = linked()
+
+    def train(rank: int) -> None:
+        executor = StageExecutor(stages[rank], nn.functional.mse_loss, links[rank], torch.device("cpu"), Throttle(1.0))
+        optimizer = torch.optim.SGD(stages[rank].parameters(), lr=0.5)
+        all_micros = [[MicroBatch(1 / 3, lambda one=one: one) for one in batch] for batch in batches]  # type: ignore[misc]
+        left = [0, 1]
+
+        def ahead() -> list[MicroBatch]:
+            number = links[rank].know_ahead(lambda: left.pop(0) if left else None)
+            return all_micros[number] if number is not None else []
+
+        while (
+            number := links[rank].agree_on_batch(lambda none_now: left.pop(0) if left else None, lambda: None)
+        ) is not None:
+            optimizer.zero_grad()
+            executor.run(all_micros[number], ahead)
+            optimizer.step()
+
+    thread = threading.Thread(target=train, args=(1,))
+    thread.start()
+    train(0)
+    thread.join(timeout=60)
+
+    optimizer, before = torch.optim.SGD(nn.Sequential(*alone).parameters(), lr=0.5), copy.deepcopy(alone[0])
+    for number, batch in enumerate(batches):
+        optimizer.zero_grad()
+        for micro, (inputs, targets) in enumerate(batch):
+            first = before if (number, micro) == (1, 0) else alone[0]
+            (nn.functional.mse_loss(alone[1](first(inputs)), targets) / 3).backward()  # type: ignore[no-untyped-call]
+        for its, of_then in zip(alone[0].parameters(), before.parameters(), strict=True):
+            if its.grad is not None and of_then.grad is not None:
+                its.grad += of_then.grad
+        optimizer.step()
+    for mine, its in zip(nn.Sequential(*stages).parameters(), nn.Sequential(*alone).parameters(), strict=True):
+        torch.testing.assert_close(mine, its)
 
 
 @pytest.mark.parametrize(("max_norm", "scale"), [(0.1, 1.0), (1e6, 1.0), (0.1, math.nan)])

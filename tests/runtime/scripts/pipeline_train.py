@@ -165,7 +165,7 @@ def die_ahead() -> None:
     def last_stages(links: StageLinks, number: float) -> float:
         place = links.place
         if run.step == round_ and place.pipeline == place.pipelines - 1 and "ATOLL_VIEW" not in os.environ:
-            links._take_number(StagePurpose.LOSS, place.mates[0], micro=4000)  # until a peer is lost
+            links._take_number(StagePurpose.LOSS, links.batch, place.mates[0], micro=4000)  # until a peer is lost
         return ends(links, number)
 
     StageLinks.last_stages = last_stages  # type: ignore[method-assign]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.strategies.groups.arrivals import ArrivalTimes
 from atoll.strategies.groups.ledger import Answer, BatchLedger, Question, Say
 
 
 def asked(
-    ledger: BatchLedger, pipeline: int, number: int, has: int = 0, *, begun: bool = False
+    ledger: BatchLedger, pipeline: int, number: int, has: int = 0, *, begun: bool = False, now_s: float = 0.0
 ) -> list[tuple[int, Say, int]]:
-    return told(ledger.hear(pipeline, Question(number, has, begun)))
+    return told(ledger.hear(pipeline, Question(number, has, begun), now_s))
 
 
 def told(answers: list[Answer]) -> list[tuple[int, Say, int]]:
@@ -21,11 +24,11 @@ def told(answers: list[Answer]) -> list[tuple[int, Say, int]]:
 
 
 def test_a_round_begins_with_all_or_not_at_all() -> None:
-    ledger = BatchLedger(3, 4, range(3), first=True)
+    ledger = BatchLedger(3, 4, range(3), ArrivalTimes(), first=True)
     assert asked(ledger, 0, 1) == []
     assert asked(ledger, 1, 1) == []
-    assert sorted(told(ledger.lose(2))) == [(0, Say.OFF, 0), (1, Say.OFF, 0)]
-    ledger = BatchLedger(2, 4, range(2), first=True)
+    assert sorted(told(ledger.lose(2, 0.0))) == [(0, Say.OFF, 0), (1, Say.OFF, 0)]
+    ledger = BatchLedger(2, 4, range(2), ArrivalTimes(), first=True)
     asked(ledger, 1, 1)
     assert asked(ledger, 0, 1) == [(1, Say.BATCH, 0), (0, Say.BATCH, 1)]
 
@@ -33,34 +36,34 @@ def test_a_round_begins_with_all_or_not_at_all() -> None:
 def test_what_a_lost_pipeline_had_for_itself_is_trained_again_and_what_it_averaged_is_not() -> None:
     """1. Pipeline 2 trains batches 2 and 3, averages 2 with pipeline 0, and is lost. 2. Once both others have asked,
     batch 3 is handed out again, to one of them; then the round ends with the two."""
-    ledger = BatchLedger(3, 4, range(3), first=True)
+    ledger = BatchLedger(3, 4, range(3), ArrivalTimes(), first=True)
     for one in range(3):
         asked(ledger, one, 1)
     assert asked(ledger, 2, 2, 0b0101, begun=True) == [(2, Say.BATCH, 3)]
-    assert told(ledger.lose(2)) == []
+    assert told(ledger.lose(2, 0.0)) == []
     assert asked(ledger, 0, 2, 0b0101, begun=True) == [(0, Say.WAIT, 0)]
     assert asked(ledger, 1, 2, 0b0010, begun=True) == [(0, Say.BATCH, 3), (1, Say.WAIT, 0)]
-    ended = ledger.hear(0, Question(3, 0b1101, begun=True))
+    ended = ledger.hear(0, Question(3, 0b1101, begun=True), 0.0)
     assert {(one.pipeline, one.say, one.members) for one in ended} == {(0, Say.END, (0, 1)), (1, Say.END, (0, 1))}
 
 
 def test_what_an_average_under_way_may_bring_in_is_not_handed_out_again() -> None:
     """1. Pipeline 1 is lost in an average with pipeline 0, which has it in its next question: it is told to wait, and
     nothing is handed out, though it alone lives. 2. The average is over, and brought batch 1 in: the round ends."""
-    ledger = BatchLedger(2, 2, range(2), first=True)
+    ledger = BatchLedger(2, 2, range(2), ArrivalTimes(), first=True)
     for one in range(2):
         asked(ledger, one, 1)
-    assert told(ledger.lose(1)) == []
-    assert told(ledger.hear(0, Question(2, 0b01, begun=True, averages=True))) == [(0, Say.WAIT, 0)]
+    assert told(ledger.lose(1, 0.0)) == []
+    assert told(ledger.hear(0, Question(2, 0b01, begun=True, averages=True), 0.0)) == [(0, Say.WAIT, 0)]
     assert asked(ledger, 0, 3, 0b11, begun=True) == [(0, Say.END, 0)]
 
 
 def test_who_takes_over_asks_all_first_and_lets_an_end_that_was_told_stand() -> None:
     """1. The keeper, pipeline 0, is lost when it has told pipeline 2 alone that the round ends. 2. Pipeline 1 takes
     over: it hears so, and is told the same."""
-    ledger = BatchLedger(3, 3, [1, 2], first=False)
-    assert ledger.hear(1, Question(2, 0b010, begun=True)) == []
-    (answer,) = ledger.hear(2, Question(0, 0b100, begun=True, ended=(0, 1, 2)))
+    ledger = BatchLedger(3, 3, [1, 2], ArrivalTimes(), first=False)
+    assert ledger.hear(1, Question(2, 0b010, begun=True), 0.0) == []
+    (answer,) = ledger.hear(2, Question(0, 0b100, begun=True, ended=(0, 1, 2)), 0.0)
     assert (answer.pipeline, answer.say, answer.members) == (1, Say.END, (0, 1, 2))
     assert asked(ledger, 2, 3, 0b110, begun=True) == [(2, Say.WAIT, 0)]
     assert asked(ledger, 1, 3, 0b110, begun=True) == [(2, Say.BATCH, 0), (1, Say.WAIT, 0)]
@@ -69,12 +72,50 @@ def test_who_takes_over_asks_all_first_and_lets_an_end_that_was_told_stand() -> 
 def test_a_question_that_comes_twice_is_answered_in_vain_and_that_batch_handed_out_again() -> None:
     """1. Pipeline 0's first question arrives a second time, and is answered with batch 2, which it does not take: it
     has its answer. 2. Once all are asking, batch 2 is nobody's, and handed out."""
-    ledger = BatchLedger(2, 3, range(2), first=True)
+    ledger = BatchLedger(2, 3, range(2), ArrivalTimes(), first=True)
     asked(ledger, 0, 1)
     asked(ledger, 1, 1)
     assert asked(ledger, 0, 1) == [(0, Say.BATCH, 2)]
     assert asked(ledger, 0, 2, 0b001, begun=True) == [(0, Say.WAIT, 0)]
     assert asked(ledger, 1, 2, 0b010, begun=True) == [(0, Say.BATCH, 2), (1, Say.WAIT, 0)]
+
+
+def test_an_average_under_way_ends_before_who_is_in_it_hears_that_the_round_does() -> None:
+    """Nor is it handed out what it would not look at: it asks again, once that is over."""
+    ledger = BatchLedger(2, 2, [0, 1], ArrivalTimes(), first=False)
+    ledger.hear(1, Question(0, 0b11, begun=True, ended=(0, 1)), 0.0)
+    assert told(ledger.hear(0, Question(1, 0b01, begun=True, averages=True), 0.0)) == [(0, Say.WAIT, 0)]
+    assert asked(ledger, 0, 2, 0b11, begun=True) == [(0, Say.END, 0)]
+
+
+def trained_s(batches: int, takes_s: list[int], arrivals: ArrivalTimes, begin_s: float) -> float:
+    """When a round is over, of pipelines that take so long for a batch."""
+    everyone = range(len(takes_s))
+    ledger = BatchLedger(len(takes_s), batches, everyone, arrivals, first=True)
+    free = [(begin_s, one) for one in everyone]
+    has, numbers, over_s = dict.fromkeys(everyone, 0), 0, begin_s
+    while free:
+        now_s, pipeline = heapq.heappop(free)
+        numbers += 1
+        for one in ledger.hear(pipeline, Question(numbers, has[pipeline], begun=now_s > begin_s), now_s):
+            if one.say is Say.BATCH:
+                has[one.pipeline] |= 1 << one.batch
+                over_s = max(over_s, now_s + takes_s[one.pipeline])
+                heapq.heappush(free, (now_s + takes_s[one.pipeline], one.pipeline))
+    assert sum(has.values()) == (1 << batches) - 1
+    return over_s
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 60), st.lists(st.integers(1, 6), min_size=1, max_size=5))
+def test_a_round_is_over_as_soon_as_it_can_be_once_it_is_known_how_fast_pipelines_are(
+    batches: int, takes_s: list[int]
+) -> None:
+    """The last ones are not for who would end them after the others have trained all: a slow pipeline waits."""
+    arrivals = ArrivalTimes()
+    trained_s(3 * len(takes_s) * max(takes_s), takes_s, arrivals, 0.0)
+    least_s = next(end_s for end_s in itertools.count() if sum(end_s // each for each in takes_s) >= batches)
+    assert trained_s(batches, takes_s, arrivals, 1000.0) == 1000.0 + least_s
 
 
 class Pipelines:
@@ -84,7 +125,8 @@ class Pipelines:
     def __init__(self, count: int, batches: int, seed: int) -> None:
         self.count, self.batches, self.draw = count, batches, random.Random(seed)
         self.live = set(range(count))
-        self.ledger = BatchLedger(count, batches, self.live, first=True)
+        self.now_s = 0.0
+        self.ledger = BatchLedger(count, batches, self.live, ArrivalTimes(), first=True)
         self.holds: dict[int, set[tuple[int, int]]] = {one: set() for one in self.live}  # (batch, which training of it)
         self.questions = {one: Question() for one in self.live}
         self.at_work = dict.fromkeys(self.live, -1)
@@ -134,6 +176,7 @@ class Pipelines:
         return False
 
     def turn(self) -> None:
+        self.now_s += self.draw.random()
         chance = self.draw.random()
         if chance < 0.05 and len(self.live) > 1:
             self._lose(self.draw.choice(sorted(self.live)))
@@ -148,7 +191,7 @@ class Pipelines:
             self.numbers += 1
             averages = one in self.under_way
             self.questions[one] = Question(self.numbers, self.has(one), self.questions[one].begun, averages=averages)
-            self.hear(self.ledger.hear(one, self.questions[one]))
+            self.hear(self.ledger.hear(one, self.questions[one], self.now_s))
         elif busy := sorted(one for one in self.live if self.at_work[one] >= 0):
             one = self.draw.choice(busy)
             self.trained += 1
@@ -165,11 +208,11 @@ class Pipelines:
         self.under_way.pop(lost, None)
         self.ended.pop(lost, None)
         if lost != kept:
-            self.hear(self.ledger.lose(lost))
+            self.hear(self.ledger.lose(lost, self.now_s))
             return
-        self.ledger = BatchLedger(self.count, self.batches, self.live, first=False)
+        self.ledger = BatchLedger(self.count, self.batches, self.live, ArrivalTimes(), first=False)
         for one in self.draw.sample(sorted(self.live), len(self.live)):
-            self.hear(self.ledger.hear(one, self.questions[one]))
+            self.hear(self.ledger.hear(one, self.questions[one], self.now_s))
 
 
 @settings(max_examples=400, deadline=None)

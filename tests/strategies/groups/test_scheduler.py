@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from atoll.controller.planners.group_rounds import RoundGroup
 from atoll.controller.planners.group_waits import StageWaits
 from atoll.controller.planners.groups import GroupsInput, plan_groups
+from atoll.strategies.groups.arrivals import ArrivalTimes
 from atoll.strategies.groups.messages import GroupsMessage
-from atoll.strategies.groups.rules import ArrivalTimes, RandomPairs, StageRule, Static, Together, WholePipelines
+from atoll.strategies.groups.rules import RandomPairs, StageRule, Static, Together, WholePipelines
 from atoll.strategies.groups.scheduler import GroupScheduler, Scheduled
 from atoll.strategies.groups.settings import Groups
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from atoll.agent.runtime.rounding import Form
 from atoll.strategies.volunteer.link_use import (
     JUDGED_BYTES,
     LONGEST_REST_S,
@@ -17,7 +18,6 @@ from atoll.strategies.volunteer.link_use import (
     PerAnswer,
     decide,
 )
-from atoll.strategies.volunteer.rounding import Form
 
 MODEL = 10_000_000
 

@@ -10,10 +10,10 @@ import torch
 import zmq
 
 from atoll.agent.runtime.pipeline.schedule import Direction
+from atoll.agent.runtime.rounding import Form, coarse
 from atoll.strategies.volunteer.checks import PROBATION, Wanted
 from atoll.strategies.volunteer.link_use import JUDGED_BYTES, MEASURED, MEASURED_LONG
 from atoll.strategies.volunteer.messages import read, written
-from atoll.strategies.volunteer.rounding import Form, coarse
 from atoll.strategies.volunteer.task_pool import MOST_OPEN, MOST_REFUSED, Refusal, Task
 from atoll.strategies.volunteer.task_server import SELF, TaskServer
 
