@@ -1,4 +1,4 @@
-"""When replicas will be ready, from how long their last iterations took. Pure: time is given."""
+"""Arrivals of replicas, expected from how long their last iterations took. Pure: time is given."""
 
 from __future__ import annotations
 

@@ -75,7 +75,14 @@ class RoundEngine:
             self._state.size + 1,  # at a round's end also its loss
             session.collective_timeout_s,
         )
-        self._links = StageLinks(parts.place, context.channel.send, session.collective_timeout_s)
+        islands = {one.rank: one.island for one in session.members}
+        self._links = StageLinks(
+            parts.place,
+            context.channel.send,
+            session.collective_timeout_s,
+            form=context.settings.thin_links,
+            thin=[one for one in parts.place.mates if islands.get(one) != islands.get(parts.place.rank)],
+        )
         self._executor = StageExecutor(context.model, parts.loss, self._links, session.device, session.throttle)
         self._begun: list[torch.Tensor] = []  # the state as this round began: the last that has
         self._begun_round = -1

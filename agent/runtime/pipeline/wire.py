@@ -6,13 +6,14 @@ import math
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
 import torch
 
 from atoll.agent.runtime.pipeline.places import StagePlace
+from atoll.agent.runtime.rounding import BLOCK, FORMS, Form, coarse, fine, is_coarsened
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.errors import BadInput, PeerLost
 
@@ -22,7 +23,7 @@ DTYPES: Final = (
 )  # fmt: skip
 MAX_DIMENSIONS: Final = 8
 MOST_WAITING: Final = 4096  # messages of one neighbour that nobody took yet
-_HEADER: Final = struct.Struct("<BBB5x")  # purpose, dtype, dimensions; then the shape
+_HEADER: Final = struct.Struct("<BBBB4x")  # purpose, dtype, dimensions, form on the way; then the shape
 _SIZE: Final = struct.Struct("<Q")
 _NUMBERS: Final = struct.Struct("<B7xd")
 
@@ -123,9 +124,16 @@ class StageLinks:
     """A stage's line to the others of its pipeline. Used by the training thread."""
 
     def __init__(
-        self, place: StagePlace, send: Callable[[int, int, int, int, bytes | memoryview], None], deadline_s: float
+        self,
+        place: StagePlace,
+        send: Callable[[int, int, int, int, bytes | memoryview], None],
+        deadline_s: float,
+        *,
+        form: Form = "float32",
+        thin: Collection[int] = (),
     ) -> None:
-        """send: to rank, (round, batch, micro, payload)."""
+        """send: to rank, (round, batch, micro, payload). form: that tensors have on the way to the ranks in `thin`."""
+        self._form, self._thin = form, thin
         self.place, self.mailbox = place, StageMailbox(place)
         self._send, self._deadline_s = send, deadline_s
         self._round = self.batch = 0
@@ -193,7 +201,8 @@ class StageLinks:
     def send(self, purpose: StagePurpose, batch: int, micro: int, tensor: torch.Tensor) -> None:
         """To the neighbour that it is for. Raises PeerLost, BadInput for a tensor that cannot be sent."""
         to = self.place.rank + (1 if purpose == StagePurpose.FORWARD else -1)
-        self._send(to, self._round, batch, micro, memoryview(packed(purpose, tensor)))
+        form = self._form if to in self._thin else "float32"
+        self._send(to, self._round, batch, micro, memoryview(packed(purpose, tensor, form)))
 
     def receive(self, purpose: StagePurpose, batch: int, micro: int, device: torch.device) -> torch.Tensor:
         """From the neighbour that sends it. Raises PeerLost."""
@@ -224,33 +233,53 @@ class StageLinks:
                 self._send(one, self._round, batch, micro, _NUMBERS.pack(purpose, number))
 
 
-def packed(purpose: int, tensor: torch.Tensor) -> bytearray:
+def packed(purpose: int, tensor: torch.Tensor, form: Form = "float32") -> bytearray:
     """As it travels: any shape, for each message tells its own. Raises BadInput."""
     if tensor.dtype not in DTYPES or tensor.dim() > MAX_DIMENSIONS or tensor.layout != torch.strided:
         raise BadInput(
             f"a stage's output of {tensor.dtype}, {tensor.dim()} dimensions and layout {tensor.layout} cannot be sent "
             f"to the next: dense ones of at most {MAX_DIMENSIONS} dimensions and a usual dtype can"
         )
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    pieces = [_bytes_of(one) for one in reversed(coarse(tensor.detach(), form))]  # an int8's scales first: aligned
     begin = _HEADER.size + _SIZE.size * tensor.dim()
-    payload = bytearray(begin + flat.nbytes)
-    _HEADER.pack_into(payload, 0, purpose, DTYPES.index(tensor.dtype), tensor.dim())
+    payload = bytearray(begin + sum(len(one) for one in pieces))
+    _HEADER.pack_into(payload, 0, purpose, DTYPES.index(tensor.dtype), tensor.dim(), FORMS.index(form))
     for place, size in enumerate(tensor.shape):
         _SIZE.pack_into(payload, _HEADER.size + _SIZE.size * place, size)
-    memoryview(payload)[begin:] = flat.data
+    for one in pieces:
+        memoryview(payload)[begin : begin + len(one)] = one
+        begin += len(one)
     return payload
 
 
 def unpacked(payload: bytearray) -> torch.Tensor:
-    """The tensor, in the payload's memory. Raises PeerLost where it is malformed."""
-    _, code, dimensions = _HEADER.unpack_from(payload)
+    """The tensor, in the payload's memory where it is as it was. Raises PeerLost where it is malformed."""
+    _, code, dimensions, form_code = _HEADER.unpack_from(payload)
     begin = _HEADER.size + _SIZE.size * dimensions
-    if code >= len(DTYPES) or dimensions > MAX_DIMENSIONS or len(payload) < begin:
+    if code >= len(DTYPES) or form_code >= len(FORMS) or dimensions > MAX_DIMENSIONS or len(payload) < begin:
         raise PeerLost("a neighbour's activation is malformed: its header is of no tensor")
-    shape = [_SIZE.unpack_from(payload, _HEADER.size + _SIZE.size * place)[0] for place in range(dimensions)]
-    dtype = DTYPES[code]
-    if math.prod(shape) * dtype.itemsize != len(payload) - begin or max(shape, default=0) >= 2**63:
-        raise PeerLost(f"a neighbour's activation is malformed: {len(payload) - begin} bytes for {dtype} {shape}")
-    if not math.prod(shape):
+    shape = tuple(_SIZE.unpack_from(payload, _HEADER.size + _SIZE.size * place)[0] for place in range(dimensions))
+    dtype, form, entries = DTYPES[code], FORMS[form_code], math.prod(shape)
+    parts: Sequence[tuple[torch.dtype, int]] = [(dtype, entries)]
+    if is_coarsened(form, entries, dtype):
+        parts = [(torch.bfloat16, entries)] if form == "bfloat16" else _parts_of_int8(entries)
+    if sum(of.itemsize * count for of, count in parts) != len(payload) - begin or max(shape, default=0) >= 2**63:
+        raise PeerLost(
+            f"a neighbour's activation is malformed: {len(payload) - begin} bytes for {dtype} {list(shape)} as {form}"
+        )
+    if not entries:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(payload, dtype=dtype, offset=begin).reshape(shape)
+    pieces = []
+    for of, count in parts:
+        pieces.append(torch.frombuffer(payload, dtype=of, count=count, offset=begin))
+        begin += of.itemsize * count
+    (tensor,) = fine(pieces[::-1], [(shape, dtype)], form)
+    return tensor.reshape(shape)
+
+
+def _parts_of_int8(entries: int) -> list[tuple[torch.dtype, int]]:
+    return [(torch.float32, -(-entries // BLOCK)), (torch.int8, entries)]
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

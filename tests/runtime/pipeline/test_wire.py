@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from atoll.agent.runtime.pipeline.places import StagePlace
-from atoll.agent.runtime.pipeline.wire import StageMailbox, StageMessage, StagePurpose, packed, unpacked
+from atoll.agent.runtime.pipeline.wire import StageLinks, StageMailbox, StageMessage, StagePurpose, packed, unpacked
+from atoll.agent.runtime.rounding import Form
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.errors import BadInput, PeerLost
 
@@ -22,6 +23,35 @@ def test_a_tensor_arrives_as_it_was(dtype: torch.dtype, shape: tuple[int, ...]) 
     found = unpacked(packed(StagePurpose.FORWARD, sent))
     assert (found.dtype, found.shape) == (dtype, sent.shape)
     assert torch.equal(found, sent)
+
+
+@pytest.mark.parametrize(("form", "bytes_of_one"), [("bfloat16", 2.0), ("int8", 1.0 + 4 / 64)])
+def test_over_thin_links_it_arrives_rounded_in_its_own_dtype_and_shape(form: Form, bytes_of_one: float) -> None:
+    """Floating-point ones of some size, that is: what is small or whole numbers arrives as it was."""
+    sent = torch.randn(6, 40, 8)
+    message = packed(StagePurpose.FORWARD, sent, form)
+    assert len(message) == 8 + 3 * 8 + bytes_of_one * sent.numel()
+    found = unpacked(message)
+    assert (found.dtype, found.shape) == (sent.dtype, sent.shape)
+    assert 0 < float((found - sent).norm() / sent.norm()) < 0.01
+    for other in (sent[0], (100 * sent).long(), sent.double(), sent.bfloat16(), torch.empty(0, 3)):
+        assert torch.equal(unpacked(packed(StagePurpose.FORWARD, other, form)), other)
+    with pytest.raises(PeerLost, match=f"malformed: .* as {form}"):
+        unpacked(message[:-1])
+
+
+def test_only_the_neighbours_on_other_islands_are_behind_thin_links() -> None:
+    sizes: dict[int, int] = {}
+    links = StageLinks(
+        MIDDLE,
+        lambda to, round_, batch, micro, payload: sizes.update({to: len(payload)}),
+        deadline_s=60,
+        form="bfloat16",
+        thin={5},
+    )
+    for purpose in (StagePurpose.FORWARD, StagePurpose.BACKWARD):
+        links.send(purpose, 0, 0, torch.randn(64, 64))
+    assert sizes == {5: 24 + 2 * 64 * 64, 3: 24 + 4 * 64 * 64}
 
 
 def test_what_cannot_be_sent_or_is_torn_is_refused() -> None:

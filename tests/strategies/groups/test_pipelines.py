@@ -21,11 +21,12 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def trained(
-    out: Path, world_size: int, stages: int, *arguments: str, start: Start, run: int = 1, every_steps: int = 0
-) -> Path:
-    """A job of so many workers, which ends well."""
+    out: Path, world_size: int, stages: int, *arguments: str, start: Start, run: int = 1, every_steps: int = 0,
+    **more: Any,
+) -> Path:  # fmt: skip
+    """A job of so many workers, which ends well. more: settings."""
     out.mkdir(exist_ok=True)
-    settings = {"stages": stages, "grouping": "all"}
+    settings = {"stages": stages, "grouping": "all", **more}
     agent = groups(out, world_size, start=start, run=run, **settings)
     agent.spec.checkpoint.every_steps = every_steps
     with agent, Scheduling(agent, Groups(**settings)):  # type: ignore[arg-type]
@@ -64,6 +65,15 @@ def test_two_stages_train_what_one_process_trains(start: Start, tmp_path: Path, 
     assert list(found) == list(expected)
     for name, weights in expected.items():
         torch.testing.assert_close(found[name], weights, rtol=1e-5, atol=1e-5)
+
+
+def test_activations_are_rounded_between_islands_where_the_job_says_so(start: Start, tmp_path: Path) -> None:
+    """The stages are on two islands: losses are nearly those of one process, where activations travel in 8 bits."""
+    arguments = ["--batch=32", "--micro-batches=1", "--split-at", "3"]
+    alone = trained(tmp_path / "alone", 1, 1, *arguments, start=start)
+    rounded = trained(tmp_path / "rounded", 2, 2, *arguments, start=start, thin_links="int8")
+    assert losses(rounded) == pytest.approx(losses(alone), rel=0.02)
+    assert losses(rounded) != pytest.approx(losses(alone), rel=1e-5)
 
 
 @pytest.mark.parametrize("grouping", ["scheduled", "pairs"])
