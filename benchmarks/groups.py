@@ -4,6 +4,7 @@
     python benchmarks/groups.py replicas [--slower 3] [--rounds 8] [--rules all scheduled] [--seeds 1 2 3] [--json FILE]
     python benchmarks/groups.py pipelines [--cases bubble cut slower equal] [--rounds 8] [--rules all scheduled]
         [--seeds 1 2 3] [--layer-s 0.003] [--json FILE]
+    python benchmarks/groups.py virtual [--slower 3]
     python benchmarks/groups.py lost [--kills 3]
 
 scheduler: 100 runs of ten replicas, each message as JSON in and out as the relay has it. Time is the processor time of
@@ -20,6 +21,9 @@ time that they wait for each other, and the formula. cut: three devices 1 : 0.6 
 and evenly. slower, equal: four pipelines of two stages, the last one --slower times slower or none, by each rule, as
 replicas. What workers compute besides waiting is the more, the shorter --layer-s is: too much, where bubbles are far
 above those of `bubble`.
+
+virtual: the cases of pipelines and replicas in virtual time (grouping/virtual.py): the real ledger, scheduler and order
+of passes, where passes take time and all else takes none. For a busy machine, and for what is lost to it on any.
 
 lost: SIGKILL of the last worker of three replicas, and of two pipelines of two stages; each kill is of a new job. By
 the controller's events: how long the others stood still (without the first round of the next view), and seconds from
@@ -51,7 +55,8 @@ TESTS = HERE.parent / "tests"
 sys.path[:0] = [str(HERE), str(HERE / "scripts"), str(TESTS), str(TESTS / "e2e")]
 
 from cluster import Cluster
-from grouping.standing import Standing, Trained
+from grouping.standing import GOALS, Standing, Trained
+from grouping.virtual import Pace, Trial
 from lab.machine import processor
 from pipelines_train import held_out_loss
 
@@ -255,6 +260,21 @@ def machine() -> str:
     return f"{datetime.date.today()}, {processor()}, {os.cpu_count()} cores, load {load()}"
 
 
+def virtual(slower: float) -> None:
+    for stages, micros, case, factor in ((1, 1, "slower", slower), (2, 8, "slower", slower), (2, 8, "equal", 1.0)):
+        paces = [Pace((0.018 * each,) * stages) for each in (1.0, 1.0, 1.0, factor)]
+        found: dict[str, float] = {}
+        for rule in RULES:
+            trial = Trial(Groups.model_validate({"stages": stages, "grouping": rule}), paces, micros, 48)
+            trained = trial.train(25)
+            idle = sum(one.idle_s for one in trained) / sum(one.passes_s for one in trained)
+            found[rule] = trial.rounds_per_s
+            times = found[rule] / found["all"]
+            print(f"{stages} stages, {case}, {rule}: {times:.2f} times the rounds of `all`, bubbles {idle:.1%}")
+        for rule, goal in GOALS[case]:
+            print(f"  `scheduled`: {found['scheduled'] / found[rule]:.2f} times `{rule}`, goal {goal:g}")
+
+
 def lost(stages: int, kills: int) -> None:
     workers, took = {1: 3, 2: 4}[stages], []
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
@@ -297,7 +317,7 @@ def lost(stages: int, kills: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=["scheduler", "replicas", "pipelines", "lost"])
+    parser.add_argument("what", choices=["scheduler", "replicas", "pipelines", "virtual", "lost"])
     parser.add_argument("--kills", type=int, default=3, help="of each: replicas, and pipelines")
     parser.add_argument("--signals", type=float, default=10_000, help="a second, of all runs")
     parser.add_argument("--seconds", type=float, default=10)
@@ -318,6 +338,8 @@ def main() -> None:
         scheduler(options.signals, options.seconds)
     elif options.what == "pipelines":
         show(pipelines(options), options.json)
+    elif options.what == "virtual":
+        virtual(options.slower)
     elif options.what == "lost":
         for stages in (1, 2):
             lost(stages, options.kills)

@@ -131,7 +131,8 @@ class BatchLedger:
         return found
 
     def _too_late(self, pipeline: int, now_s: float) -> bool:
-        """Whether the others would have trained all that nobody has before this one had trained a batch."""
+        """Whether the others would have trained all that nobody has before this one had trained a batch. Where all are
+        asking, never the fastest: so somebody is handed one."""
         own_s = self._arrivals.took(pipeline)
         if own_s is None:
             return False
@@ -140,8 +141,8 @@ class BatchLedger:
             took_s = self._arrivals.took(one)
             if took_s is None:
                 return False
-            free_s = now_s if one in self._asking else self._arrivals.free_s(one, now_s)
-            others += max(math.ceil((now_s + own_s - free_s) / max(took_s, 1e-9)) - 1, 0)
+            busy_s = 0.0 if one in self._asking else self._arrivals.free_s(one, now_s) - now_s
+            others += max(math.ceil((own_s - busy_s) / took_s) - 1, 0) if took_s > 0 else 0
         return others >= len(self._fresh)
 
     def _waiting(self) -> list[Answer]:
