@@ -120,8 +120,8 @@ class Claiming:
         return self._answers[number, nth]
 
 
-class Pipeline:
-    """What its stages share: who is told which batch, and what travels between them."""
+class Replica:
+    """Of a pipeline what its stages share: who is told which batch, and what travels between them."""
 
     def __init__(self, number: int, pace: Pace) -> None:
         self.number, self.pace = number, pace
@@ -134,7 +134,7 @@ class Pipeline:
 class Stage:
     """As `RoundEngine` and `StageExecutor` do it."""
 
-    def __init__(self, trial: Trial, pipeline: Pipeline, stage: int) -> None:
+    def __init__(self, trial: Trial, pipeline: Replica, stage: int) -> None:
         self._trial, self._world, self._pipeline, self._stage = trial, trial.world, pipeline, stage
         self._rank = pipeline.number * trial.stages + stage
         self._signal, self._round = 0, -1
@@ -195,9 +195,13 @@ class Stage:
             return ahead
         pipeline = self._pipeline
         if self._stage:
+            begun_s = self._world.now_s
             while (found := (yield pipeline.told[self._round, number, told])) == NONE_NOW:
                 yield from self._train_no_more()
                 told += 1
+            if found is not None:
+                self.idle_s += self._world.now_s - begun_s
+                self.passes_s += self._world.now_s - begun_s
             return found
         claims = self._trial.claims
         averages = self._under_way is not None
@@ -258,7 +262,7 @@ class Trial:
         self.stages, self.micros, self.overlaps = settings.stages, micros, settings.overlaps
         self.world = World(GroupScheduler(settings))
         self.claims, self._batches = Claiming(self.world, len(paces)), batches
-        self.pipelines = [Pipeline(number, pace) for number, pace in enumerate(paces)]
+        self.pipelines = [Replica(number, pace) for number, pace in enumerate(paces)]
         self._ended: dict[int, tuple[list[bool], Happening]] = defaultdict(lambda: ([], Happening()))
         self.ends_s: list[float] = []
         self.trained: list[int] = []  # bits of each round's batches

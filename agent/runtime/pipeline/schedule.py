@@ -15,7 +15,7 @@ class Direction(Enum):
     BACKWARD = "backward"
 
 
-class PipelinePass(NamedTuple):
+class MicroPass(NamedTuple):
     """ahead: of the batch after this one."""
 
     direction: Direction
@@ -23,25 +23,25 @@ class PipelinePass(NamedTuple):
     ahead: bool = False
 
 
-def until_last_forward(stage: int, stages: int, micro_batches: int, made: int = 0) -> list[PipelinePass]:
+def until_last_forward(stage: int, stages: int, micro_batches: int, made: int = 0) -> list[MicroPass]:
     """Of a batch until its last forward pass is made, and the backward passes up to then. made: forward passes that
     were made ahead."""
     ahead = _ahead(stage, stages, micro_batches)
-    order = [PipelinePass(Direction.FORWARD, micro) for micro in range(ahead)]
+    order = [MicroPass(Direction.FORWARD, micro) for micro in range(ahead)]
     for micro in range(micro_batches - ahead):
-        order += [PipelinePass(Direction.FORWARD, ahead + micro), PipelinePass(Direction.BACKWARD, micro)]
+        order += [MicroPass(Direction.FORWARD, ahead + micro), MicroPass(Direction.BACKWARD, micro)]
     return [one for one in order if one.direction is Direction.BACKWARD or one.micro >= made]
 
 
-def after_last_forward(stage: int, stages: int, micro_batches: int, following: int = 0) -> list[PipelinePass]:
+def after_last_forward(stage: int, stages: int, micro_batches: int, following: int = 0) -> list[MicroPass]:
     """The rest. following: micro-batches of the next batch; 0: it is not known. Without it, of M stages and m
     micro-batches of equal passes each stage idles (M - 1) / (m + M - 1) of the time."""
     ahead = _ahead(stage, stages, micro_batches)
     order = []
     for number in range(ahead):
         if number < following:
-            order.append(PipelinePass(Direction.FORWARD, number, ahead=True))
-        order.append(PipelinePass(Direction.BACKWARD, micro_batches - ahead + number))
+            order.append(MicroPass(Direction.FORWARD, number, ahead=True))
+        order.append(MicroPass(Direction.BACKWARD, micro_batches - ahead + number))
     return order
 
 
