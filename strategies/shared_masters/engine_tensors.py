@@ -1,4 +1,4 @@
-"""What the exchange engine has as one tensor: a large layer, or small neighbours that lie one behind another.
+"""Tensors of the exchange engine: a large layer, or small neighbours that lie one behind another.
 
 Each tensor of the engine has tasks, frames and a wait of its own in every sync round, a tenth of a millisecond of them
 each, however small it is. So small parameters are moved into one piece of memory, and their blocks are chosen, sent and
