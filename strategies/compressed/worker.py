@@ -48,7 +48,8 @@ class CompressedReducer:
     def __init__(self, context: WorkerContext) -> None:
         assert isinstance(context.settings, Compressed)
         self._session, self._channel, self._settings = context.session, context.channel, context.settings
-        self._muted = context.events.muted
+        self._muted, self._loss_scale = context.events.muted, context.events.loss_scale
+        self._scale = 1.0  # of the gradients of the pass under way; what is kept of them has none
         self._dense = DenseReducer(context.session.group)
         if isinstance(context.model, SeveralModels):
             raise BadInput("strategy compressed trains one model; several go with strategy dense")
@@ -133,7 +134,7 @@ class CompressedReducer:
         self._measuring.between_passes()
         self._next_round()
         self._next = self._left = 0
-        self._opened = not opened.muted
+        self._opened, self._scale = not opened.muted, self._loss_scale()
         self._density = density_at(self._settings, opened.batch.step)
         self._times.begin(looked_at=self._round % EVERY_ROUNDS == 0)
 
@@ -168,7 +169,7 @@ class CompressedReducer:
             return
         left_out = self._residuals.give_back(index)
         if left_out is not None and parameter.grad is not None:
-            parameter.grad.add_(left_out.view(parameter.shape))
+            parameter.grad.add_(left_out.view(parameter.shape), alpha=self._loss_scale())
 
     @torch.no_grad()
     def _clip_and_add_velocity(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -196,9 +197,10 @@ class CompressedReducer:
         self._clip(group, flat_N)
         if not group.way.compressed:
             if self._velocity is not None and compressible(flat_N[:entries]):
-                flat_N[:entries].copy_(self._velocity.begin(group).mul_(self._momentum).add_(flat_N[:entries]))
+                sent = self._velocity.begin(group).mul_(self._momentum).add_(flat_N[:entries], alpha=1 / self._scale)
+                flat_N[:entries].copy_(sent * self._scale)
             if (left_out := self._residuals.drain(group)) is not None:
-                flat_N[:entries].add_(left_out)
+                flat_N[:entries].add_(left_out, alpha=self._scale)
                 for place in self._arriving(group, left_out, flat_N[entries:].tolist()):
                     flat_N[entries + place] = 1.0
             reduction = self._dense.reduce(flat_N, exact, ended)
@@ -221,6 +223,8 @@ class CompressedReducer:
         assert self._circle is not None  # of `start`
         layout, entries = self._layout, len(residual)
         value = flat_N[:entries].float()
+        if self._scale != 1:
+            value = value / self._scale
         place = CodePlace(self._round, layout.first[group.begin], layout.shapes[group.begin : group.end], self._density)
         counts = flat_N[entries:].float().cpu().numpy().astype(np.float32)
         counts[self._arriving(group, residual, counts.tolist())] = 1.0
@@ -257,7 +261,7 @@ class CompressedReducer:
     def _clip(self, group: TensorGroup, flat_N: torch.Tensor) -> None:
         if self._most is not None:
             for index in range(group.begin, group.end):
-                self._clip_tensor(flat_N[self._part(group, index - group.begin)], self._most)
+                self._clip_tensor(flat_N[self._part(group, index - group.begin)], self._most * self._scale)
 
     @staticmethod
     def _clip_tensor(part: torch.Tensor, most: float) -> None:
@@ -276,6 +280,8 @@ class CompressedReducer:
         entries = len(residual)
         counts = self._exchange.finish(under_way, self._session.collective_timeout_s)
         mine = under_way.sum.mine
+        if self._scale != 1:
+            mine.out_N.mul_(self._scale)
         if mine.out_N.data_ptr() != flat_N.data_ptr():
             flat_N[:entries].copy_(mine.out_N)
         if mine.residual_N.data_ptr() != residual.data_ptr():

@@ -57,6 +57,7 @@ class StepEvents:
     open_pass: Callable[[], None]  # a gradient came and no pass is open: the user called loss.backward() himself
     gradients_leave: Callable[[], None]  # the next ones are about to
     muted: Callable[[], bool]  # nothing counts of what the script does now
+    loss_scale: Callable[[], float]  # a GradScaler's factor on the losses whose gradients come now
     lost: Callable[[AtollError], None]
     """Does not return where the worker leaves for it. Where the run goes on without the peer it does: what the script
     does up to its next batch counts for nothing."""

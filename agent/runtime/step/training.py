@@ -324,6 +324,7 @@ class Training:
             open_pass=lambda: self._backward.begin_from_hook(),  # noqa: PLW0108 - there is none yet
             gradients_leave=lambda: self._backward.gradients_leave(),  # noqa: PLW0108 - there is none yet
             muted=self._muted,
+            loss_scale=lambda: self._scaled_steps.loss_scale(),  # noqa: PLW0108 - there is none yet
             lost=self.lost,
         )
         self._agreed = Agreed(self._schedule.newest_contiguous(), False)

@@ -95,6 +95,37 @@ def check_momentum_where_nothing_is_compressed() -> None:
         torch.testing.assert_close(one, begun[name].detach(), rtol=0.0, atol=1e-4)
 
 
+def check_scaled_losses() -> None:
+    """A GradScaler's factor grows in each second step, and falls where a loss is infinite: weights, what is left out
+    and momentum are those of losses that nobody scales, by what is above a threshold and by clipping, compressed or
+    not. What is kept has no factor: a run with another one goes on with it."""
+    cases: list[dict[str, Any]] = [{"algorithm": "threshold", "threshold": 0.02}]
+    for min_bytes in (0, 1 << 40):
+        cases += [{"algorithm": "dgc", "density": 0.2, "momentum": 0.5, "clip_norm": 0.05, "min_bytes": min_bytes}]
+    for case in cases:
+        ended = []
+        for scaled in (False, True):
+            with opened(Compressed(**{"min_bytes": 0, **case})) as run:
+                model, optimizer = built()
+                model, optimizer, loader = run.prepare(model, optimizer, data(), batch_size=BATCH, shuffle=False)
+                scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=2, enabled=scaled)
+                for _ in run.epochs(2):
+                    for inputs, targets in loader:
+                        loss = nn.functional.mse_loss(model(inputs), targets)
+                        if run.step == 4:
+                            loss = loss * float("inf")
+                        run.backward(scaler.scale(loss))
+                        if scaled or run.step != 4:
+                            scaler.step(optimizer)
+                        scaler.update()
+                        optimizer.zero_grad()
+                assert run._training is not None
+                kept = run._training._exchange.durable.standing()
+                ended.append({**kept, **{name: one.detach().clone() for name, one in model.named_parameters()}})
+                assert scaler.get_scale() == (2.0**15 if scaled else 1.0)
+        torch.testing.assert_close(ended[1], ended[0], rtol=1e-5, atol=1e-7, msg=lambda text, it=case: f"{it}: {text}")
+
+
 class Branched(nn.Module):
     """Of a layer that a batch leaves out, no rank has a gradient then; of the last one none ever has."""
 
@@ -156,6 +187,7 @@ def check_every_algorithm() -> None:
     some, _ = train(Compressed(min_bytes=0), accumulate=3)
     torch.testing.assert_close(some, nothing, rtol=1e-2, atol=1e-3)
     check_linear_model_keeps_every_gradient()
+    check_scaled_losses()
 
 
 check_momentum_where_nothing_is_compressed()

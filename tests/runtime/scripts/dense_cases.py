@@ -47,7 +47,7 @@ def raise_it(error: PeerLost) -> NoReturn:
 
 
 def reduced(model: nn.Module, open_pass: Callable[[], None] = lambda: None) -> ReducedGradients:
-    events = StepEvents(open_pass, lambda: None, lambda: False, raise_it)
+    events = StepEvents(open_pass, lambda: None, lambda: False, lambda: 1.0, raise_it)
     return ReducedGradients(model, DenseReducer(GROUP), events, lambda busy: None, GROUP.gather_rows)
 
 

@@ -26,7 +26,7 @@ def test_every_algorithm_trains_alike_on_all_ranks_and_loses_nothing(start: Star
     not depend on the weights, what arrived and what all ranks still keep are what dense sends. Momentum of gradients
     that are not compressed is an optimizer's."""
     world_size = len(islands) or 2
-    ports = ",".join(str(free_port()) for _ in range(45))
+    ports = ",".join(str(free_port()) for _ in range(51))
     codes = torchrun_like(
         "compressed_cases.py", ports, world_size=world_size, islands=islands, start=start, deadline_s=100
     )

@@ -1,4 +1,5 @@
 """Hears of updates that a torch.amp.GradScaler left out: of gradients that overflowed it makes none, and tells nobody.
+And of its factor on the losses.
 
 Ranks that reduce their gradients overflow together. Where each has its own one does alone, and the others still wait
 for its part of the update."""
@@ -25,8 +26,15 @@ class ScaledSteps:
         """left_out: called at the end of a GradScaler.step(optimizer) with one of these that made no update. for_show:
         whether what the script does counts for nothing: then a GradScaler learns nothing from it."""
         self._stepped = False
+        self._scaler: GradScaler | None = None  # that scaled a loss since its last update
         self._hooks = [one.register_step_post_hook(self._note_step) for one in optimizers]
         self._wrapped, self._wrapped_update = GradScaler.step, GradScaler.update
+        self._wrapped_scale = GradScaler.scale
+
+        @functools.wraps(self._wrapped_scale)
+        def scale(scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
+            self._scaler = scaler
+            return self._wrapped_scale(scaler, *args, **kwargs)
 
         @functools.wraps(self._wrapped)
         def step(scaler: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -38,6 +46,7 @@ class ScaledSteps:
 
         @functools.wraps(self._wrapped_update)
         def update(scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
+            self._scaler = None
             before = scaler.state_dict() if for_show() else {}
             self._wrapped_update(scaler, *args, **kwargs)
             if before:
@@ -45,8 +54,14 @@ class ScaledSteps:
 
         GradScaler.step = step  # type: ignore[assignment, method-assign]
         GradScaler.update = update  # type: ignore[assignment, method-assign]
+        GradScaler.scale = scale  # type: ignore[assignment, method-assign]
+
+    def loss_scale(self) -> float:
+        """The factor on the losses whose gradients come now; 1 without a GradScaler."""
+        return float(self._scaler.get_scale()) if self._scaler is not None else 1.0
 
     def close(self) -> None:
+        GradScaler.scale = self._wrapped_scale  # type: ignore[method-assign]
         GradScaler.step = self._wrapped  # type: ignore[method-assign]
         GradScaler.update = self._wrapped_update  # type: ignore[method-assign]
         for hook in self._hooks:
