@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import threading
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -44,17 +45,24 @@ if TYPE_CHECKING:
     from atoll.v1.jobs_pb2_grpc import JobServiceAsyncStub
 
 
+def addresses_of_environment() -> list[str]:
+    return os.environ.get("ATOLL_CONTROLLER", DEFAULT_ADDRESS).split(",")
+
+
 class AsyncClient:
     """A connection to the controllers of one cluster; whichever leads is found and followed.
 
-    controllers: HOST:PORT of one or more. tls: required wherever the controller has certificates. timeout_s: how long
+    controllers: HOST:PORT of one or more; without them what ATOLL_CONTROLLER and ATOLL_TLS_DIR say, as for the command.
+    tls: required wherever the controller has certificates. timeout_s: how long
     a call may look for a leading controller before it raises ControllerUnreachable; streams have it anew after each
     break. Every method may raise NotAllowed, BadInput, NotFound and ControllerUnreachable.
     """
 
     def __init__(
-        self, controllers: Sequence[str] = (DEFAULT_ADDRESS,), *, tls: Tls | None = None, timeout_s: float = 10.0
+        self, controllers: Sequence[str] | None = None, *, tls: Tls | None = None, timeout_s: float = 10.0
     ) -> None:
+        if controllers is None:
+            controllers, tls = addresses_of_environment(), tls or Tls.of_environment()
         self._leader = Leader(controllers, tls, timeout_s)
 
     async def __aenter__(self) -> Self:
@@ -330,7 +338,7 @@ class Client:
     """`AsyncClient` for code that does not wait by `await`, also inside a running event loop. Used with `with`."""
 
     def __init__(
-        self, controllers: Sequence[str] = (DEFAULT_ADDRESS,), *, tls: Tls | None = None, timeout_s: float = 10.0
+        self, controllers: Sequence[str] | None = None, *, tls: Tls | None = None, timeout_s: float = 10.0
     ) -> None:
         self._client = AsyncClient(controllers, tls=tls, timeout_s=timeout_s)
         self._runner = _LoopThread()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -70,6 +71,15 @@ class Tls:
     ca: Path
     certificate: Path
     key: Path
+
+    @classmethod
+    def of_environment(cls) -> Tls | None:
+        """That of the folder that ATOLL_TLS_DIR names. Raises BadInput where it is none."""
+        if not (folder := os.environ.get("ATOLL_TLS_DIR")):
+            return None
+        if not (base := Path(folder)).is_dir():
+            raise BadInput(f"ATOLL_TLS_DIR {folder} is no folder. `atoll certs client DIR NAME` makes one")
+        return cls(base / "ca.pem", base / "cert.pem", base / "key.pem")
 
     def read(self) -> tuple[bytes, bytes, bytes]:
         """Return (ca, certificate, key) as PEM. Raises BadInput naming the file that cannot be read."""

@@ -10,10 +10,9 @@ from typing import Any, Final
 
 from atoll import bundle, jobfile
 from atoll.bundle import Bundle
-from atoll.client import Client
+from atoll.client import Client, addresses_of_environment
 from atoll.errors import BadInput, NotFound
 from atoll.jobfile import JobFile
-from atoll.ports import DEFAULT_ADDRESS
 from atoll.rpc import Tls
 
 _COMMENT: Final = re.compile(r"(?:^|\s)#.*")
@@ -31,8 +30,7 @@ def submit(
     given = jobfile.with_flags(JobFile(), {**fields, "script": str(script) if script is not None else None})
     job, code = bundled(given, Path(), Path())
     spec = job.to_spec(code.script, os.environ)
-    addresses = controllers or os.environ.get("ATOLL_CONTROLLER", DEFAULT_ADDRESS).split(",")
-    with Client(addresses, tls=tls or _tls_of_environment()) as client:
+    with Client(controllers or addresses_of_environment(), tls=tls or Tls.of_environment()) as client:
         return client.submit(spec, code.data)
 
 
@@ -81,10 +79,3 @@ def read_requirements(path: Path) -> tuple[str, ...]:
         raise BadInput(f"requirements {path} cannot be read: {error}") from error
     lines = (_COMMENT.sub("", line).strip() for line in text.replace("\\\n", " ").splitlines())
     return tuple(line for line in lines if line)
-
-
-def _tls_of_environment() -> Tls | None:
-    if not (folder := os.environ.get("ATOLL_TLS_DIR")):
-        return None
-    base = Path(folder)
-    return Tls(base / "ca.pem", base / "cert.pem", base / "key.pem")

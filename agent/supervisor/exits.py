@@ -11,6 +11,10 @@ from atoll.agent.supervisor.events import Ended, Exit, ExitKind
 from atoll.message_limits import MAX_REASON
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
+_RANK: Final = re.compile(r"^\[rank\d+\]: ")
+"""What torch puts before each line of a traceback where there is a process group."""
+_RAISED: Final = re.compile(r"(\w+\.)*[A-Z]\w*(:|$)")
+"""An exception's line; what a script printed last is no reason by itself."""
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])")
 _CONTROL: Final = re.compile(r"[^\t\x20-\x7e\xa0-\U0010ffff]")
 
@@ -31,7 +35,10 @@ def classify(ended: Ended, kill: tuple[ExitKind, str] | None) -> Exit:
         return Exit(kill[0], code, kill[1])
     if code < 0:
         return Exit(ExitKind.SIGNALLED, code, f"killed by {signal_name(-code)}{_memory_hint(ended)}")
-    return Exit(ExitKind.FAILED, code, words or f"exit code {code}, without a word")
+    if _RAISED.match(words):
+        return Exit(ExitKind.FAILED, code, words)
+    said = f"its last line: {words}"[: MAX_REASON // 2] if words else "without a word"
+    return Exit(ExitKind.FAILED, code, f"exit code {code}, {said}")
 
 
 def signal_name(number: int) -> str:
@@ -68,4 +75,4 @@ def last_lines(output: bytes, count: int) -> list[str]:
 
 def _printable_lines(output: bytes) -> list[str]:
     text = _ESCAPES.sub("", output.decode("utf-8", errors="replace"))
-    return [_CONTROL.sub("", line).rstrip() for line in text.splitlines()]
+    return [_RANK.sub("", _CONTROL.sub("", line), 1).rstrip() for line in text.splitlines()]

@@ -76,18 +76,14 @@ def described(given: Options) -> Connection:
 
 
 def _tls(ca: Path | None, certificate: Path | None, key: Path | None) -> Tls | None:
-    folder = os.environ.get("ATOLL_TLS_DIR")
-    if folder:
-        if not Path(folder).is_dir():
-            raise BadInput(f"ATOLL_TLS_DIR {folder} is no folder. `atoll certs client DIR NAME` makes one")
-        base = Path(folder)
-        ca, certificate, key = ca or base / "ca.pem", certificate or base / "cert.pem", key or base / "key.pem"
+    from atoll.rpc import Tls
+
+    if own := Tls.of_environment():
+        ca, certificate, key = ca or own.ca, certificate or own.certificate, key or own.key
     given = (ca, certificate, key)
     if all(path is None for path in given):
         return None
     if ca is None or certificate is None or key is None:
         names = [name for name, path in zip(("--tls-ca", "--tls-cert", "--tls-key"), given, strict=True) if not path]
         raise BadInput(f"{' and '.join(names)} missing: TLS needs all three. Or name their folder in ATOLL_TLS_DIR")
-    from atoll.rpc import Tls
-
     return Tls(ca, certificate, key)

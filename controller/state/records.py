@@ -208,13 +208,15 @@ class JobRecord(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitRecord(EtcdRecord):
-    """The recorded end of a worker. `order` counts the exits of its run as they were recorded, from 0."""
+    """The recorded end of a worker. order: counts the exits of its run as they were recorded, from 0. uses_atoll: the
+    worker had called atoll.init."""
 
     kind: WorkerExitKind
     code: int = 0
     reason: str = ""
     step: int = 0
     order: int = 0
+    uses_atoll: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -299,6 +299,12 @@ def test_a_script_is_submitted_from_python_as_from_a_shell(
     monkeypatch.setenv("ATOLL_CONTROLLER", controller.address)
     atoll.submit(str(script), checkpoint={"every_steps": 7})
     assert controller.script.headers[1].spec.checkpoint.every_steps == 7
+    with Client() as client:
+        assert [one.id for one in client.jobs()] == ["train-0000"]
+    monkeypatch.setenv("ATOLL_TLS_DIR", str(tmp_path / "none"))
+    with pytest.raises(BadInput, match="ATOLL_TLS_DIR .* is no folder"):
+        Client()
+    monkeypatch.delenv("ATOLL_TLS_DIR")
     for wrong, says in (({"worker": 2}, "worker"), ({"secrets": ["NOT_SET_HERE"]}, "NOT_SET_HERE is not set")):
         with pytest.raises(BadInput, match=says):
             atoll.submit(script, **wrong)

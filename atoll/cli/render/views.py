@@ -74,7 +74,8 @@ def status_lines(job: Job, now_s: float) -> list[str]:
     lines = [
         f"{job.id}: {wire.phase(job)}"
         + (f", {printable(job.reason)}" if job.reason not in ("", wire.phase(job)) else ""),
-        f"{printable(script)}, {bounds(job)} workers, submitted {ago(job.submitted_unix_s, now_s)} ago"
+        f"{printable(script)}, {bounds(job)} worker{'s' * (bounds(job) != '1')}, "
+        + f"submitted {ago(job.submitted_unix_s, now_s)} ago"
         + f"{_by(job.submitted_by)}, "
         + (f"took {duration(lived_s)}" if job.ended_unix_s else f"run {job.run}, restarts {job.restarts}"),
     ]
@@ -121,9 +122,17 @@ def _by(who: str) -> str:
 
 def only_supervised(job: Job) -> bool:
     """Whether its script is one for torchrun, as far as can be told by now."""
-    started = [worker for worker in job.workers if worker.status.pid]
-    known = job.checkpoint_step or job.memory_step or any(worker.status.uses_atoll for worker in started)
-    return bool(started) and not known
+    known = job.checkpoint_step or job.memory_step or job.progress.step
+    return not known and any(map(_began, job.workers)) and not any(map(_trains_here, job.workers))
+
+
+def _began(worker: WorkerView) -> bool:
+    return bool(worker.status.pid) or wire.state(worker.status) == "exited"
+
+
+def _trains_here(worker: WorkerView) -> bool:
+    """Whether it called atoll.init; an end that an older controller recorded tells by the steps alone."""
+    return worker.status.uses_atoll or worker.status.step > 0
 
 
 def removal_lines(job: Job, checkpoints: CheckpointsReply | None, now_s: float) -> list[str]:
@@ -310,9 +319,7 @@ def worker_row(worker: WorkerView) -> tuple[str, ...]:
         str(worker.device),
         _state(worker),
         str(last.local_batch) if last.total_batch else "-",
-        f"{worker.share * 100:.1f} %"
-        if worker.share and not (worker.status.pid and not worker.status.uses_atoll)
-        else "-",
+        f"{worker.share * 100:.1f} %" if worker.share and (_trains_here(worker) or not _began(worker)) else "-",
         str(last.step or worker.status.step or "-"),
         seconds(last.step_s) if last.step_s else "-",
         seconds(last.compute_s) if last.step_s else "-",

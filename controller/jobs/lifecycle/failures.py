@@ -80,7 +80,7 @@ def judge(job: JobRecord, run: RunRecord) -> RunJudgement:
         return RunJudgement(JobPhase.CANCELLED, "cancelled")
     found = root_cause(run.members)
     if found is None and run.cause is not Cause.LEFT_EARLY:
-        return RunJudgement(JobPhase.DONE, f"all {len(run.members)} ranks finished")
+        return RunJudgement(JobPhase.DONE, finished_text(len(run.members)))
     if run.cause is Cause.LEFT_EARLY or found is None:
         step = max((m.exit.step for m in run.members if m.exit), default=0)
         return _script_failure(job, run.why, ExitRecord(kind=WorkerExitKind.FINISHED, reason="left early", step=step))
@@ -130,6 +130,11 @@ def start_deadline_s(job: JobRecord) -> float:
     return job.spec.environment_s + START_DEADLINE_S * 2.0 ** min(late, LATE_DOUBLINGS)
 
 
+def finished_text(ranks: int) -> str:
+    """In words, that all of them are done."""
+    return f"all {ranks} ranks finished" if ranks > 1 else "its worker finished"
+
+
 def left_early_text(ranks: Sequence[int]) -> str:
     """In words, that these ranks finished while the others were still training."""
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
@@ -145,7 +150,9 @@ def _script_failure(job: JobRecord, reason: str, exit: ExitRecord) -> RunJudgeme
         text = f"{reason}; the run before failed the same way at step {exit.step}, so a third try would not help"
         return RunJudgement(JobPhase.FAILED, text, exit_code, counts=True, failure=failure)
     if job.status.restarts >= job.spec.max_restarts:
-        used = f"; all {job.spec.max_restarts} restarts are used up" if job.spec.max_restarts else ""
+        used = {0: "", 1: "; its restart is used up"}.get(
+            job.spec.max_restarts, f"; all {job.spec.max_restarts} restarts are used up"
+        )
         return RunJudgement(JobPhase.FAILED, reason + used, exit_code, counts=True, failure=failure)
     delay_s = BACKOFF_S[min(job.status.restarts, len(BACKOFF_S) - 1)]
     text = f"{reason}; restart {job.status.restarts + 1} of {job.spec.max_restarts} in {delay_s:.0f} s"

@@ -17,6 +17,7 @@ from atoll.controller.jobs.lifecycle import orders
 from atoll.controller.jobs.lifecycle.exits import exit_events, in_words, record_exits
 from atoll.controller.jobs.lifecycle.failures import (
     GOOD_RUN_S,
+    finished_text,
     has_recovered,
     judge,
     left_early_text,
@@ -96,7 +97,7 @@ def _starting(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobSte
 def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep:
     job, members = observed.job, members_of(run, observed.views.newest)
     if all(m.exit and m.exit.kind is WorkerExitKind.FINISHED for m in members):
-        text = f"all {len(members)} ranks finished"
+        text = finished_text(len(members))
         ended = replace(run, ended_unix_s=clock.unix_s, why=text)
         return _moved(advance(with_learned(observed, job), JobPhase.DONE, text, clock.unix_s), ended)
     change = ViewStep() if job.cancel else next_view(observed, run, clock)

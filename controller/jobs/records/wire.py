@@ -62,7 +62,13 @@ def worker_from_wire(status: common_pb2.WorkerStatus, standing: WorkerStanding |
     exit = None
     if phase is WorkerPhase.EXITED:
         kind = _EXIT.get(status.exit_kind) or _kind_of(status.exit_code)
-        exit = ExitRecord(kind=kind, code=status.exit_code, reason=status.reason[:MAX_REASON], step=status.step)
+        exit = ExitRecord(
+            kind=kind,
+            code=status.exit_code,
+            reason=status.reason[:MAX_REASON],
+            step=status.step,
+            uses_atoll=status.uses_atoll,
+        )
     return ObservedWorker(phase, status.step, status.plan, status.uses_atoll, exit, status.trained, standing)
 
 
@@ -84,6 +90,7 @@ def exit_to_wire(key: WorkerKey, exit: ExitRecord) -> common_pb2.WorkerStatus:
         exit_code=exit.code,
         exit_kind=kind,
         reason=exit.reason,
+        uses_atoll=exit.uses_atoll,
         step=exit.step,
     )
 

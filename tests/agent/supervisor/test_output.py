@@ -204,6 +204,8 @@ def test_last_words() -> None:
     assert last_words(trace) == "ValueError: no"
     assert last_words(trace + b"[W1121] destroy_process_group was not called\n") == "ValueError: no"
     assert last_words(trace + b"\nDuring it:\n\n" + trace.replace(b"Value", b"Key")) == "KeyError: no"
+    ranked = b"".join(b"[rank1]: " + line + b"\n" for line in trace.splitlines())
+    assert last_words(ranked + b"[W1121] destroy_process_group was not called\n") == "ValueError: no"
     assert (
         last_words(b"  File 't.py', line 1\n    x = = 1\nSyntaxError: invalid syntax\n\n")
         == "SyntaxError: invalid syntax"

@@ -9,7 +9,7 @@ import pytest
 from atoll.cli.render import views
 from atoll.cli.render.follow import PlainScreen, verdict
 from atoll.errors import JobCancelled, JobFailed
-from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, Event, Plan, WorkerStatus
+from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, WORKER_STATE_EXITED, Event, Plan, WorkerStatus
 from atoll.v1.jobs_pb2 import PHASE_CANCELLED, PHASE_FAILED, PHASE_RUNNING, Job, Progress, Recovery, WorkerView
 
 
@@ -43,9 +43,12 @@ def test_a_recovery_that_came_about_stays_in_the_story() -> None:
     )
 
 
+@pytest.mark.parametrize("ended", [False, True])
 @pytest.mark.parametrize("uses_atoll", [False, True])
-def test_a_script_for_torchrun_is_told_that_its_checkpoints_are_its_own(uses_atoll: bool) -> None:
-    worker = WorkerView(status=WorkerStatus(pid=4711, uses_atoll=uses_atoll), share=0.5)
+def test_a_script_for_torchrun_is_told_that_its_checkpoints_are_its_own(uses_atoll: bool, ended: bool) -> None:
+    there = WorkerStatus(state=WORKER_STATE_EXITED) if ended else WorkerStatus(pid=4711)
+    there.uses_atoll = uses_atoll
+    worker = WorkerView(status=there, share=0.5)
     told = said(job(workers=[worker, worker], plan=Plan(id=1, planner="even", reason="first")))
     assert ("saves and loads its own" in told) is not uses_atoll
     assert ("strategy none, plan none" in told) is not uses_atoll

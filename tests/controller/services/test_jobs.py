@@ -92,7 +92,7 @@ async def test_a_job_that_is_done_cannot_be_cancelled(head: Controller) -> None:
     await a.end((job, 1, 0))
     await head.phase(job, pb.PHASE_DONE)
     code, text = await refusal(head.stub.Cancel(pb.CancelRequest(job=job), timeout=5))
-    assert (code, text) == (grpc.StatusCode.FAILED_PRECONDITION, f"job {job} is done already: all 1 ranks finished")
+    assert (code, text) == (grpc.StatusCode.FAILED_PRECONDITION, f"job {job} is done already: its worker finished")
     await a.disconnect()
     assert (await head.stub.List(pb.ListRequest(), timeout=5)).jobs == []
     assert [j.id for j in (await head.stub.List(pb.ListRequest(all=True), timeout=5)).jobs] == [job]
