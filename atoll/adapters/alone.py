@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any, Final
+from typing import Any
 
 from accelerate import PartialState
 
-from atoll.agent.runtime.api.run import Run, init
+from atoll.adapters.environment import joined_alone
+from atoll.agent.runtime.api.run import Run
 from atoll.errors import BadInput
-
-_SAID_BY_TORCHRUN: Final = ("LOCAL_RANK", "RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def joined(**options: Any) -> Run:
@@ -21,10 +19,7 @@ def joined(**options: Any) -> Run:
             "Accelerate has looked at its environment already. Join the run first, before Accelerator(), "
             "TrainingArguments(...) or whatever else makes one"
         )
-    run = init(**options)
-    for name in _SAID_BY_TORCHRUN:  # or it would wrap the model, split the data and meet the others itself
-        os.environ.pop(name, None)
-    return run
+    return joined_alone(**options)
 
 
 def show_rank(run: Run, state: PartialState) -> None:

@@ -3,6 +3,7 @@ before `trainer.train()`."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ from atoll.errors import BadInput
 
 def join(**options: Any) -> Run:
     """As atoll.init(**options); before TrainingArguments are made. Raises BadInput."""
+    # It sees a process group that it has no part in, and would send the user to a launcher.
+    logging.getLogger("transformers.training_args").addFilter(lambda line: "parallel_mode" not in line.getMessage())
     return joined(**options)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,41 @@ def test_a_trainer_that_goes_on_at_an_epochs_end_logs_no_step_twice(tmp_path: Pa
         logged += agent.metrics[0]
     epochs = [dict(one.values)["epoch"] for one in logged if "learning_rate" in one.values]
     assert epochs == pytest.approx(list(range(1, 61)))
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulated"), [(12, 1), (48, 1), (12, 3)], ids=["mid-epoch", "epoch's end", "updates of three batches"]
+)
+def test_lightnings_trainer_trains_by_shares_and_goes_on_where_it_was(
+    tmp_path: Path, batch: int, accumulated: int
+) -> None:
+    """As the first story. Each batch keeps its index in its epoch, and the schedule steps once an update, of which an
+    epoch's last may be of fewer batches."""
+    needs("pytorch_lightning")
+    script, epoch = str(EXAMPLES / "lightning_trainer.py"), 48 // batch
+    arguments = ("--epochs", str(STEPS // epoch), "--batch", str(batch), "--accumulate", str(accumulated))
+    updates = ceil(epoch / accumulated) * STEPS // epoch
+    with FakeAgent(tmp_path, run=1, world_size=2) as agent:
+        agent.shares, agent.speed = (3.0, 1.0), 0.3
+        agent.start_workers(script, *arguments)
+        agent.wait_until(lambda: agent.alive.get(0, (0, 0))[0] >= 5, deadline_s=150)
+        agent.send_stop(0)
+        assert agent.exit_codes(60) == [85, 85], agent.said()
+        assert {sample.local_batch for sample in agent.steps[0]} == {batch * 3 // 4}
+        done, logged = agent.checkpoint_step, list(agent.metrics[0])
+    assert 5 <= done < STEPS
+    with FakeAgent(tmp_path, run=2) as agent:
+        agent.start_workers(script, *arguments)
+        assert agent.exit_codes(150) == [0], agent.said()
+        assert [(s.step, s.epoch) for s in agent.steps[0]] == [(step, step // epoch) for step in range(done, STEPS)]
+        logged += agent.metrics[0]
+        assert agent.checkpoint_step == STEPS
+    of_step = {one.step: dict(one.values) for one in logged}  # what was said after an epoch is said over by its next
+    for step in range(STEPS):
+        made = step // epoch * ceil(epoch / accumulated) + step % epoch // accumulated
+        assert of_step[step]["learning_rate"] == pytest.approx(1e-2 * (updates - made) / updates)
+        assert of_step[step]["index"] == step % epoch
+    assert of_step[STEPS]["validation_loss"] < 0.5 * of_step[0]["loss"]
 
 
 def test_a_loop_of_accelerate_trains_by_shares(tmp_path: Path) -> None:

@@ -1,0 +1,18 @@
+"""Joins a run in a process that another framework shall take for one alone."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+from atoll.agent.runtime.api.run import Run, init
+
+_SAID_BY_TORCHRUN: Final = ("LOCAL_RANK", "RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def joined_alone(**options: Any) -> Run:
+    """As atoll.init(**options); then nothing in the environment tells of other workers."""
+    run = init(**options)
+    for name in _SAID_BY_TORCHRUN:  # or the framework would wrap the model, split the data and meet the others itself
+        os.environ.pop(name, None)
+    return run
