@@ -49,11 +49,13 @@ _STANDBYS_SHOWN: Final = 8
 def job_row(job: Job, now_s: float, *, brief: bool = False) -> tuple[str, ...]:
     """One line of `atoll jobs`. brief: a few words of the reason, for a terminal's width; `atoll status` has all."""
     progress, reason = job.progress, printable(job.reason)
+    # A controller that came after the job's end knows its progress from the ends of its workers alone.
+    step = progress.step or max((worker.status.step for worker in job.workers), default=0)
     return (
         job.id,
         wire.phase(job),
         f"{_alive(job)} of {bounds(job)}",
-        str(progress.step) if progress.step else "-",
+        str(step) if step else "-",
         f"{progress.metrics['loss']:.4g}" if "loss" in progress.metrics else "-",
         f"{progress.samples_per_s:.0f}" if progress.samples_per_s else "-",
         ago(job.submitted_unix_s, now_s),

@@ -56,6 +56,12 @@ def test_a_script_for_torchrun_is_told_that_its_checkpoints_are_its_own(uses_ato
     assert views.worker_row(worker)[5] == ("50.0 %" if uses_atoll else "-")
 
 
+def test_the_steps_of_a_job_that_an_earlier_controller_saw_end_are_listed() -> None:
+    ended = [WorkerView(status=WorkerStatus(state=WORKER_STATE_EXITED, step=step)) for step in (74, 75)]
+    assert views.job_row(job(workers=ended), 0.0)[3] == "75"
+    assert views.job_row(job(), 0.0)[3] == "-"
+
+
 def test_progress_says_how_long_it_still_takes_until_it_is_over() -> None:
     progress = Progress(step=3, epoch=1, left_s=725.0)
     assert views.progress_line(job(progress=progress)) == "step 3  epoch 1  about 12 min left"
