@@ -120,7 +120,7 @@ class RunEpochs(Callback):  # type: ignore[misc]
         run, trainer = self._run, self._trainer
         self._check()
         _, _, self._loader = run.prepare(module, optimizers, self._given, scheduler=schedulers)
-        run.track("lightning", _Counts(trainer))
+        run.track("lightning", _TrainerState(trainer))
         fit, steps = trainer.fit_loop, trainer.max_steps * trainer.accumulate_grad_batches
         if fit.max_epochs == -1:
             fit.max_epochs = ceil(steps / len(self))
@@ -200,7 +200,7 @@ class RunEpochs(Callback):  # type: ignore[misc]
             self._trainer.should_stop = True
 
 
-class _Counts:
+class _TrainerState:
     """What Lightning would keep in a checkpoint of its own beside model, optimizers and schedules."""
 
     def __init__(self, trainer: Any) -> None:
