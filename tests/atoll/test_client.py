@@ -300,7 +300,7 @@ def test_a_script_is_submitted_from_python_as_from_a_shell(
     atoll.submit(str(script), checkpoint={"every_steps": 7})
     assert controller.script.headers[1].spec.checkpoint.every_steps == 7
     with Client() as client:
-        assert [one.id for one in client.jobs()] == ["train-0000"]
+        assert [one.id for one in client.jobs()] == ["train-0000", "train-0001"]
     monkeypatch.setenv("ATOLL_TLS_DIR", str(tmp_path / "none"))
     with pytest.raises(BadInput, match="ATOLL_TLS_DIR .* is no folder"):
         Client()
