@@ -92,7 +92,8 @@ class FlatState:
         """Add what another rank had left out, by name."""
         for index, name in enumerate(self._layout.names):
             if name in left:
-                self._now[self._layout.first[index] : self._layout.first[index + 1]].add_(left[name].reshape(-1))
+                part = self._now[self._layout.first[index] : self._layout.first[index + 1]]
+                part.add_(left[name].reshape(-1).to(part.device))
                 self._not_zero[index] = _BUFFERS
 
     def _part(self, group: TensorGroup) -> slice:
