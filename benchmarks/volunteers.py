@@ -1,13 +1,14 @@
 """Runs a job of strategy volunteer on a real cluster: two agents that stay and six volunteers, killed all the time.
 
-    python benchmarks/volunteers.py [--seconds 40] [--kill-every 5]
+    python benchmarks/volunteers.py [--seconds 40] [--kill-every 5] [--stages 2] [--parts alone,calm,kills,gone,servers]
 
 The job is that of the tests (tests/e2e/scripts/helped.py): tiny, and a sample pretends to take 20 ms wherever it is
 computed, so that cores count little. Parts, one after the other in one run of the job: `alone` the two ranks by
 themselves; `calm` six volunteers help; `kills` every few seconds the worker of one gets SIGKILL, and its agent starts
-another; `gone` all volunteers' agents get SIGKILL at once, and their workers with them. Told are steps a second of each
-part, how long a volunteer takes from `atoll agent` to its first task, and by how much the loss of any step differs from
-that of the same script by itself."""
+another; `gone` all volunteers' agents get SIGKILL at once, and their workers with them; `servers` the worker of each
+rank in turn gets SIGKILL, and told is how long it takes until another step is done. With stages the two ranks hold half
+of the model each. Told are steps a second of each part, how long a volunteer takes from `atoll agent` to its first
+task, and by how much the loss of any step differs from that of the same script by itself."""
 
 from __future__ import annotations
 
@@ -35,12 +36,13 @@ SETTLED_S: Final = 3.0
 class Run:
     """The job on its cluster."""
 
-    def __init__(self, cluster: Cluster, out: Path) -> None:
+    def __init__(self, cluster: Cluster, out: Path, stages: int) -> None:
         self._cluster, self._out = cluster, out
         cluster.local([1.0] * RANKS)
         self._job = cluster.submit(
-            "helped.py", f"--out={out}", "--sample-s=0.02", *SCRIPT, workers=(RANKS, RANKS), strategy="volunteer"
-        )
+            "helped.py", f"--out={out}", "--sample-s=0.02", *SCRIPT, workers=(RANKS, RANKS), strategy="volunteer",
+            strategy_settings=json.dumps({"stages": stages}), checkpoint_every=1 if stages > 1 else 10,
+        )  # fmt: skip
         cluster.wait_for_step(self._job, 2)
 
     def losses(self) -> dict[int, float]:
@@ -64,6 +66,14 @@ class Run:
             if every_s:
                 turn = self._kill(turn)
         return (len(self.losses()) - before) / (time.monotonic() - begun_s)
+
+    def after_a_servers_kill(self, rank: int) -> float:
+        """Seconds until another step is done."""
+        there = max(self.losses())
+        kill(next(one for one in self._cluster.job(self._job).workers if one.rank == rank).status.pid)
+        begun_s = time.monotonic()
+        wait_until("another step", lambda: max(self.losses()) > there + 1, 120)
+        return time.monotonic() - begun_s
 
     def gone(self) -> None:
         for number in range(VOLUNTEERS):
@@ -95,12 +105,15 @@ def main() -> None:
         "--seconds", type=float, default=40.0, help="of `kills`; the other parts take a quarter, 30 at most"
     )
     parser.add_argument("--kill-every", type=float, default=5.0)
+    parser.add_argument("--stages", type=int, default=1, choices=(1, RANKS))
+    parser.add_argument("--parts", default="alone,calm,kills,gone,servers")
     asked = parser.parse_args()
     quarter_s = min(asked.seconds / 4, 30.0)
+    parts = asked.parts.split(",")
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
-        out = Path(folder) / "out"
-        run = Run(cluster, out)
-        print(f"alone: {run.steps_per_s(quarter_s):.2f} steps a second", flush=True)
+        run = Run(cluster, Path(folder) / "out", asked.stages)
+        if "alone" in parts:
+            print(f"alone: {run.steps_per_s(quarter_s):.2f} steps a second", flush=True)
         for number in range(VOLUNTEERS):
             run.join(f"friend-{number}")
             begun_s = time.monotonic()
@@ -109,13 +122,19 @@ def main() -> None:
             f"the last of {VOLUNTEERS} volunteers helped {time.monotonic() - begun_s:.1f} s after its start", flush=True
         )
         time.sleep(SETTLED_S)
-        share = run.metric("volunteers_share")
-        print(f"calm: {run.steps_per_s(quarter_s):.2f}; {100 * share:.0f} % of the samples by volunteers", flush=True)
-        print(f"kills: {run.steps_per_s(asked.seconds, asked.kill_every):.2f}", end="; ", flush=True)
-        print(f"{run.metric('returned'):.0f} tasks back in the pool, {run.metric('late'):.0f} answers late", flush=True)
-        run.gone()
-        wait_until("nobody helps", lambda: run.metric("volunteers") == 0, 60)
-        print(f"gone: {run.steps_per_s(quarter_s):.2f}", flush=True)
+        if "calm" in parts:
+            calm, share = run.steps_per_s(quarter_s), run.metric("volunteers_share")
+            print(f"calm: {calm:.2f}; {100 * share:.0f} % of the samples by volunteers", flush=True)
+        if "kills" in parts:
+            print(f"kills: {run.steps_per_s(asked.seconds, asked.kill_every):.2f}", end="; ", flush=True)
+            print(f"{run.metric('returned'):.0f} tasks back in the pool, {run.metric('late'):.0f} late", flush=True)
+        if "servers" in parts:
+            for rank in range(RANKS):
+                print(f"rank {rank} killed: another step after {run.after_a_servers_kill(rank):.1f} s", flush=True)
+        if "gone" in parts:
+            run.gone()
+            wait_until("nobody helps", lambda: run.metric("volunteers") == 0, 60)
+            print(f"gone: {run.steps_per_s(quarter_s):.2f}", flush=True)
         found = run.losses()
         same = by_itself(Path(folder) / "by-itself", max(found) + 1)
         apart = max(abs(loss / same[step] - 1) for step, loss in found.items())
