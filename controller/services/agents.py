@@ -173,6 +173,7 @@ class AgentServicer(AgentServiceServicer):
                     for sums in message.telemetry.sums:
                         epoch.progress.observe_sums(session.record.name, sums)
                     for worker in message.telemetry.workers:
+                        session.measured(worker)
                         if not _may_speak_for(epoch, session, worker.id):
                             continue
                         if epoch.progress.observe(worker):

@@ -10,7 +10,6 @@ from typing import Any, Final
 import torch
 import zmq
 from torch import nn
-from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from atoll import exit_codes
@@ -24,11 +23,12 @@ from atoll.agent.runtime.step.capabilities import EngineParts
 from atoll.errors import BadInput
 from atoll.ports import host_and_port
 from atoll.strategies.volunteer.checks import Wanted
+from atoll.strategies.volunteer.dialling import measured, prepare
 from atoll.strategies.volunteer.messages import number, read, written
-from atoll.strategies.volunteer.port import HEARTBEAT_MS, SILENT_MS
 from atoll.strategies.volunteer.stage_passes import StagePass, StagePasses
 from atoll.strategies.volunteer.task_pool import MOST_OPEN
 from atoll.strategies.volunteer.weights_line import applied
+from atoll.v1.common_pb2 import LinkSample
 
 TURN_MS: Final = 200
 SILENCE_S: Final = 2.0
@@ -43,7 +43,11 @@ MOST_BYTES: Final = 1 << 34
 def help_out(session: Session, model: nn.Module | Sequence[nn.Module | MakesLayer], parts: EngineParts) -> int:
     """Compute tasks until the server needs no more, is gone, or shuts this volunteer out, or its agent wants it to
     stop. Returns the exit code. Raises BadInput for what cannot be computed."""
+    assert session.link is not None
+    assert session.helping is not None
     with zmq.Context() as context, context.socket(zmq.DEALER) as line:
+        edges = measured(context, session.helping)
+        session.link.outbox.links(LinkSample(peer=rank, edge_s=edge_s) for rank, edge_s in edges.items())
         return Helper(session, StagesHere(session, model, parts), line).run()
 
 
@@ -106,17 +110,7 @@ class Helper:
         assert session.helping is not None
         self._session, self._link, self._helping = session, session.link, session.helping
         self._stages, self._line = stages, line
-        public, secret = zmq.curve_keypair()
-        line.setsockopt(zmq.CURVE_SERVERKEY, z85.encode(self._helping.public_key))
-        line.setsockopt(zmq.CURVE_PUBLICKEY, public)
-        line.setsockopt(zmq.CURVE_SECRETKEY, secret)
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.IPV6, 1),
-            (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
-            (zmq.HEARTBEAT_TIMEOUT, SILENT_MS),
-        ):
-            line.setsockopt(option, value)
+        prepare(line, self._helping.public_key)
         self._weights_P: torch.Tensor | None = None  # to which changes of a coarse form are added
         self._uplink = Uplink(self._link.welcome.uplink_bps)
         self._monitor = line.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)

@@ -8,7 +8,7 @@ import math
 import random
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -33,6 +33,10 @@ SELF: Final = "server"
 """As a client of its own pool; names of volunteers have a '/'."""
 MAX_NAME: Final = 80
 MAX_POWER: Final = 1e6
+MOST_PROBES: Final = 256
+"""Of one volunteer's, in a run: what it sends comes back to it."""
+MOST_PROBED: Final = 1 << 17
+"""Bytes."""
 MOST_AT_ONCE: Final = 256
 """Messages that are read before anything else is done again."""
 
@@ -111,6 +115,7 @@ class TaskServer:
         self._names: dict[bytes, str] = {}
         self._versions: dict[bytes, int] = {}
         self._uses: dict[str, LinkUse] = {}  # of who ever helped
+        self._probes: Counter[str] = Counter()  # of names with a ticket
         self._lines: dict[Form, WeightsLine] = {}
         self._asking: deque[bytes] = deque()
         self._unchecked: deque[_Unchecked] = deque()  # at most MOST_OPEN of a client
@@ -190,6 +195,8 @@ class TaskServer:
             match header.get("kind"):
                 case "hello":
                     self._greet(sender, header)
+                case "probe":
+                    self._echo(sender, header, tensors)
                 case _ if client is not None and self._rests(client):
                     pass
                 case "answer" if client is not None:
@@ -208,15 +215,27 @@ class TaskServer:
             if client is not None:
                 self.pool.malformed(client)
 
-    def _greet(self, sender: bytes, header: dict[str, Any]) -> None:
-        name, shown, power = header.get("name"), header.get("ticket"), header.get("power")
-        if not isinstance(name, str) or not isinstance(shown, str) or not isinstance(power, int | float):
-            raise BadInput("a greeting lacks name, ticket or power")
-        if not 0 < power <= MAX_POWER:  # "not", so that NaN is refused too
-            raise BadInput(f"a greeting has a power that is none of 0 to {MAX_POWER:g}")
+    def _name_of(self, sender: bytes, header: dict[str, Any]) -> str:
+        name, shown = header.get("name"), header.get("ticket")
+        if not isinstance(name, str) or not isinstance(shown, str):
+            raise BadInput("a greeting lacks name or ticket")
         if name == SELF or len(name) > MAX_NAME or not self._recognises(name, shown):
             self._send(sender, {"kind": "out", "why": "its ticket is none of this run"})
             raise BadInput(f"{name[:MAX_NAME]!r} has no ticket of this run")
+        return name
+
+    def _echo(self, sender: bytes, header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+        """For who measures how far this rank is."""
+        name = self._name_of(sender, header)
+        self._probes[name] += 1
+        if self._probes[name] > MOST_PROBES or sum(one.nbytes for one in tensors) > MOST_PROBED:
+            raise BadInput("it measures more than is taken")
+        self._send(sender, {"kind": "echo"}, tensors)
+
+    def _greet(self, sender: bytes, header: dict[str, Any]) -> None:
+        name, power = self._name_of(sender, header), header.get("power")
+        if not isinstance(power, int | float) or not 0 < power <= MAX_POWER:  # "not", so that NaN is refused too
+            raise BadInput(f"a greeting has a power that is none of 0 to {MAX_POWER:g}")
         for other in [one for one, known in self._names.items() if known == name and one != sender]:
             del self._names[other], self._versions[other]  # the same device, started again
             self.pool.leave(name)

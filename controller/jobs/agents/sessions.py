@@ -64,6 +64,8 @@ class AgentSession:
         self.statuses: dict[WorkerKey, common_pb2.WorkerStatus] = {}
         self.memory_jobs: frozenset[str] = frozenset()
         self.samples: tuple[common_pb2.DeviceSample, ...] = ()
+        self.edges: dict[WorkerKey, dict[int, float]] = {}
+        """Of a volunteer: by helper, seconds to the ranks that it could help."""
         self.output: asyncio.Queue[agents_pb2.LogBatch | agents_pb2.WorkerTelemetry] = asyncio.Queue(OUTPUT_BATCHES)
         """Of its workers, not written down yet."""
         self.ended = asyncio.Event()
@@ -163,6 +165,13 @@ class AgentSession:
         self.workers, self.statuses, self.ports = workers, raw, offered
         self.changes += changed
         return changed
+
+    def measured(self, telemetry: agents_pb2.WorkerTelemetry) -> None:
+        """Of a volunteer: how far a helper of this node is from the ranks that it could help."""
+        edges = {link.peer: link.edge_s for link in telemetry.links if link.edge_s > 0}
+        key = WorkerKey.of(telemetry.id)
+        if self.record.volunteer and edges and key in self.workers:
+            self.edges = {one: kept for one, kept in self.edges.items() if one in self.workers} | {key: edges}
 
     def sampled(self, samples: Iterable[common_pb2.DeviceSample]) -> None:
         """The newest samples of all the node's devices; nothing where there is nothing new."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from atoll.controller.jobs.lifecycle.observed import ForgetWorker, ObservedNode, StopRun, WorkerPhase
-from atoll.controller.jobs.volunteers.supply import HelpedRank, Supply
+from atoll.controller.jobs.volunteers.supply import Edges, HelpedRank, Supply
 from atoll.jobspec import MAX_WORKERS
 from atoll.message_limits import MAX_RANK
 from atoll.worker_key import WorkerKey
@@ -24,11 +25,14 @@ DRAWS: Final = (MAX_RANK - MAX_WORKERS) // (_DEVICES * MAX_WORKERS)
 
 @dataclass(frozen=True, slots=True)
 class LaunchHelper:
+    """servers: whom it could help, that it measures how far they are."""
+
     node: str
     device: int
     job: str
     run: int
     helps: HelpedRank
+    servers: tuple[HelpedRank, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,14 @@ def helping_actions(
     nodes: Iterable[ObservedNode],
     runs: HelpedRuns,
     resting: Container[tuple[str, int, str]],
+    *,
     settled: Container[tuple[str, int]] = (),
+    edges: Mapping[tuple[str, int, str], Edges] = MappingProxyType({}),
+    fresh: Container[tuple[str, WorkerKey]] = (),
 ) -> Iterator[HelpingAction]:
     """nodes: of volunteers, connected. resting: (node, device, job) that failed just now, and wait. settled: (job, run)
-    where for a while nobody came, left or moved, and what ranks measured is of who is there."""
+    where for a while nobody came, left or moved, and what ranks measured is of who is there. edges: of (node, device,
+    job). fresh: (node, helper) that measured theirs just now, and move at once."""
     volunteers = sorted(nodes, key=lambda node: node.record.name)
     busy: dict[str, set[int]] = {}
     helpers: dict[tuple[str, int], list[_Helper]] = defaultdict(list)
@@ -96,10 +104,12 @@ def helping_actions(
                 continue
             chosen = min(open_to, key=lambda one: counts[one])
             counts[chosen] += 1
-            yield LaunchHelper(name, device.index, *chosen, supplies[chosen].take(device.speed))
+            there = edges.get((name, device.index, chosen[0]), {})
+            helps = supplies[chosen].take(device.speed, there)
+            yield LaunchHelper(name, device.index, *chosen, helps, tuple(runs[chosen]))
     for one, supply in supplies.items():
-        if one in settled and len(supply.by_rank) == len(runs[one]) > 1:
-            yield from _moves(helpers[one], supply)
+        may = [each for each in helpers[one] if one in settled or (each.node, each.key) in fresh]
+        yield from _moves(may, supply, edges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +119,22 @@ class _Helper:
     power: float
 
 
-def _moves(helpers: Sequence[_Helper], supply: Supply) -> Iterator[MoveHelper]:
+def _moves(
+    helpers: Sequence[_Helper], supply: Supply, edges: Mapping[tuple[str, int, str], Edges]
+) -> Iterator[MoveHelper]:
     """One at most: what comes of it is measured first."""
     for one in sorted(helpers, key=lambda each: -supply.by_rank.get(helped_by(each.key.rank), 0.0)):
-        helped = helped_by(one.key.rank)
-        if (rank := supply.better(helped, one.power)) is None:
+        helped, device = helped_by(one.key.rank), device_of(one.key.rank)
+        there = edges.get((one.node, device, one.key.job), {})
+        if (rank := supply.better(helped, one.power, there)) is None:
             continue
         least, most = supply.by_rank[rank], supply.by_rank[helped]
-        why = f"rank {rank} has {least:.3g} samples a second of help and rank {helped} {most:.3g}: it is to help there"
+        why = f"rank {rank} has {least:.3g} samples a second of help and rank {helped} {most:.3g}"
+        if rank in there and helped in there:
+            why += f", and is {1000 * there[rank]:.0f} ms from it, the other {1000 * there[helped]:.0f} ms"
+        why += ": it is to help there"
         stop = StopRun(one.node, one.key.job, one.key.run, STOP_GRACE_S, why, (one.key.rank,))
-        yield MoveHelper(one.node, device_of(one.key.rank), stop, rank)
+        yield MoveHelper(one.node, device, stop, rank)
         return
 
 

@@ -2,16 +2,27 @@
 
 A run is as fast as the rank whose tasks take longest: in a pipeline the others wait for its stage, among replicas for
 its part of the batch. So who comes helps the rank that has least, and one goes there from where most is, if that makes
-the least clearly more: by less than GAIN nobody moves, so that nobody moves back."""
+the least clearly more: by less than GAIN nobody moves, so that nobody moves back.
+
+Where a volunteer has measured its edges (both delays, and what travels over both bandwidths), a rank that is so many
+times as far as its nearest one counts as supplied so many times as well: it goes there only where it is missed so much
+more."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 GAIN: Final = 1.25
 """By so much the least supplied rank has to become faster for a volunteer to move: a start costs it seconds."""
+
+
+NEAR_S: Final = 0.1
+"""Added to all edges: differences of less are turns of busy processes."""
+
+Edges: TypeAlias = Mapping[int, float]
+"""Seconds from a volunteer to a rank and back, by rank, as far as it measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +54,29 @@ class Supply:
         """Samples a second; powers as long as not all ranks have measured."""
         return {rank: self._power[rank] * per_power for rank, per_power in self._per_power.items()}
 
-    def take(self, power: float) -> HelpedRank:
-        """Whom one more helps, of those with the least supply the first."""
-        supply = self.by_rank
-        rank = min(supply, key=lambda one: (supply[one], one))
+    def take(self, power: float, edges: Edges) -> HelpedRank:
+        """Whom one more helps, of equal ones the first."""
+        rank = self._least(edges)
         self._add(rank, power)
         return self._ranks[rank]
 
-    def better(self, rank: int, power: float) -> int | None:
+    def better(self, rank: int, power: float, edges: Edges) -> int | None:
         """Whom one that helps `rank` should help in its place; None: nobody."""
-        supply = self.by_rank
-        least = min(supply, key=lambda one: (supply[one], one))
-        if rank not in supply or rank == least:
+        if rank not in self._ranks or len(self._ranks) == 1:
             return None
+        least, supply, far = self._least(edges, but=rank), self.by_rank, self._far(edges)
         left = supply[rank] - power * self._per_power[rank]
         more = supply[least] + power * self._per_power[least]
-        return least if min(left, more) > GAIN * supply[least] else None
+        return least if min(left * far[rank], more * far[least]) > GAIN * supply[least] * far[least] else None
+
+    def _least(self, edges: Edges, but: int | None = None) -> int:
+        supply, far = self.by_rank, self._far(edges)
+        return min((one for one in supply if one != but), key=lambda one: (supply[one] * far[one], one))
+
+    def _far(self, edges: Edges) -> Mapping[int, float]:
+        """By rank, of the nearest one's edge."""
+        nearest = min((edges[one] for one in self._ranks if one in edges), default=0.0)
+        return {one: (edges.get(one, nearest) + NEAR_S) / (nearest + NEAR_S) for one in self._ranks}
 
     def _add(self, rank: int, power: float) -> None:
         if rank in self._power:

@@ -24,7 +24,7 @@ from atoll.controller.jobs.volunteers.helping import (
     helper_number,
     helping_actions,
 )
-from atoll.controller.jobs.volunteers.supply import HelpedRank
+from atoll.controller.jobs.volunteers.supply import Edges, HelpedRank
 from atoll.controller.state.records import JobPhase, Level, WorkerExitKind
 from atoll.strategies import registry
 from atoll.worker_key import WorkerKey
@@ -60,6 +60,8 @@ class Volunteers:
             tell,
         )
         self._changed_s: dict[tuple[str, int], float] = {}  # by job and run, when its helpers did
+        self._edges: dict[tuple[str, int, str], Edges] = {}  # of (node, device, job), as measured last
+        self._judged: set[tuple[str, WorkerKey]] = set()  # helpers whose edges were looked at
         self._helpers: dict[tuple[str, int], frozenset[tuple[str, int]]] = {}  # who they were then: node, number
         self._noted: set[tuple[str, WorkerKey]] = set()
         self._failures: dict[tuple[str, int, str], int] = {}
@@ -75,7 +77,10 @@ class Volunteers:
         nodes = self._sessions.nodes_named(sessions)
         runs = self._helped_runs()
         settled = self._settled(runs, sessions, now_s)
-        for action in helping_actions(nodes.values(), runs, self._rests_until_s, settled):
+        fresh = self._take_edges(sessions)
+        for action in helping_actions(
+            nodes.values(), runs, self._rests_until_s, settled=settled, edges=self._edges, fresh=fresh
+        ):
             match action:
                 case LaunchHelper():
                     self._launch(sessions[action.node], action, now_s)
@@ -86,6 +91,16 @@ class Volunteers:
                     self._tell(NewEvent(Level.INFO, "node", text))
                 case _:
                     self._dispatch.act(None, action, now_s)
+
+    def _take_edges(self, sessions: dict[str, AgentSession]) -> frozenset[tuple[str, WorkerKey]]:
+        """What helpers measured. Returns those that nobody looked at before."""
+        told = {(name, key): edges for name, session in sessions.items() for key, edges in session.edges.items()}
+        for (name, key), edges in told.items():
+            self._edges[name, device_of(key.rank), key.job] = edges
+        self._edges = {who: edges for who, edges in self._edges.items() if who[2] in self._ledger.jobs}
+        fresh = frozenset(told) - self._judged
+        self._judged = set(told)
+        return fresh
 
     def _settled(self, runs: HelpedRuns, sessions: dict[str, AgentSession], now_s: float) -> frozenset[tuple[str, int]]:
         """Runs whose helpers are the same for SETTLED_S."""

@@ -44,9 +44,9 @@ def test_numbers_say_the_device_and_whom_it_helps_and_are_beyond_all_ranks() -> 
 def test_devices_help_the_rank_of_a_run_that_has_least() -> None:
     nodes = [with_devices(node("v"), 2), node("w")]
     assert list(helping_actions(nodes, RUNS, set())) == [
-        LaunchHelper("v", 0, JOB, 1, FIRST),
-        LaunchHelper("v", 1, JOB, 1, SECOND),
-        LaunchHelper("w", 0, JOB, 1, FIRST),
+        LaunchHelper("v", 0, JOB, 1, FIRST, (FIRST, SECOND)),
+        LaunchHelper("v", 1, JOB, 1, SECOND, (FIRST, SECOND)),
+        LaunchHelper("w", 0, JOB, 1, FIRST, (FIRST, SECOND)),
     ]
     assert not list(helping_actions(nodes, {}, set()))
     measured: HelpedRuns = {(JOB, 1): [replace(FIRST, per_power=3.0), replace(SECOND, per_power=1.0)]}
@@ -64,21 +64,39 @@ def test_one_moves_to_the_rank_that_starves_once_helpers_stay_and_nobody_moves_b
     helping = [node(name, {helper_number(0, 0, draw): worker()}) for draw, name in enumerate("abc")]
     runs: HelpedRuns = {(JOB, 1): [replace(FIRST, per_power=3.0), replace(SECOND, per_power=1.0)]}
     assert not list(helping_actions(helping, runs, set()))
-    (move,) = helping_actions(helping, runs, set(), {(JOB, 1)})
+    (move,) = helping_actions(helping, runs, set(), settled={(JOB, 1)})
     assert isinstance(move, MoveHelper)
     assert (move.node, move.device, move.rank, move.stop.ranks) == ("a", 0, 1, (helper_number(0, 0, 0),))
     assert move.stop.reason.startswith("rank 1 has 1 samples a second of help and rank 0 12:")
     for count, moves in ((1, 1), (2, 0), (3, 0)):
         moved = [node(name, {helper_number(0, int(draw < count), draw): worker()}) for draw, name in enumerate("abc")]
-        assert len(list(helping_actions(moved, runs, set(), {(JOB, 1)}))) == moves
+        assert len(list(helping_actions(moved, runs, set(), settled={(JOB, 1)}))) == moves
 
 
 def test_the_run_with_the_fewest_helpers_comes_first_and_who_helps_stays() -> None:
     helps = {helper_number(0, 0, 7): worker()}
     runs = {(JOB, 1): [FIRST], ("other", 3): [SECOND]}
     assert list(helping_actions([node("v", helps), node("w")], runs, set())) == [
-        LaunchHelper("w", 0, "other", 3, SECOND)
+        LaunchHelper("w", 0, "other", 3, SECOND, (SECOND,))
     ]
+
+
+def test_who_measured_its_links_goes_to_the_nearer_rank_at_once_and_comes_back_there() -> None:
+    """1. v helps rank 0, to which 64 KiB take two seconds and back; rank 1 is near. 2. As soon as it told, it is
+    stopped there, and why is said. 3. Its device helps rank 1 then, though that has more help, and stays."""
+    edges = {("v", 0, JOB): {0: 2.0, 1: 0.05}}
+    far, near = (node("v", {helper_number(0, rank, 5): worker()}) for rank in (0, 1))
+    fresh = {("v", WorkerKey(JOB, 1, helper_number(0, rank, 5))) for rank in (0, 1)}
+    assert not list(helping_actions([far], RUNS, set(), edges=edges))
+    (move,) = helping_actions([far], RUNS, set(), edges=edges, fresh=fresh)
+    assert isinstance(move, MoveHelper)
+    assert (move.node, move.rank) == ("v", 1)
+    assert "is 50 ms from it, the other 2000 ms" in move.stop.reason
+    others = [node(name, {helper_number(0, 1, 5): worker()}) for name in ("b", "c")]
+    (back,) = helping_actions([*others, node("v")], RUNS, set(), edges=edges)
+    assert isinstance(back, LaunchHelper)
+    assert back.helps == SECOND
+    assert not list(helping_actions([near], RUNS, set(), edges=edges, fresh=fresh, settled={(JOB, 1)}))
 
 
 def test_helpers_of_runs_that_are_over_end_and_ends_are_forgotten() -> None:

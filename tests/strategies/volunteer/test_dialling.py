@@ -1,0 +1,93 @@
+"""How far ranks are, over real sockets with CURVE."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import torch
+import zmq
+from held_ports import free_port
+from zmq.utils import z85
+
+from atoll.agent.runtime.transport.keys import generate
+from atoll.strategies.volunteer.dialling import PROBE_BYTES, measured
+from atoll.strategies.volunteer.messages import read, written
+from atoll.strategies.volunteer.task_server import MOST_PROBES, TaskServer
+from atoll.v1.agents_pb2 import HelpedBy, Helping
+
+TICKET = b"t" * 32
+NO_WORK: Any = None  # nobody asks for tasks
+
+
+@contextmanager
+def rank(context: zmq.Context[zmq.Socket[bytes]], number: int) -> Iterator[HelpedBy]:
+    """A task server that echoes until this ends."""
+    secret, public = generate()
+    with context.socket(zmq.ROUTER) as socket:
+        socket.curve_server, socket.curve_secretkey = True, z85.encode(secret)
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        server = TaskServer(
+            socket, NO_WORK, recognises=lambda name, shown: shown == TICKET.hex(), tell=lambda what, wrong: None
+        )
+        closing = threading.Event()
+
+        def serve() -> None:
+            while not closing.is_set():
+                if socket.poll(10):
+                    server.receive()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield HelpedBy(rank=number, address="127.0.0.1", port=port, public_key=public)
+        finally:
+            closing.set()
+            thread.join()
+
+
+def test_links_to_all_ranks_are_measured_and_who_does_not_answer_is_left_out() -> None:
+    """Two ranks answer; a third has another key than was said; the fourth is not there."""
+    with ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        servers = [stack.enter_context(rank(context, number)) for number in range(3)]
+        servers[2].public_key = generate()[1]
+        servers.append(HelpedBy(rank=3, address="127.0.0.1", port=free_port(), public_key=generate()[1]))
+        found = measured(context, Helping(name="v/0", ticket=TICKET, servers=servers))
+    assert sorted(found) == [0, 1]
+    assert all(0 < edge_s < 1 for edge_s in found.values())
+
+
+def test_there_is_nothing_to_measure_where_there_is_no_choice() -> None:
+    with zmq.Context() as context, rank(context, 0) as only:
+        assert measured(context, Helping(name="v/0", ticket=TICKET, servers=[only])) == {}
+
+
+@pytest.mark.parametrize(("ticket", "size"), [("00", PROBE_BYTES), (TICKET.hex(), 4 * PROBE_BYTES)])
+def test_nobody_else_is_echoed_nor_more_than_a_probe(ticket: str, size: int) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as line:
+        router.bind("inproc://probed")
+        told: list[str] = []
+        server = TaskServer(
+            router,
+            NO_WORK,
+            recognises=lambda name, shown: shown == TICKET.hex(),
+            tell=lambda what, wrong: told.append(what),
+        )
+        line.connect("inproc://probed")
+        probe = {"kind": "probe", "name": "v/0", "ticket": ticket}
+        line.send_multipart(written(probe, [torch.zeros(size, dtype=torch.uint8)]))
+        server.receive()
+        assert told
+        answers = [read(line.recv_multipart())[0]["kind"]] if line.poll(0) else []
+        assert answers == (["out"] if ticket == "00" else [])
+        for _ in range(MOST_PROBES + 10):
+            line.send_multipart(written({**probe, "ticket": TICKET.hex()}, []))
+            server.receive()
+        echoed = 0
+        while line.poll(0):
+            echoed += read(line.recv_multipart())[0]["kind"] == "echo"
+        assert 0 < echoed <= MOST_PROBES
