@@ -9,7 +9,7 @@ from atoll import jobspec
 from atoll.agent.passages.passages import RelayAccess
 from atoll.errors import BadInput
 from atoll.jobspec import MAX_REPLICAS, MAX_WORKERS
-from atoll.message_limits import HOST, JOB_ID, MAX_HOLDERS, MAX_RANK, MAX_SERVERS, MAX_TEXT
+from atoll.message_limits import HOST, JOB_ID, MAX_HOLDERS, MAX_RANK, MAX_TEXT
 from atoll.ports import host_and_port
 from atoll.rpc import split_address
 from atoll.strategies import registry
@@ -101,12 +101,7 @@ def _check_helping(launch: Launch, key: WorkerKey) -> None:
     _need(launch.world_size == 1, "world_size", launch.world_size, "must be 1 for a volunteer")
     _text("helping.name", helping.name)
     _check_meeting(helping.address, helping.port)
-    for one in helping.servers:
-        _check_meeting(one.address, one.port)
-    _need(
-        len(helping.servers) <= MAX_SERVERS, "helping.servers", len(helping.servers), f"must be {MAX_SERVERS} at most"
-    )
-    sizes = {len(helping.ticket), len(helping.public_key), *(len(one.public_key) for one in helping.servers)}
+    sizes = {len(helping.ticket), len(helping.public_key)}
     _need(sizes == {KEY_BYTES}, "helping", f"sizes of {sorted(sizes)} bytes", f"must be {KEY_BYTES} bytes each")
     _need(bool(registry.find(launch.spec.strategy).volunteer), "spec.strategy", launch.spec.strategy, "takes no help")
 

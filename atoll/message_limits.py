@@ -18,8 +18,6 @@ MAX_SHARD_PIECE: Final = 1 << 20
 """Bytes of a shard that an agent sends at a time."""
 MAX_HOLDERS: Final = 64
 """Machines outside of a run that its launch names, for what they hold of its state."""
-MAX_SERVERS: Final = 64
-"""Ranks that a volunteer measures its links to."""
 
 MAX_JOB_ID: Final = 64
 JOB_ID: Final = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{MAX_JOB_ID - 1}}}")

@@ -72,7 +72,7 @@ def flaw_of_link(link: LinkSample) -> str | None:
         return f"form = {link.form[:80]!r} is none of {', '.join(FORMS[1:])}"
     if not 0 <= link.wait_share <= 1:
         return f"wait_share = {link.wait_share} must be 0 to 1"
-    for field in ("busy_s", "goodput_bps", "differs", "edge_s"):
+    for field in ("busy_s", "goodput_bps", "differs"):
         if not 0 <= (value := getattr(link, field)) < math.inf:  # NaN too
             return f"{field} = {value} must be a number of at least 0"
     return None

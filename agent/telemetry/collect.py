@@ -142,5 +142,4 @@ def _trimmed(link: LinkSample) -> LinkSample:
         wait_share=link.wait_share,
         form=link.form,
         differs=link.differs,
-        edge_s=link.edge_s,
     )

@@ -28,7 +28,6 @@ from atoll.strategies.volunteer.messages import number, read, written
 from atoll.strategies.volunteer.stage_passes import StagePass, StagePasses
 from atoll.strategies.volunteer.task_pool import MOST_OPEN
 from atoll.strategies.volunteer.weights_line import applied
-from atoll.v1.common_pb2 import LinkSample
 
 TURN_MS: Final = 200
 SILENCE_S: Final = 2.0
@@ -46,8 +45,7 @@ def help_out(session: Session, model: nn.Module | Sequence[nn.Module | MakesLaye
     assert session.link is not None
     assert session.helping is not None
     with zmq.Context() as context, context.socket(zmq.DEALER) as line:
-        edges = measured(context, session.helping)
-        session.link.outbox.links(LinkSample(peer=rank, edge_s=edge_s) for rank, edge_s in edges.items())
+        session.link.outbox.links(measured(context, session.helping))
         return Helper(session, StagesHere(session, model, parts), line).run()
 
 

@@ -13,9 +13,10 @@ import zmq
 from zmq.utils import z85
 
 from atoll.ports import host_and_port
-from atoll.strategies.volunteer.messages import written
+from atoll.strategies.volunteer.messages import Server, from_list, read, written
 from atoll.strategies.volunteer.port import HEARTBEAT_MS, SILENT_MS
 from atoll.v1.agents_pb2 import Helping
+from atoll.v1.common_pb2 import LinkSample
 
 PROBE_BYTES: Final = 64 << 10
 TURNS: Final = 2
@@ -40,18 +41,25 @@ def prepare(line: zmq.Socket[bytes], public_key: bytes) -> None:
         line.setsockopt(option, value)
 
 
-def measured(context: zmq.Context[zmq.Socket[bytes]], helping: Helping) -> dict[int, float]:
-    """Seconds to each rank and back, by rank; who does not answer is left out. Nothing where there is no choice."""
-    ends_s, found = time.monotonic() + MEASURE_S, dict[int, float]()
+def measured(context: zmq.Context[zmq.Socket[bytes]], helping: Helping) -> list[LinkSample]:
+    """Of the links to all ranks that could be helped, as the one that is says: what they carried, and how long it took
+    both ways. Who does not answer is left out; nothing where there is no choice."""
+    ends_s = time.monotonic() + MEASURE_S
     greeting = {"kind": "probe", "name": helping.name, "ticket": helping.ticket.hex()}
-    lines: dict[int, zmq.Socket[bytes]] = {}
-    try:
-        for one in helping.servers if len(helping.servers) > 1 else ():
-            line = lines[one.rank] = context.socket(zmq.DEALER)
-            prepare(line, one.public_key)
-            line.connect(f"tcp://{host_and_port(one.address, one.port)}")
+    helped = Server(-1, helping.address, helping.port, helping.public_key.hex())
+    with _Lines(context) as lines:
+        line = lines.dial(helped)
+        line.send_multipart(written({**greeting, "servers": True}, []))
+        if not line.poll(int(1000 * MEASURE_S)):
+            return []
+        servers = from_list(read(line.recv_multipart())[1])
+        if len(servers) < 2:
+            return []
+        dialled = [(one.rank, lines.dial(one)) for one in servers]
+        for _, line in dialled:
             line.send_multipart(written(greeting, []))  # all connect at the same time
-        for rank, line in lines.items():
+        found: dict[int, float] = {}
+        for rank, line in dialled:
             for turn in range(1 + TURNS):
                 begun_s = time.monotonic()
                 if turn:
@@ -61,7 +69,27 @@ def measured(context: zmq.Context[zmq.Socket[bytes]], helping: Helping) -> dict[
                 line.recv_multipart()
                 if turn:
                     found[rank] = min(found.get(rank, MEASURE_S), time.monotonic() - begun_s)
-    finally:
-        for line in lines.values():
+    return [
+        LinkSample(peer=rank, sent_bytes=PROBE_BYTES, received_bytes=PROBE_BYTES, busy_s=edge_s)
+        for rank, edge_s in found.items()
+    ]
+
+
+class _Lines:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._context = context
+        self._open: list[zmq.Socket[bytes]] = []
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for line in self._open:
             line.close()
-    return found
+
+    def dial(self, server: Server) -> zmq.Socket[bytes]:
+        line = self._context.socket(zmq.DEALER)
+        self._open.append(line)
+        prepare(line, bytes.fromhex(server.public_key))
+        line.connect(f"tcp://{host_and_port(server.address, server.port)}")
+        return line

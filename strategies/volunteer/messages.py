@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
+from zmq.utils import z85
 
 from atoll.agent.runtime.pipeline.wire import StagePurpose, packed, unpacked
 from atoll.errors import BadInput, PeerLost
+from atoll.ports import host_and_port
 
 MAX_HEADER_BYTES: Final = 4096
 MAX_TENSORS: Final = 8
 MAX_TENSOR_BYTES: Final = 16 << 20
 """Of a tensor, where nobody says that larger ones are due."""
+MAX_SERVERS: Final = 64
+"""Ranks that a volunteer is told of."""
 _HEADER_OF_TENSOR: Final = 8
 
 
@@ -42,3 +46,29 @@ def number(header: dict[str, Any], name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
         raise BadInput(f"a message's {name} = {str(value)[:80]!r} is no number. It was dropped")
     return value
+
+
+class Server(NamedTuple):
+    """A rank that takes volunteers' help."""
+
+    rank: int
+    address: str
+    port: int
+    public_key: str  # hexadecimal
+
+
+def listed(servers: Sequence[Server]) -> torch.Tensor:
+    """As it travels: uint8 [bytes]. Of more than MAX_SERVERS the first."""
+    return torch.frombuffer(bytearray(json.dumps(servers[:MAX_SERVERS]).encode()), dtype=torch.uint8)
+
+
+def from_list(sent: Sequence[torch.Tensor]) -> list[Server]:
+    """Raises BadInput for anything else."""
+    try:
+        found = [Server(*one) for one in json.loads(bytes(sent[0].numpy()))]
+        for one in found:
+            z85.encode(bytes.fromhex(one.public_key))
+            host_and_port(one.address, one.port)
+    except (ValueError, TypeError, IndexError, KeyError) as error:
+        raise BadInput(f"the server's list of others is malformed: {error}. Is it of this version?") from error
+    return found[:MAX_SERVERS]

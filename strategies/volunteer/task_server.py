@@ -22,7 +22,7 @@ from atoll.agent.runtime.rounding import Form, coarse, fine
 from atoll.errors import BadInput
 from atoll.strategies.volunteer.checks import TOLERANCE, Comparisons, NormBound, Wanted, difference, of_content
 from atoll.strategies.volunteer.link_use import LinkUse, decide
-from atoll.strategies.volunteer.messages import MAX_TENSOR_BYTES, number, read, written
+from atoll.strategies.volunteer.messages import MAX_TENSOR_BYTES, Server, listed, number, read, written
 from atoll.strategies.volunteer.task_pool import MAX_CLIENTS, MOST_OPEN, Refusal, Task, TaskPool
 from atoll.strategies.volunteer.weights_line import WeightsLine
 
@@ -105,6 +105,8 @@ class TaskServer:
         weights in float32; 0: too few to look at links. coarsest: that travels on thin ones."""
         self.pool = TaskPool()
         self.changed = threading.Condition()
+        self.servers: Sequence[Server] = ()
+        """Whom volunteers could help, all ranks of the run."""
         self.version = 0
         """Of the weights: who has another one is sent them with its next task."""
         self._socket, self._work = socket, work
@@ -230,7 +232,7 @@ class TaskServer:
         self._probes[name] += 1
         if self._probes[name] > MOST_PROBES or sum(one.nbytes for one in tensors) > MOST_PROBED:
             raise BadInput("it measures more than is taken")
-        self._send(sender, {"kind": "echo"}, tensors)
+        self._send(sender, {"kind": "echo"}, [listed(self.servers)] if header.get("servers") else tensors)
 
     def _greet(self, sender: bytes, header: dict[str, Any]) -> None:
         name, power = self._name_of(sender, header), header.get("power")

@@ -15,10 +15,11 @@ from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.data.split import split_batch
 from atoll.agent.runtime.pipeline.clipping import EPSILON
 from atoll.agent.runtime.step.capabilities import EngineParts, WorkerContext, WorkerHalf
+from atoll.agent.runtime.transport import membership
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput
 from atoll.jobspec import MAX_WORKERS
-from atoll.strategies.volunteer.messages import MAX_TENSOR_BYTES
+from atoll.strategies.volunteer.messages import MAX_TENSOR_BYTES, Server
 from atoll.strategies.volunteer.port import VolunteerPort
 from atoll.strategies.volunteer.settings import Volunteer
 from atoll.strategies.volunteer.stage_passes import StagePasses
@@ -83,6 +84,7 @@ class VolunteerEngine:
             self._passes.load(weights_P.cpu())
         if session.keys is not None and session.keys.volunteers:
             self._open_port(session, session.keys)
+            self._introduce(session, session.keys)
 
     def step(self, batch: Any, taken: BatchSlice) -> torch.Tensor:
         """batch: [local] numbers of samples. Returns the mean loss over the samples of all pipelines, [], the same on
@@ -153,6 +155,16 @@ class VolunteerEngine:
         )
         self._step.pool, self._step.changed, self._step.wake = self._server.pool, self._server.changed, self._port.wake
         self._port.serve(self._server)
+
+    def _introduce(self, session: Session, keys: DataKeys) -> None:
+        """All ranks to each other: volunteers measure how far each one is. Collective."""
+        if session.group is None or self._server is None or session.link is None:
+            return
+        mine = f"{membership.host(session)}\0{session.link.volunteer_port}".encode()
+        told = [one.decode().partition("\0") for one in session.group.gather_bytes(mine)]
+        servers = [Server(rank, one[0], int(one[2]), keys.public[rank].hex()) for rank, one in enumerate(told)]
+        with self._step.changed:
+            self._server.servers = servers
 
     def _own_samples(self, batch: Any, taken: BatchSlice) -> list[int]:
         """The pipeline's part of the batch, as numbers of samples."""

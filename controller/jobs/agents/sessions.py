@@ -168,7 +168,7 @@ class AgentSession:
 
     def measured(self, telemetry: agents_pb2.WorkerTelemetry) -> None:
         """Of a volunteer: how far a helper of this node is from the ranks that it could help."""
-        edges = {link.peer: link.edge_s for link in telemetry.links if link.edge_s > 0}
+        edges = {link.peer: link.busy_s for link in telemetry.links if link.busy_s > 0}
         key = WorkerKey.of(telemetry.id)
         if self.record.volunteer and edges and key in self.workers:
             self.edges = {one: kept for one, kept in self.edges.items() if one in self.workers} | {key: edges}

@@ -31,7 +31,7 @@ from atoll.controller.state.records import (
     WorkerExitKind,
 )
 from atoll.controller.state.recovery import RecoveryRecord
-from atoll.message_limits import MAX_REASON, MAX_SERVERS
+from atoll.message_limits import MAX_REASON
 from atoll.strategies import registry
 from atoll.strategies.declaration import as_json
 from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
@@ -234,15 +234,6 @@ def launch_of_helper(job: JobRecord, run: RunRecord, action: LaunchHelper, numbe
             address=action.helps.address,
             port=action.helps.port,
             public_key=public_key(run.data_seed, run.job, run.run, action.helps.rank),
-            servers=[
-                agents_pb2.HelpedBy(
-                    rank=one.rank,
-                    address=one.address,
-                    port=one.port,
-                    public_key=public_key(run.data_seed, run.job, run.run, one.rank),
-                )
-                for one in action.servers[:MAX_SERVERS]
-            ],
         ),
     )
     return agents_pb2.ControllerMessage(launch=launch)

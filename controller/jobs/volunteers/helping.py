@@ -25,14 +25,11 @@ DRAWS: Final = (MAX_RANK - MAX_WORKERS) // (_DEVICES * MAX_WORKERS)
 
 @dataclass(frozen=True, slots=True)
 class LaunchHelper:
-    """servers: whom it could help, that it measures how far they are."""
-
     node: str
     device: int
     job: str
     run: int
     helps: HelpedRank
-    servers: tuple[HelpedRank, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +103,7 @@ def helping_actions(
             counts[chosen] += 1
             there = edges.get((name, device.index, chosen[0]), {})
             helps = supplies[chosen].take(device.speed, there)
-            yield LaunchHelper(name, device.index, *chosen, helps, tuple(runs[chosen]))
+            yield LaunchHelper(name, device.index, *chosen, helps)
     for one, supply in supplies.items():
         may = [each for each in helpers[one] if one in settled or (each.node, each.key) in fresh]
         yield from _moves(may, supply, edges)

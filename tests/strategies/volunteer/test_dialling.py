@@ -15,16 +15,16 @@ from zmq.utils import z85
 
 from atoll.agent.runtime.transport.keys import generate
 from atoll.strategies.volunteer.dialling import PROBE_BYTES, measured
-from atoll.strategies.volunteer.messages import read, written
+from atoll.strategies.volunteer.messages import Server, read, written
 from atoll.strategies.volunteer.task_server import MOST_PROBES, TaskServer
-from atoll.v1.agents_pb2 import HelpedBy, Helping
+from atoll.v1.agents_pb2 import Helping
 
 TICKET = b"t" * 32
 NO_WORK: Any = None  # nobody asks for tasks
 
 
 @contextmanager
-def rank(context: zmq.Context[zmq.Socket[bytes]], number: int) -> Iterator[HelpedBy]:
+def rank(context: zmq.Context[zmq.Socket[bytes]], number: int) -> Iterator[tuple[Server, TaskServer]]:
     """A task server that echoes until this ends."""
     secret, public = generate()
     with context.socket(zmq.ROUTER) as socket:
@@ -43,27 +43,36 @@ def rank(context: zmq.Context[zmq.Socket[bytes]], number: int) -> Iterator[Helpe
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield HelpedBy(rank=number, address="127.0.0.1", port=port, public_key=public)
+            yield Server(number, "127.0.0.1", port, public.hex()), server
         finally:
             closing.set()
             thread.join()
 
 
+def helping(server: Server) -> Helping:
+    public_key = bytes.fromhex(server.public_key)
+    return Helping(name="v/0", ticket=TICKET, address=server.address, port=server.port, public_key=public_key)
+
+
 def test_links_to_all_ranks_are_measured_and_who_does_not_answer_is_left_out() -> None:
-    """Two ranks answer; a third has another key than was said; the fourth is not there."""
+    """1. The rank that is helped says who the others are. 2. Two ranks answer; a third has another key than was said;
+    the fourth is not there."""
     with ExitStack() as stack:
         context = stack.enter_context(zmq.Context())
-        servers = [stack.enter_context(rank(context, number)) for number in range(3)]
-        servers[2].public_key = generate()[1]
-        servers.append(HelpedBy(rank=3, address="127.0.0.1", port=free_port(), public_key=generate()[1]))
-        found = measured(context, Helping(name="v/0", ticket=TICKET, servers=servers))
-    assert sorted(found) == [0, 1]
-    assert all(0 < edge_s < 1 for edge_s in found.values())
+        ranks = [stack.enter_context(rank(context, number)) for number in range(3)]
+        servers = [one for one, _ in ranks]
+        servers[2] = servers[2]._replace(public_key=generate()[1].hex())
+        servers.append(Server(3, "127.0.0.1", free_port(), generate()[1].hex()))
+        ranks[0][1].servers = servers
+        found = measured(context, helping(servers[0]))
+    assert sorted(one.peer for one in found) == [0, 1]
+    assert all(0 < one.busy_s < 1 and one.sent_bytes == one.received_bytes == PROBE_BYTES for one in found)
 
 
 def test_there_is_nothing_to_measure_where_there_is_no_choice() -> None:
-    with zmq.Context() as context, rank(context, 0) as only:
-        assert measured(context, Helping(name="v/0", ticket=TICKET, servers=[only])) == {}
+    with zmq.Context() as context, rank(context, 0) as (only, server):
+        server.servers = [only]
+        assert measured(context, helping(only)) == []
 
 
 @pytest.mark.parametrize(("ticket", "size"), [("00", PROBE_BYTES), (TICKET.hex(), 4 * PROBE_BYTES)])

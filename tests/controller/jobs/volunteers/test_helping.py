@@ -44,9 +44,9 @@ def test_numbers_say_the_device_and_whom_it_helps_and_are_beyond_all_ranks() -> 
 def test_devices_help_the_rank_of_a_run_that_has_least() -> None:
     nodes = [with_devices(node("v"), 2), node("w")]
     assert list(helping_actions(nodes, RUNS, set())) == [
-        LaunchHelper("v", 0, JOB, 1, FIRST, (FIRST, SECOND)),
-        LaunchHelper("v", 1, JOB, 1, SECOND, (FIRST, SECOND)),
-        LaunchHelper("w", 0, JOB, 1, FIRST, (FIRST, SECOND)),
+        LaunchHelper("v", 0, JOB, 1, FIRST),
+        LaunchHelper("v", 1, JOB, 1, SECOND),
+        LaunchHelper("w", 0, JOB, 1, FIRST),
     ]
     assert not list(helping_actions(nodes, {}, set()))
     measured: HelpedRuns = {(JOB, 1): [replace(FIRST, per_power=3.0), replace(SECOND, per_power=1.0)]}
@@ -77,7 +77,7 @@ def test_the_run_with_the_fewest_helpers_comes_first_and_who_helps_stays() -> No
     helps = {helper_number(0, 0, 7): worker()}
     runs = {(JOB, 1): [FIRST], ("other", 3): [SECOND]}
     assert list(helping_actions([node("v", helps), node("w")], runs, set())) == [
-        LaunchHelper("w", 0, "other", 3, SECOND, (SECOND,))
+        LaunchHelper("w", 0, "other", 3, SECOND)
     ]
 
 
