@@ -187,3 +187,12 @@ def test_what_fails_in_a_stage_is_said_by_name(start: Start, tmp_path: Path) -> 
             agent.start_workers("pipeline_train.py", str(out), flaw, "--split-at", "2")
             assert set(agent.exit_codes()) in ({1}, {1, 75}), flaw
             assert said in agent.said()
+
+
+def test_two_workers_that_claim_one_place_are_refused(start: Start, tmp_path: Path) -> None:
+    """The launch has rank 0, the first stage of the first pipeline, twice, and nobody for the second stage."""
+    with groups(tmp_path, 2, start=start, stages=2) as agent:
+        agent.members[1].rank = 0
+        agent.start_workers("pipeline_train.py", str(tmp_path))
+        assert agent.exit_codes() == [1, 1], agent.said()
+        assert "the launch names ranks [0, 0] of a run of 2; each once" in agent.said()
