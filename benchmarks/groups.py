@@ -5,7 +5,7 @@
     python benchmarks/groups.py pipelines [--cases bubble cut slower equal] [--rounds 8] [--rules all scheduled]
         [--seeds 1 2 3] [--layer-s 0.003] [--json FILE]
     python benchmarks/groups.py virtual [--slower 3]
-    python benchmarks/groups.py lost [--kills 3]
+    python benchmarks/groups.py lost [--kills 3] [--cold]
 
 scheduler: 100 runs of ten replicas, each message as JSON in and out as the relay has it. Time is the processor time of
 this process, and where nothing is due it skips to what is next: so it is that of a core of its own, whatever else
@@ -27,7 +27,8 @@ of passes, where passes take time and all else takes none. For a busy machine, a
 
 lost: SIGKILL of the last worker of three replicas, and of two pipelines of two stages; each kill is of a new job. By
 the controller's events: how long the others stood still (without the first round of the next view), and seconds from
-the signal until all workers train again.
+the signal until all workers train again. The kill comes once a process waits on each agent for launches
+(docs/operations.md); with --cold in the job's first seconds, before there is any.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ from cluster import Cluster
 from grouping.standing import GOALS, Standing, Trained
 from grouping.virtual import Pace, Trial
 from lab.machine import processor
+from lab.spares import wait_for_spares
 from pipelines_train import held_out_loss
 
 from atoll.strategies.declaration import as_json, read
@@ -275,7 +277,7 @@ def virtual(slower: float) -> None:
             print(f"  `scheduled`: {found['scheduled'] / found[rule]:.2f} times `{rule}`, goal {goal:g}")
 
 
-def lost(stages: int, kills: int) -> None:
+def lost(stages: int, kills: int, *, cold: bool) -> None:
     workers, took = {1: 3, 2: 4}[stages], []
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
         cluster.local([1.0] * workers)
@@ -289,6 +291,8 @@ def lost(stages: int, kills: int) -> None:
                 strategy_settings=as_json({"stages": stages}),
             )  # fmt: skip
             pids = {one.rank: one.status.pid for one in cluster.wait_for_step(job, 3, deadline_s=60).workers}
+            if not cold:
+                wait_for_spares(Path(folder), workers)
             killed_s = time.time()
             os.kill(pids[workers - 1], signal.SIGKILL)
 
@@ -319,6 +323,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", choices=["scheduler", "replicas", "pipelines", "virtual", "lost"])
     parser.add_argument("--kills", type=int, default=3, help="of each: replicas, and pipelines")
+    parser.add_argument("--cold", action="store_true", help="of lost: kill before any process waits for a launch")
     parser.add_argument("--signals", type=float, default=10_000, help="a second, of all runs")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--slower", type=float, default=3, help="how many times as long the last replica takes")
@@ -342,7 +347,7 @@ def main() -> None:
         virtual(options.slower)
     elif options.what == "lost":
         for stages in (1, 2):
-            lost(stages, options.kills)
+            lost(stages, options.kills, cold=options.cold)
     else:
         show(replicas(options.slower, options.rounds, options.rules, options.seeds), options.json)
 

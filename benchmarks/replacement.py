@@ -28,36 +28,14 @@ sys.path[:0] = [str(HERE), str(TESTS), str(TESTS / "e2e")]
 
 import psutil
 import torch
-from cluster import Cluster, wait_until
+from cluster import Cluster
 from lab.machine import processor
+from lab.spares import wait_for_spares
 from membership import PARTS, completed, over, told
 
-from atoll.agent.supervisor.leftovers import PidFile
 from atoll.v1.common_pb2 import CheckpointPolicy
 
 AGENTS = 4
-CALM_S = 1.0
-"""A process that took no processor for so long has imported all."""
-
-
-def wait_for_spares(folder: Path) -> None:
-    """Until what waits on each agent has nothing more to do."""
-    used: dict[int, tuple[float, float]] = {}
-
-    def calm() -> bool:
-        now_s, found = time.monotonic(), []
-        for number in range(AGENTS):
-            pids = (folder / f"agent-{number}" / "pids").glob("spare-*.pid")
-            facts = next((facts for path in pids if (facts := PidFile(path).read())), None)
-            if facts is None:
-                return False
-            cpu_s = sum(psutil.Process(facts[0]).cpu_times()[:2])
-            if used.get(facts[0], (-1.0, 0.0))[0] != cpu_s:
-                used[facts[0]] = (cpu_s, now_s)
-            found.append(cpu_s > CALM_S and now_s - used[facts[0]][1] > CALM_S)
-        return all(found)
-
-    wait_until("a process waits on each agent", calm, 120)
 
 
 def replaced(cluster: Cluster, job: str, out: Path, number: int, *, calm: bool) -> tuple[float, re.Match[str]]:
@@ -66,7 +44,7 @@ def replaced(cluster: Cluster, job: str, out: Path, number: int, *, calm: bool) 
     trains = cluster.wait_for_step(job, cluster.job(job).progress.step + 20)
     pids = {one.rank: one.status.pid for one in trains.workers if one.status.pid and psutil.pid_exists(one.status.pid)}
     if calm:
-        wait_for_spares(cluster.folder)
+        wait_for_spares(cluster.folder, AGENTS)
     victim = sorted(pids)[number % len(pids)]
     killed_s = time.time()
     os.kill(pids[victim], signal.SIGKILL)
