@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "../processor/features.hpp"
 #include "half.hpp"
 
 namespace atoll_kernels {
@@ -95,20 +96,23 @@ struct Levels {
 };
 
 // Means of the magnitudes up to `limit` and above it; of no magnitude the other mean.
-Levels means_around(const float* values, std::size_t count, float limit) {
+ATOLL_INLINE Levels means_around(const float* values, std::size_t count, float limit) {
     float low[lanes] = {}, high[lanes] = {}, above[lanes] = {};
-    const auto add = [&](std::size_t lane, float value) {
-        const float size = std::fabs(value);
-        const bool is_high = size > limit;
-        high[lane] += is_high ? size : 0;
-        low[lane] += is_high ? 0 : size;
-        above[lane] += is_high ? 1.0F : 0.0F;
-    };
     std::size_t begin = 0;
     for (; begin + lanes <= count; begin += lanes) {
-        for (std::size_t lane = 0; lane < lanes; ++lane) add(lane, values[begin + lane]);
+        for (std::size_t lane = 0; lane < lanes; ++lane) {
+            const float size = std::fabs(values[begin + lane]);
+            const float is_high = size > limit ? 1.0F : 0.0F;  // factors, not branches: which it is, nobody can guess
+            high[lane] += size * is_high;
+            low[lane] += size * (1 - is_high);
+            above[lane] += is_high;
+        }
     }
-    for (std::size_t i = begin; i < count; ++i) add(i - begin, values[i]);
+    for (std::size_t i = begin; i < count; ++i) {
+        const float size = std::fabs(values[i]);
+        (size > limit ? high : low)[i - begin] += size;
+        above[i - begin] += size > limit ? 1.0F : 0.0F;
+    }
     double of_low = 0, of_high = 0, is_above = 0;
     for (std::size_t lane = 0; lane < lanes; ++lane) {
         of_low += static_cast<double>(low[lane]);
@@ -122,28 +126,47 @@ Levels means_around(const float* values, std::size_t count, float limit) {
     return {static_cast<float>(std::min(mean_low, largest)), static_cast<float>(std::min(mean_high, largest))};
 }
 
-Levels levels_of(const float* values, std::size_t count) {
+ATOLL_INLINE Levels levels_of(const float* values, std::size_t count) {
     Levels levels = means_around(values, count, std::numeric_limits<float>::max());  // low: the mean of all
     levels.high = levels.low;
     for (int step = 0; step < 2; ++step) levels = means_around(values, count, levels.low / 2 + levels.high / 2);
     return levels;
 }
 
-void write_int2(const float* values, std::size_t count, unsigned char* out) {
-    unsigned char* const to = out + 4 * ceil_div(count, group_values);
-    std::memset(to, 0, ceil_div(count, 4));
+// Two bits for each of 16 values, into 4 bytes.
+ATOLL_INLINE void put_codes(const float* values, float limit, unsigned char* out) {
+    std::uint32_t codes[lanes];
+    for (std::size_t lane = 0; lane < lanes; ++lane)
+        codes[lane] = 2 * std::uint32_t{values[lane] < 0} + std::uint32_t{std::fabs(values[lane]) > limit};
+    for (std::size_t byte = 0; byte < lanes / 4; ++byte) {
+        const std::uint32_t* const four = codes + 4 * byte;
+        out[byte] = static_cast<unsigned char>(four[0] | four[1] << 2 | four[2] << 4 | four[3] << 6);
+    }
+}
+
+ATOLL_INLINE void write_int2(const float* values, std::size_t count, unsigned char* out) {
+    unsigned char* to = out + 4 * ceil_div(count, group_values);
     for (std::size_t begin = 0; begin < count; begin += group_values, out += 4) {
         const std::size_t n = std::min(group_values, count - begin);
         const Levels levels = levels_of(values + begin, n);
         store16(to_bfloat16(levels.low), out);
         store16(to_bfloat16(levels.high), out + 2);
         const float limit = levels.low / 2 + levels.high / 2;
-        for (std::size_t i = 0; i < n; ++i) {
-            const float value = values[begin + i];
-            const unsigned code = (value < 0 ? 2U : 0U) | (std::fabs(value) > limit ? 1U : 0U);
-            to[(begin + i) / 4] |= static_cast<unsigned char>(code << (i % 4 * 2));
-        }
+        std::size_t at = begin;
+        for (; at + lanes <= begin + n; at += lanes, to += lanes / 4) put_codes(values + at, limit, to);
+        if (at == begin + n) continue;
+        float rest[lanes] = {};  // 0: code 0
+        std::copy(values + at, values + begin + n, rest);
+        unsigned char codes[lanes / 4];
+        put_codes(rest, limit, codes);
+        std::memcpy(to, codes, ceil_div(begin + n - at, 4));
     }
+}
+
+void write_int2_portable(const float* values, std::size_t count, unsigned char* out) { write_int2(values, count, out); }
+
+ATOLL_TARGET_AVX2 void write_int2_avx2(const float* values, std::size_t count, unsigned char* out) {
+    write_int2(values, count, out);
 }
 
 void read_int2(const unsigned char* in, std::size_t count, float* values) {
@@ -178,7 +201,9 @@ void write_values(WireValues format, const float* values, std::size_t count, uns
         case WireValues::bfloat16: write_narrow<largest_bfloat16, to_bfloat16>(values, count, out); break;
         case WireValues::int8: write_int8(values, count, out); break;
         case WireValues::int4: write_int4(values, count, out); break;
-        case WireValues::int2: write_int2(values, count, out); break;
+        case WireValues::int2:
+            (best_path() == Path::avx2 ? write_int2_avx2 : write_int2_portable)(values, count, out);
+            break;
     }
 }
 
