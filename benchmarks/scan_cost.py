@@ -1,4 +1,4 @@
-"""What an exchange of updates costs a processor, by how often each tensor has its turn.
+"""Measures what an exchange of updates costs a processor, by how often each tensor has its turn.
 
     python benchmarks/scan_cost.py [--entries 25000000] [--every 1,2,4,8]
 
