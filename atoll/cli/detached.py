@@ -37,25 +37,24 @@ def start(data: Path, listen: str, speeds: Sequence[float], threads: int | None)
             start_new_session=True,  # a terminal that is closed ends it no more
         )
     try:
-        _wait_until_ready(process, log)
+        ready, *more = _said_when_ready(process, log)
     except BaseException:
         process.terminate()
         process.wait(_END_WITHIN_S)
         raise
+    print(ready, flush=True)  # it goes on whether anybody reads this or not
+    for line in more:
+        terminal.note(line)
     terminal.note("  stop   atoll down" + ("" if data == Path("~/.atoll").expanduser() else f" --data-dir {data}"))
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
+def _said_when_ready(process: subprocess.Popen[bytes], log: Path) -> list[str]:
     ends_s = time.monotonic() + READY_WITHIN_S + _SPARE_S
     ended = False
     while True:
         said = log.read_text(errors="replace")
         if said.startswith("ready") and "  logs " in said:
-            ready, *more = [line for line in said.splitlines() if "Ctrl-C" not in line]
-            print(ready, flush=True)
-            for line in more:
-                terminal.note(line)
-            return
+            return [line for line in said.splitlines() if "Ctrl-C" not in line]
         if ended:
             raise AtollError(f"`atoll up` ended with exit code {process.returncode}: {last_line(log)}. Its log: {log}")
         if time.monotonic() > ends_s:
