@@ -83,7 +83,7 @@ class Run:
         agent += ["--state-dir", str(self._folder / f"friend-{place}-{self.job}"), "--threads", "1"]
         with (self._folder / "log").open("ab") as log:
             started = subprocess.Popen(self._network.inside(place, agent), stdout=log, stderr=log)
-        until("it to be measured", lambda: any(f"friend-{place}/0" in one for one in self.lines()), 120)
+        until("it to be measured", lambda: any(f"friend-{place}/0" in one for one in self.lines()), 300)
         time.sleep(SETTLED_S)
         return started
 
