@@ -1,7 +1,7 @@
 """The race: how soon the one model that all islands share reaches a held-out loss, method beside method.
 
     python benchmarks/race.py [--size XS] [--partition P1] [--steps 1000] [--seeds 1,2,3] [--methods ddp,diloco-25]
-        [--rho 4,40,400] [--tune] [--json race.json] [--plot race.png]
+        [--rho 4,40,400] [--conditions] [--absent] [--tune] [--json race.json] [--plot race.png]
 
 Task island-lm: a byte-level GPT on English, German, French and Python text, one domain an island (P1), even parts of
 all (P0), mixed by Dirichlet(0.3) (P2), or unequal sizes and speeds (P3). The metric is the time until the consolidated
@@ -10,6 +10,9 @@ steps. Time is virtual: a step costs what one island's step was measured to cost
 counted and sent over a link on which a dense float32 ring takes rho times such a step. Inner optimizer of all: AdamW
 (0.9, 0.95), weight decay 0.1, clipping at 1, 5 % warm-up, cosine to a tenth. --tune tries each method's six settings on
 seed 0 for half the steps; without it, settings are read from --json of an earlier --tune, or are the first of the six.
+
+--conditions tells the times with a round trip of 50 ms, an uplink of a tenth of the downlink, links that follow
+traces/wan.csv, a point for each step, and an island that takes three times as long for a step.
 
 A course on which the best island alone does not end at least 0.3 nats above the best method that exchanges, or on which
 DDP is not first per step, is said to be invalid: the exchange does not matter there.
@@ -32,12 +35,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
+from lab import trace
 from racing.advice import advised
 from racing.clock import Exchange, link_of
 from racing.course import Course, Lap, best_setting, run
 from racing.field import FIELD
 from racing.inner import Replica, Setting
-from racing.report import draw, table
+from racing.report import draw, table, times_under
 from racing.task import PARTITIONS, SIZES, Batches, Task, everything
 
 TUNING_SEED = 0
@@ -51,11 +55,13 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--partition", choices=PARTITIONS, default="P1")
     parser.add_argument("--islands", type=int, default=4)
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--absent", action="store_true", help="an island is gone from 40 to 60 %% of the steps")
     parser.add_argument("--judge-every", type=int, default=25, metavar="STEPS")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--methods", default=",".join(FIELD), help="separated by commas")
     parser.add_argument("--rho", default="4,40,400")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="one way")
+    parser.add_argument("--conditions", action="store_true", help="also on worse links, and beside a slow island")
     parser.add_argument("--tune", action="store_true", help="try six settings of each method first")
     parser.add_argument("--json", type=Path, help="results are kept here, method by method, and gone on with")
     parser.add_argument("--plot", type=Path)
@@ -70,7 +76,15 @@ def main() -> int:
         print(f"race: no method {unknown[0]!r}; there are {', '.join(FIELD)}", file=sys.stderr)
         return 2
     seeds = [int(seed) for seed in options.seeds.split(",")]
-    course = Course(options.size, options.partition, options.islands, options.steps, options.judge_every, TUNING_SEED)
+    course = Course(
+        options.size,
+        options.partition,
+        options.islands,
+        options.steps,
+        options.judge_every,
+        TUNING_SEED,
+        options.absent,
+    )
     kept = Kept(options.json, course)
     step_s = kept.step_s()
     settings = {name: tuned(kept, course, name, options.tune) for name in names}
@@ -89,6 +103,8 @@ def main() -> int:
     for rho, network in links.items():
         print(f"  rho {rho:g}: links of {network.up_bps / 1e6:.2f} Mbit/s")
     print(table(laps, settings, target, links, step_s, entries))
+    if options.conditions:
+        print(times_under(laps, target, links, step_s, trace.read(trace.WAN).mbit_s))
     for verdict in [*validity(laps), *advised(laps, target, links, step_s)]:
         print(verdict)
     if options.plot:

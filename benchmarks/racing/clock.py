@@ -6,8 +6,9 @@ island's part of it has."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,18 @@ class Network:
     up_bps: float
     down_bps: float
     latency_s: float = 0.0
+    rates: tuple[float, ...] = (1.0,)
+    """What is there of both in turn, each for `each_s` seconds, over and over."""
+    each_s: float = math.inf
 
-    def takes_s(self, one: Exchange) -> float:
-        return max(one.up_bytes * 8 / self.up_bps, one.down_bytes * 8 / self.down_bps) + one.hops * self.latency_s
+    def takes_s(self, one: Exchange, begin_s: float = 0.0) -> float:
+        """From its first to its last byte on the link. begin_s: when the link is free for it."""
+        left_s = max(one.up_bytes * 8 / self.up_bps, one.down_bytes * 8 / self.down_bps)
+        turn, now_s = int(begin_s / self.each_s), begin_s
+        while left_s > (until_s := (turn + 1) * self.each_s - now_s) * (rate := self.rates[turn % len(self.rates)]):
+            left_s -= until_s * rate
+            turn, now_s = turn + 1, (turn + 1) * self.each_s
+        return now_s + left_s / rate - begin_s
 
 
 def link_of(rho: float, entries: int, islands: int, step_s: float, latency_s: float = 0.0) -> Network:
@@ -40,6 +50,16 @@ def link_of(rho: float, entries: int, islands: int, step_s: float, latency_s: fl
     ring_bytes = 2 * (islands - 1) / islands * entries * 4
     bps = ring_bytes * 8 / (rho * step_s)
     return Network(up_bps=bps, down_bps=bps, latency_s=latency_s)
+
+
+def conditions(network: Network, step_s: float, trace: Sequence[float]) -> Mapping[str, Network]:
+    """The link as it may be besides. trace: rates in any unit; each holds for a step, their mean is the link's."""
+    mean = sum(trace) / len(trace)
+    return {
+        "RTT 50 ms": replace(network, latency_s=0.025),
+        "up a tenth of down": replace(network, up_bps=network.up_bps / 10),
+        "trace": replace(network, rates=tuple(rate / mean for rate in trace), each_s=step_s),
+    }
 
 
 def finished_s(exchanges: Sequence[Exchange], steps: int, step_s: Sequence[float], network: Network) -> list[float]:
@@ -57,7 +77,9 @@ def finished_s(exchanges: Sequence[Exchange], steps: int, step_s: Sequence[float
         clocks = [max(clock, waits_until_s) + takes for clock, takes in zip(clocks, step_s, strict=True)]
         for one in by_step.get(step, ()):
             ready_s = max(clock - one.overlap * takes for clock, takes in zip(clocks, step_s, strict=True))
-            link_free_s = max(link_free_s, ready_s) + network.takes_s(one)
-            due_s[one.due] = max(due_s.get(one.due, 0.0), link_free_s, *clocks)
+            begin_s = max(link_free_s, ready_s)
+            link_free_s = begin_s + network.takes_s(one, begin_s)
+            there_s = link_free_s + one.hops * network.latency_s
+            due_s[one.due] = max(due_s.get(one.due, 0.0), there_s, *clocks)
         done.append(max(*clocks, due_s.get(step + 1, 0.0)))
     return done

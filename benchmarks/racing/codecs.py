@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -27,6 +28,45 @@ def top_blocks(values_N: torch.Tensor, density: float) -> torch.Tensor:
     chosen = torch.zeros(blocks, dtype=torch.bool)
     chosen[scores.topk(max(1, round(density * blocks))).indices] = True
     return chosen.repeat_interleave(BLOCK)[: values_N.numel()]
+
+
+class Blocks:
+    """The heaviest blocks of each of several tensors that lie side by side, all at once: of tensor after tensor
+    `top_blocks` and `rounded` in few bits are the same, and slower. Each has a whole number of blocks."""
+
+    def __init__(self, sizes: Sequence[int], density: float) -> None:
+        blocks = torch.tensor([size // BLOCK for size in sizes])
+        self._tensor = torch.arange(len(sizes)).repeat_interleave(blocks)  # of each block
+        self._start = (blocks.cumsum(0) - blocks)[self._tensor]
+        kept = [max(1, round(density * (size // BLOCK))) if density < 1 else size // BLOCK for size in sizes]
+        self._kept = torch.tensor(kept)[self._tensor]
+        self.entries = sum(kept) * BLOCK
+        """That are chosen."""
+        chunks = [-(-one * BLOCK // CHUNK) for one in kept]
+        self._rows = sum(chunks)
+        begins = [sum(chunks[:at]) * CHUNK for at in range(len(kept))]
+        self._place = torch.cat([torch.arange(one * BLOCK) + at for one, at in zip(kept, begins, strict=True)])
+
+    def chosen(self, values_N: torch.Tensor) -> torch.Tensor:
+        """Mask bool [N]."""
+        scores = values_N.abs().view(-1, BLOCK).sum(1)
+        order = scores.argsort(descending=True)
+        order = order[self._tensor[order].argsort(stable=True)]  # tensor by tensor, the heaviest first
+        mask = torch.empty(len(scores), dtype=torch.bool)
+        mask[order] = torch.arange(len(scores)) - self._start < self._kept
+        return mask.repeat_interleave(BLOCK)
+
+    def part(self, values_N: torch.Tensor, bits: int) -> torch.Tensor:
+        """What the receiver sees [N], zeros where nothing was chosen."""
+        mask, part_N = self.chosen(values_N), torch.zeros_like(values_N)
+        chosen_K = values_N[mask]
+        if bits == 2:
+            padded = torch.zeros(self._rows * CHUNK)
+            padded[self._place] = chosen_K
+            part_N[mask] = rounded(padded, bits)[self._place]
+        else:
+            part_N[mask] = rounded(chosen_K, bits)
+        return part_N
 
 
 def rounded(values_K: torch.Tensor, bits: int) -> torch.Tensor:

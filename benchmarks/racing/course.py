@@ -24,6 +24,10 @@ class Course:
     steps: int
     judge_every: int
     seed: int
+    absent: bool = False  # the last island, from 40 to 60 % of the steps
+
+    def away(self, island: int, step: int) -> bool:
+        return self.absent and island == self.islands - 1 and 0.4 <= step / self.steps < 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ def run(course: Course, task: Task, runner: Runner, setting: Setting) -> Lap:
     losses: list[tuple[int, float]] = []
     exchanges: list[Exchange] = []
     for step in range(course.steps):
+        for island, replica in enumerate(replicas if not runner.whole else ()):
+            replica.away = course.away(island, step)
         exchanges += method.step(step)
         if (step + 1) % course.judge_every == 0 or step + 1 == course.steps:
             losses.append((step, task.held_out(method.consolidated())))

@@ -72,9 +72,13 @@ def _updates(density: float, bits: int, every: int = 1, late: int = 1) -> Runner
     return Runner(lambda replicas, _: Updates(replicas, density=density, bits=bits, every=every, late=late))
 
 
-def _owned(density: float, back: float, bits: int, every: int = 1, late: int = 1) -> Runner:
+def _owned(
+    density: float, back: float, bits: int, every: int = 1, late: int = 1, *, whole_batch: bool = True
+) -> Runner:
     return Runner(
-        lambda replicas, _: OwnedUpdates(replicas, density=density, back=back, bits=bits, every=every, late=late)
+        lambda replicas, _: OwnedUpdates(
+            replicas, density=density, back=back, bits=bits, every=every, late=late, whole_batch=whole_batch
+        )
     )
 
 
@@ -130,16 +134,19 @@ FIELD: Final[Mapping[str, Runner]] = {
     "powersgd-2": Runner(lambda replicas, _: PowerSgd(replicas, rank=2)),
     "averaging-10": _averaging(10),
     "averaging-25": _averaging(25),
+    "averaging-100": _averaging(100),
     "diloco-10": _diloco(10),
     "diloco-25": _diloco(25),
     "diloco-100": _diloco(100),
-    "diloco-25-4bit": _diloco(25, bits=4),
-    "streaming-24-4bit": _diloco(24, bits=4, fragments=4, late=2, alpha=0.5),
+    **{f"diloco-{every}-4bit": _diloco(every, bits=4) for every in (10, 25, 100)},
+    **{f"streaming-{every}-4bit": _diloco(every, bits=4, fragments=4, late=2, alpha=0.5) for every in (24, 96)},
     "sparseloco-10": _sparse_loco(10, 1 / 32),
     "sparseloco-30": _sparse_loco(30, 1 / 64),
     "stale-sparse": _stale_sparse(StaleSparse()),
     "stale-sparse-1%-16bit": _stale_sparse(StaleSparse(sparsity=0.99, values="float16")),  # its defaults until 0.1
     "local-steps": _local_steps(LocalSteps()),
+    "local-steps-own-moments": _owned(0.20, 0.40, 2, whole_batch=False),  # its default until 0.1
+    "local-steps-100%-4bit": _local_steps(LocalSteps(density=1.0, values="int4")),
     **{f"local-steps@{rho}": _by_link(rho) for rho in (40, 130, 400)},  # each for that link alone
     # What their engine could do with other values, each island sending so much.
     "updates-1%-16bit": _updates(0.01, 16),

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 import torch
 from torch import nn
 
+from atoll.strategies.shared_masters.second_moments import SecondMoments
 from racing.clock import Exchange
 from racing.task import Batches, Task
 
@@ -34,6 +35,9 @@ class Replica:
         self.task, self._batches, self._peak, self._steps = task, batches, peak, steps
         self._parameter = nn.Parameter(task.initial.clone())
         self._adam = torch.optim.AdamW([self._parameter], lr=peak, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        self.away = False
+        """It neither trains nor exchanges now, and has what the others did when it is back."""
+        self.second_moments = SecondMoments([self._adam], [self._parameter])
 
     @property
     def theta(self) -> torch.Tensor:
@@ -53,7 +57,12 @@ class Replica:
         self._adam.step()
 
     def local_step(self, step: int) -> None:
-        self.update(self.gradient(step, self.theta), step)
+        if not self.away:
+            self.update(self.gradient(step, self.theta), step)
+
+
+def present(replicas: Sequence[Replica]) -> list[Replica]:
+    return [one for one in replicas if not one.away]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import torch
 
 from racing.clock import Exchange
 from racing.codecs import payload_bytes, rounded
-from racing.inner import Replica, gather, ring
+from racing.inner import Replica, gather, present, ring
 
 CHUNK: Final = 4096
 
@@ -63,7 +63,7 @@ class DiLoCo:
             offset = number * self._every // len(self._fragments)
             if (step + 1 - offset) % self._every or step + 1 <= offset:
                 continue
-            moves = [self._global[index] - replica.theta[index] for replica in self._replicas]
+            moves = [self._global[index] - replica.theta[index] for replica in present(self._replicas)]
             mean = torch.stack([rounded(move, self._bits) for move in moves]).mean(0)
             if self._bits != 32:
                 mean = rounded(mean, self._bits)  # sums are rounded again on their way back

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
-from racing.clock import Network
+from racing.clock import Network, conditions
 from racing.course import Lap
 from racing.inner import Setting
+
+SLOW: Final = "an island three times slower"
 
 
 def table(
@@ -37,6 +41,34 @@ def table(
         ]
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
+
+
+def times_under(
+    laps: Mapping[str, Sequence[Lap]],
+    target: float,
+    links: Mapping[float, Network],
+    step_s: float,
+    trace: Sequence[float],
+) -> str:
+    """Markdown: seconds to the target on worse links, and where one island of many takes three times as long."""
+    columns = [(rho, name) for rho, link in links.items() for name in (*conditions(link, step_s, trace), SLOW)]
+    rows = [
+        "| method |" + "".join(f" s at rho {rho:g}, {name} |" for rho, name in columns),
+        "|---|" + "---|" * len(columns),
+    ]
+    for method, ones in laps.items():
+        cells = []
+        for rho, name in columns:
+            link = conditions(links[rho], step_s, trace).get(name, links[rho])
+            timed = [with_slow_island(lap) if name == SLOW else lap for lap in ones]
+            cells.append(_median([lap.seconds_to(target, link, step_s) for lap in timed], ".1f"))
+        rows.append("| " + " | ".join([method, *cells]) + " |")
+    return "\n".join(rows)
+
+
+def with_slow_island(lap: Lap) -> Lap:
+    """Of several, the last; who is alone is as fast as the others."""
+    return replace(lap, speeds=(*lap.speeds[:-1], lap.speeds[-1] / 3)) if len(lap.speeds) > 1 else lap
 
 
 def _median(values: Sequence[float | None], spec: str) -> str:

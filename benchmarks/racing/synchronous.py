@@ -12,7 +12,7 @@ from atoll.strategies.compressed.codes.compressors import CodePlace
 from atoll.strategies.compressed.codes.sparse_codes import compress_with_momentum
 from atoll.strategies.compressed.settings import Compressed
 from racing.clock import Exchange
-from racing.inner import Replica, gather, ring
+from racing.inner import Replica, gather, present, ring
 
 BACKWARD_SHARE: Final = 2 / 3
 """Of a step, in which DDP's buckets may leave already."""
@@ -49,10 +49,10 @@ class Ddp:
     def step(self, step: int) -> Sequence[Exchange]:
         first = self._replicas[0]
         mean_N = torch.zeros_like(first.theta)
-        for replica in self._replicas:
+        for replica in present(self._replicas):
             gradient_N = replica.gradient(step, first.theta)
             mean_N += gradient_N if self._bits == 32 else gradient_N.bfloat16().float()
-        first.update(mean_N / len(self._replicas), step)
+        first.update(mean_N / len(present(self._replicas)), step)
         payload = first.task.entries * self._bits / 8
         return (ring(payload, len(self._replicas), after=step, due=step + 1, overlap=BACKWARD_SHARE),)
 

@@ -10,24 +10,36 @@ are behind that by, in parts again: u is a part of sum - master. What it leaves 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from atoll.strategies.shared_masters.second_moments import TAKEN_LATER, told_after
 from racing.clock import Exchange
-from racing.codecs import payload_bytes, rounded, top_blocks
-from racing.inner import Replica, gather, ring
+from racing.codecs import Blocks, payload_bytes
+from racing.inner import Replica, gather, present, ring
 
 
 class Updates:
     """density: share of the blocks that is sent in an exchange. every: steps between two. late: steps that others'
-    parts may take."""
+    parts may take. whole_batch: Adam's second moments are those of the whole batch's gradient."""
 
     def __init__(
-        self, replicas: Sequence[Replica], *, density: float, bits: int, every: int = 1, late: int = 1
+        self,
+        replicas: Sequence[Replica],
+        *,
+        density: float,
+        bits: int,
+        every: int = 1,
+        late: int = 1,
+        whole_batch: bool = True,
     ) -> None:
+        self._whole_batch = whole_batch
+        self._told_B, self._told_due = torch.empty(0), 0
         self._replicas, self._density, self._bits, self._every, self._late = replicas, density, bits, every, late
         self._master = replicas[0].task.initial.clone()
-        self._blocks = replicas[0].task.blocks()
+        self._places = replicas[0].task.blocks()
+        self._blocks: dict[float, Blocks] = {}  # by density
         self._in_flight: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}
         self._sent = [torch.zeros_like(self._master) for _ in replicas]  # on its way, and still in the live weights
 
@@ -38,26 +50,42 @@ class Updates:
         with torch.enable_grad():
             for replica in self._replicas:
                 replica.local_step(step)
+        exchanges = self._share_second_moments(step + 1)
         if (step + 1) % self._every:
-            return ()
+            return exchanges
         parts, payload = [], 0.0
         for replica, sent_N in zip(self._replicas, self._sent, strict=True):
             part_N, payload = self._part(replica.theta - self._master - sent_N, self._density, self._bits)
+            if replica.away:
+                part_N = torch.zeros_like(part_N)
             sent_N.add_(part_N)
             parts.append(part_N)
         due = step + 1 + self._late
-        update_N, exchange = self._exchanged(torch.stack(parts).mean(0), payload, step, due)
+        update_N, exchange = self._exchanged(
+            torch.stack(parts).sum(0) / len(present(self._replicas)), payload, step, due
+        )
         self._in_flight[due] = (update_N, parts)
-        return (exchange,)
+        return (exchange, *exchanges)
+
+    def _share_second_moments(self, updates: int) -> Sequence[Exchange]:
+        """As the strategies do."""
+        moments = [replica.second_moments for replica in present(self._replicas)]
+        for one in moments:
+            one.updated()
+            if updates == self._told_due:
+                one.take(self._told_B)
+        if not self._whole_batch or not told_after(updates):
+            return ()
+        self._told_B = torch.stack([one.told(1 / len(moments)) for one in moments]).sum(0)
+        self._told_due = updates + TAKEN_LATER
+        return (ring(self._told_B.nbytes, len(moments), after=updates - 1, due=self._told_due),)
 
     def _part(self, ahead_N: torch.Tensor, density: float, bits: int) -> tuple[torch.Tensor, float]:
         """The heaviest blocks of each tensor as the receiver sees them [N], and their bytes."""
-        part_N, entries = torch.zeros_like(ahead_N), 0
-        for at in self._blocks:
-            mask = top_blocks(ahead_N[at], density)
-            part_N[at][mask] = rounded(ahead_N[at][mask], bits)
-            entries += int(mask.sum())
-        return part_N, payload_bytes(entries, bits, indexed=density < 1)
+        if density not in self._blocks:
+            self._blocks[density] = Blocks([at.stop - at.start for at in self._places], density)
+        blocks = self._blocks[density]
+        return blocks.part(ahead_N, bits), payload_bytes(blocks.entries, bits, indexed=density < 1)
 
     def _exchanged(self, mean_N: torch.Tensor, payload: float, after: int, due: int) -> tuple[torch.Tensor, Exchange]:
         """What the masters move by, and what was sent for it. payload: bytes of one island's part."""
@@ -81,10 +109,8 @@ class Updates:
 class OwnedUpdates(Updates):
     """back: share of the blocks that owners send back, in as many bits."""
 
-    def __init__(
-        self, replicas: Sequence[Replica], *, density: float, back: float, bits: int, every: int = 1, late: int = 1
-    ) -> None:
-        super().__init__(replicas, density=density, bits=bits, every=every, late=late)
+    def __init__(self, replicas: Sequence[Replica], *, back: float, **exchange: Any) -> None:
+        super().__init__(replicas, **exchange)
         self._back = back
         self._sum = self._master.clone()  # of all owners, side by side
 

@@ -5,7 +5,8 @@ The masters take each rank's update times its share b_i / B of a whole batch, so
 time, where the residual is what this rank has not sent yet: error feedback is in the weights themselves. A rank
 therefore sees the effect of its own gradients without delay, however little is sent and however thin the link is, which
 is what large learning rates need. An optimizer that is linear in the gradient (SGD with or without momentum) makes the
-very update of the whole batch when everything is sent; Adam makes the weighted mean of the ranks' own.
+very update of the whole batch when everything is sent; Adam makes the weighted mean of the ranks' own, each divided by
+the root of the whole batch's second moment (second_moments.py).
 
 Shares are those of the plan, which hold for many steps. In a batch that is split otherwise, as an epoch's last, the
 rank's gradient is weighted by what that deviates: share * (weight / share) is b_i / B in every step, and momentum is
@@ -20,15 +21,16 @@ from functools import partial
 
 import torch
 
-from atoll.agent.runtime.data.sampler import BatchSlice
+from atoll.agent.runtime.data.sampler import BatchSlice, Position
 from atoll.agent.runtime.step.backward.gradient_passes import refuse_sparse
 from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
-from atoll.agent.runtime.step.state.durable import OwnState
+from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.errors import BadInput
 from atoll.strategies.shared_masters.engine_tensors import PER_OWNER, EngineTensor, joined
-from atoll.strategies.shared_masters.layout import Layer, lay_out_for_updates
+from atoll.strategies.shared_masters.layout import Layer, lay_out_for_updates, trained
 from atoll.strategies.shared_masters.local_update import DensityOf, MastersUpdate
 from atoll.strategies.shared_masters.options import ExchangeOptions
+from atoll.strategies.shared_masters.second_moments import SecondMoments, ToldMoments
 
 
 class UpdateExchange(MastersUpdate):
@@ -48,6 +50,15 @@ class UpdateExchange(MastersUpdate):
         self._accumulated = False  # a pass since the last update
         self._updated = False  # since the last sync round
         self._hooks = [layer.parameter.register_hook(partial(self._on_gradient, layer)) for layer in self._layers]  # type: ignore[no-untyped-call]
+        self._optimizers = context.optimizers
+        self._moments: ToldMoments | None = None
+
+    def start(self, position: Position, share: float, origin: Origin | None) -> None:
+        super().start(position, share, origin)
+        moments = SecondMoments(self._optimizers, [one for _, one in trained(self._model)])
+        together = self._replica is not None and len(self._channel.islands()) == 1  # each step is exact
+        if self._session.group is not None and len(moments) and not together:
+            self._moments = ToldMoments(moments, self._session.group, leads=self._exchange.leads)
 
     def _adopt_optimizer(self) -> int:
         return 0
@@ -163,6 +174,8 @@ class UpdateExchange(MastersUpdate):
         self._round += 1
         self.state.updates += 1
         self._accumulated = False
+        if self._moments is not None:
+            self._moments.updated(self._round, self._share)
         self._exchange.engine.sum_updates(self._round, self._share, self._k_blocks, self._owner_blocks)
         for tensor in self._tensors:
             if not self._exchange.on_cpu(tensor) and self._round % self._options.every == tensor.turn:

@@ -11,12 +11,14 @@ import pytest
 import torch
 from racing.advice import asked
 from racing.clock import Exchange, Network, finished_s, link_of
-from racing.codecs import BLOCK, payload_bytes, rounded, top_blocks
+from racing.codecs import BLOCK, Blocks, payload_bytes, rounded, top_blocks
 from racing.course import Lap
 from racing.inner import Replica, gather, ring
 from racing.local import DiLoCo, SparseLoCo
 from racing.synchronous import Ddp, PowerSgd
 from racing.updates import OwnedUpdates, Updates
+
+from atoll.strategies.shared_masters.second_moments import RATIO
 
 ENTRIES = 64
 FREE = Network(up_bps=1e30, down_bps=1e30)
@@ -105,8 +107,8 @@ def test_all_updates_in_float32_are_local_sgd_of_every_step() -> None:
 
 def test_owners_that_send_all_back_are_updates_from_everybody_to_everybody() -> None:
     through, direct = replicas(3), replicas(3)
-    owned = OwnedUpdates(through, density=0.5, back=1.0, bits=32)
-    updates = Updates(direct, density=0.5, bits=32)
+    owned = OwnedUpdates(through, density=0.5, back=1.0, bits=32, whole_batch=False)
+    updates = Updates(direct, density=0.5, bits=32, whole_batch=False)
     for step in range(8):
         sent = owned.step(step)
         updates.step(step)
@@ -140,6 +142,31 @@ def test_what_was_not_sent_waits_and_arrives_in_the_end(make: Any) -> None:
     wanted = Bowl.initial + (moved[0] + moved[1]) / 2
     assert torch.allclose(updates.consolidated(), wanted, atol=1e-5)
     assert all(torch.allclose(one.theta, wanted, atol=1e-5) for one in ones)
+
+
+def test_what_islands_tell_of_second_moments_is_an_exchange_of_a_few_steps() -> None:
+    """1. After eight updates everybody tells a mean for 64 entries. 2. It is there eight updates later, and from then
+    on each divides by what one Adam of the whole batch would."""
+    ones = replicas(2)
+    updates = Updates(ones, density=1.0, bits=32)
+    exchanges = [updates.step(step)[1:] for step in range(20)]
+    assert {step: [(one.due, one.up_bytes) for one in told] for step, told in enumerate(exchanges) if told} == {
+        7: [(16, 4.0)], 15: [(24, 4.0)],
+    }  # fmt: skip
+    ratios = [one._adam.state[one._parameter][RATIO] for one in ones]
+    assert all((ratio < 1).all() for ratio in ratios)
+
+
+def test_who_is_away_neither_trains_nor_counts() -> None:
+    """1. One of three is gone for ten steps and comes back. 2. Its live weights lack nothing of the others' work."""
+    ones, two = replicas(3), replicas(2)
+    ones[2].away = True
+    updates, without = (Updates(some, density=1.0, bits=32, whole_batch=False) for some in (ones, two))
+    for step in range(10):
+        updates.step(step)
+        without.step(step)
+    assert torch.allclose(updates.consolidated(), without.consolidated(), atol=1e-6)
+    assert torch.allclose(ones[2].theta, updates.consolidated(), atol=1e-6)
 
 
 def test_ddp_steps_on_the_mean_gradient() -> None:
@@ -221,3 +248,29 @@ def test_the_planner_calls_one_island_sooner_only_where_it_was_in_the_race(strat
         planned = asked(lap, strategy, link_of(rho, entries, 4, step_s), step_s)
         assert planned.sooner == expected
         assert not planned.sooner or seconds > RACED_ALONE_S
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("density", [0.05, 0.4, 1.0])
+def test_the_blocks_of_all_tensors_at_once_are_those_of_each(density: float, bits: int) -> None:
+    sizes = [64, 1024, 48 * BLOCK]
+    values = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(3))
+    wanted, chosen, at = torch.zeros_like(values), 0, 0
+    for size in sizes:
+        one = values[at : at + size]
+        mask = top_blocks(one, density)
+        wanted[at : at + size][mask] = rounded(one[mask], bits)
+        chosen, at = chosen + int(mask.sum()), at + size
+    blocks = Blocks(sizes, density)
+    assert torch.equal(blocks.part(values, bits), wanted)
+    assert blocks.entries == chosen
+
+
+def test_a_link_whose_rate_changes_carries_what_it_carries_at_each_time() -> None:
+    """1. A second at the full rate, one at a quarter, over and over: 8 bit/s. 2. Two bytes leave at 0.5 s: four bits at
+    once, two in the second after, the other ten from 2 s on. 3. Latency is no time of the link's."""
+    network = Network(up_bps=8, down_bps=8, latency_s=5.0, rates=(1.0, 0.25), each_s=1.0)
+    sent = Exchange(after=0, due=2, up_bytes=2, down_bytes=1)
+    assert network.takes_s(sent, 0.5) == pytest.approx(0.5 + 1.0 + 1.0 + 1.0)
+    done = finished_s([sent, Exchange(after=1, due=3, up_bytes=1, down_bytes=1)], 3, [0.5], network)
+    assert done == [pytest.approx(0.5), pytest.approx(4.0 + 5.0), pytest.approx(5.0 + 5.0)]

@@ -1,0 +1,115 @@
+"""Second moments of the whole batch: what islands tell makes each one's Adam divide by what one Adam of all would."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from atoll.strategies.shared_masters.second_moments import BLOCK, RATIO, SecondMoments, told_after
+
+ENTRIES = 3 * BLOCK + 5  # a short last block
+ISLANDS = 4
+STEPS = 192
+Gradients = Callable[[torch.Generator, int], torch.Tensor]
+
+
+class Island:
+    def __init__(self, *, beta2: float = 0.95) -> None:
+        self.weights = torch.nn.Parameter(torch.zeros(ENTRIES))
+        self.adam = torch.optim.AdamW([self.weights], lr=1e-3, betas=(0.9, beta2))
+        self.moments = SecondMoments([self.adam], [self.weights])
+
+    def update(self, gradient: torch.Tensor) -> None:
+        self.weights.grad = gradient
+        self.adam.step()
+        self.moments.updated()
+
+    @property
+    def second(self) -> torch.Tensor:
+        second: torch.Tensor = self.adam.state[self.weights]["exp_avg_sq"]
+        return second
+
+
+def trained(gradients: Gradients, beta2: float = 0.95) -> tuple[list[Island], Island, float]:
+    """Islands that tell each other, one Adam of the whole batch, and the mean of v ÷ its v over the last updates."""
+    random = torch.Generator().manual_seed(1)
+    islands, whole, ratios = [Island(beta2=beta2) for _ in range(ISLANDS)], Island(beta2=beta2), []
+    for step in range(1, STEPS + 1):
+        given = [gradients(random, i) for i in range(ISLANDS)]
+        for island, gradient in zip(islands, given, strict=True):
+            island.update(gradient)
+        whole.update(torch.stack(given).mean(0))
+        if told_after(step):
+            total = torch.stack([island.moments.told(1 / ISLANDS) for island in islands]).sum(0)
+            for island in islands:
+                island.moments.take(total)
+        elif step > STEPS // 2:
+            ratios += [float(island.second.mean() / whole.second.mean()) for island in islands]
+    return islands, whole, sum(ratios) / len(ratios)
+
+
+def noise(random: torch.Generator, island: int) -> torch.Tensor:
+    return torch.randn(ENTRIES, generator=random)
+
+
+@pytest.mark.parametrize("beta2", [0.95, 0.999])
+def test_noise_of_a_part_counts_as_much_as_it_does_in_the_whole_batch(beta2: float) -> None:
+    assert trained(noise, beta2)[2] == pytest.approx(1.0, abs=0.2)  # 4 without it
+
+
+def test_what_all_islands_agree_on_is_left_alone() -> None:
+    ones = trained(lambda random, island: torch.ones(ENTRIES))[0]
+    assert all(torch.allclose(one.second, torch.ones(ENTRIES), rtol=0.05) for one in ones)
+
+
+def test_what_concerns_one_island_moves_by_its_measure_on_all() -> None:
+    """1. Three islands have a thousandth of the first one's noise. 2. All divide by the root of a sixteenth of the
+    first's v, as one Adam of the whole batch would, not each by its own."""
+    islands, _, ratio = trained(lambda random, island: noise(random, island) * (1.0 if island == 0 else 1e-3))
+    assert ratio == pytest.approx(1.0, abs=0.3)
+    means = [float(island.second.mean()) for island in islands]
+    assert max(means) < 6 * min(means)  # a million times without it
+
+
+def test_who_goes_on_from_a_checkpoint_knows_what_its_moments_are() -> None:
+    """Else each restart would take v for the island's own, and divide it by the number of islands once more."""
+    islands, _, _ = trained(noise)
+    again = Island()
+    again.adam.load_state_dict(copy.deepcopy(islands[0].adam.state_dict()))
+    for _ in range(5):
+        again.update(torch.randn(ENTRIES, generator=torch.Generator().manual_seed(2)))
+        islands[0].update(again.weights.grad.clone())
+    for _ in range(3):
+        told = [one.moments.told(1 / ISLANDS) for one in (islands[0], again)]
+        assert torch.allclose(*told, rtol=0.01)
+        again.moments.take(told[1] * ISLANDS)
+    assert float(again.second.mean()) == pytest.approx(float(islands[0].second.mean()), rel=0.4)
+
+
+def test_what_no_adam_has_is_neither_told_nor_changed() -> None:
+    weights, bias = torch.nn.Parameter(torch.zeros(BLOCK)), torch.nn.Parameter(torch.zeros(3))
+    moments = SecondMoments([torch.optim.SGD([weights], lr=1.0, momentum=0.9)], [weights, bias])
+    moments.updated()
+    assert len(moments) == 0
+    adam = torch.optim.AdamW([weights], amsgrad=True)
+    assert len(SecondMoments([adam], [weights])) == 0
+
+
+def test_a_parameter_without_an_update_yet_tells_nothing() -> None:
+    island = Island()
+    assert torch.equal(island.moments.told(0.5), torch.zeros(4))
+    island.moments.take(torch.ones(4))
+    assert RATIO not in island.adam.state.get(island.weights, {})
+
+
+def test_an_overflow_is_told_to_nobody() -> None:
+    island = Island()
+    island.update(torch.full((ENTRIES,), torch.inf))
+    assert torch.equal(island.moments.told(0.5), torch.zeros(4))
+
+
+def test_islands_tell_at_the_same_updates() -> None:
+    assert [one for one in range(1, 300) if told_after(one)] == [8, 16, 32, 64, 128, 192, 256]
