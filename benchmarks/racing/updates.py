@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from atoll.strategies.shared_masters.second_moments import TAKEN_LATER, told_after
+from atoll.strategies.shared_masters.second_moments import span_of, told_after
 from racing.clock import Exchange
 from racing.codecs import Blocks, payload_bytes
 from racing.inner import Replica, gather, present, ring
@@ -77,8 +77,11 @@ class Updates:
         if not self._whole_batch or not told_after(updates):
             return ()
         self._told_B = torch.stack([one.told(1 / len(moments)) for one in moments]).sum(0)
-        self._told_due = updates + TAKEN_LATER
-        return (ring(self._told_B.nbytes, len(moments), after=updates - 1, due=self._told_due),)
+        self._told_due = updates + span_of(updates)
+        return [
+            ring(piece.nbytes, len(moments), after=updates - 1 + later, due=self._told_due)
+            for later, piece in enumerate(torch.chunk(self._told_B, span_of(updates)))
+        ]
 
     def _part(self, ahead_N: torch.Tensor, density: float, bits: int) -> tuple[torch.Tensor, float]:
         """The heaviest blocks of each tensor as the receiver sees them [N], and their bytes."""

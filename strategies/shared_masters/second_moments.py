@@ -16,6 +16,7 @@ Adam adds the island's own g² in each step, and so goes from r v_i towards v_i;
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,8 +34,8 @@ RATIO: Final = "whole_batch_ratio"
 TOLD_FIRST: Final = 8
 TOLD_EVERY: Final = 64
 """Updates between two times that islands tell; before, at each power of two."""
-TAKEN_LATER: Final = 8
-"""Updates: the sum travels meanwhile. The same always, so that runs can be repeated."""
+SPANS: Final = (8, 32)
+"""Updates, least and most, over which pieces of what is told leave, one in each, so that a thin link is not held up."""
 DRIFT: Final = 0.2
 """Share of v_i that Adam may have added before v is put back."""
 MOST_UPDATES: Final = 64
@@ -124,6 +125,11 @@ def told_after(updates: int) -> bool:
     return updates % TOLD_EVERY == 0 or (updates >= TOLD_FIRST and updates & (updates - 1) == 0)
 
 
+def span_of(updates: int) -> int:
+    """Updates from those after which it was told until it is taken, which are always the same: runs can be repeated."""
+    return max(SPANS[0], min(SPANS[1], updates // 2))
+
+
 class SecondMoments:
     """Of one rank's optimizers; of parameters that no Adam has nothing is told or changed. Vectors of means are over
     the blocks of all that have one, as long on every rank. By the training thread, between two updates."""
@@ -179,23 +185,28 @@ class ToldMoments:
     def __init__(self, moments: SecondMoments, group: Group, *, leads: bool) -> None:
         """leads: for its island. On every rank, with as many parameters."""
         self._moments, self._group, self._leads = moments, group, leads
-        self._under_way: tuple[torch.Tensor, UnderWay, int] | None = None
+        self._told_B = torch.empty(0)
+        self._left: deque[torch.Tensor] = deque()  # pieces of it that nobody sums yet
+        self._under_way: list[UnderWay] = []
+        self._due = 0  # the updates at which it is taken
 
     def updated(self, updates: int, share: float) -> None:
         """The optimizer made so many updates of this run, as on all ranks; the island has `share` of a whole batch.
         Raises PeerLost."""
         self._moments.updated()
-        if self._under_way is not None and updates == self._under_way[2]:
-            total_B, under_way, _ = self._under_way
-            self._under_way = None
-            under_way.wait()
-            self._moments.take(total_B)
+        if updates == self._due:
+            for under_way in self._under_way:
+                under_way.wait()
+            self._under_way = []
+            self._moments.take(self._told_B)
         if told_after(updates):
-            told_B = self._moments.told(share)
+            self._due = updates + span_of(updates)
+            self._told_B = self._moments.told(share)
             if not self._leads:
-                told_B.zero_()
-            under_way = self._group.begin_sum(told_B, "telling second moments")
-            self._under_way = told_B, under_way, updates + TAKEN_LATER
+                self._told_B.zero_()
+            self._left.extend(torch.chunk(self._told_B, span_of(updates)))
+        if self._left:
+            self._under_way.append(self._group.begin_sum(self._left.popleft(), "telling second moments"))
 
 
 def _means(moment: torch.Tensor, *, squared: bool = False) -> torch.Tensor:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
 
-from atoll.strategies.shared_masters.second_moments import BLOCK, RATIO, SecondMoments, told_after
+from atoll.strategies.shared_masters.second_moments import BLOCK, RATIO, SecondMoments, span_of, told_after
 
 ENTRIES = 3 * BLOCK + 5  # a short last block
 ISLANDS = 4
@@ -112,4 +113,7 @@ def test_an_overflow_is_told_to_nobody() -> None:
 
 
 def test_islands_tell_at_the_same_updates() -> None:
-    assert [one for one in range(1, 300) if told_after(one)] == [8, 16, 32, 64, 128, 192, 256]
+    """What is told is taken before anything is told again."""
+    told = [one for one in range(1, 300) if told_after(one)]
+    assert told == [8, 16, 32, 64, 128, 192, 256]
+    assert all(one + span_of(one) <= after for one, after in pairwise(told))
