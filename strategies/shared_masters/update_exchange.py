@@ -5,8 +5,8 @@ The masters take each rank's update times its share b_i / B of a whole batch, so
 time, where the residual is what this rank has not sent yet: error feedback is in the weights themselves. A rank
 therefore sees the effect of its own gradients without delay, however little is sent and however thin the link is, which
 is what large learning rates need. An optimizer that is linear in the gradient (SGD with or without momentum) makes the
-very update of the whole batch when everything is sent; Adam makes the weighted mean of the ranks' own, each divided by
-the root of the whole batch's second moment (second_moments.py).
+very update of the whole batch when everything is sent; Adam makes the weighted mean of the ranks' own, with owners each
+divided by the root of the whole batch's second moment (second_moments.py).
 
 Shares are those of the plan, which hold for many steps. In a batch that is split otherwise, as an epoch's last, the
 rank's gradient is weighted by what that deviates: share * (weight / share) is b_i / B in every step, and momentum is
@@ -55,9 +55,10 @@ class UpdateExchange(MastersUpdate):
 
     def start(self, position: Position, share: float, origin: Origin | None) -> None:
         super().start(position, share, origin)
+        if not self._options.owners or len(self._channel.islands()) == 1:  # each rank's own, or each step is exact
+            return
         moments = SecondMoments(self._optimizers, [one for _, one in trained(self._model)])
-        together = self._replica is not None and len(self._channel.islands()) == 1  # each step is exact
-        if self._session.group is not None and len(moments) and not together:
+        if self._session.group is not None and len(moments):
             self._moments = ToldMoments(moments, self._session.group, leads=self._exchange.leads)
 
     def _adopt_optimizer(self) -> int:
