@@ -37,6 +37,8 @@ from atoll.controller.state.records import (
     Standby,
 )
 
+FREED_S: Final = 1.0
+"""How long a device is free before the run that it was in takes it back; others first show that they stay."""
 JUDGE_EVERY_S: Final = 10.0
 UNMEASURED_S: Final = 15.0
 """How long a run that reports no measured steps is waited for before devices are taken in without a prediction."""
@@ -98,11 +100,13 @@ def _offering(observed: ObservedJob, run: RunRecord, clock: PassClock) -> list[F
         return []
     first = run.members[0]
     kinds = {device.kind for device in observed.nodes[first.node].record.devices}
+    began = observed.run.members if observed.run is not None else ()
+    known = {f"{member.node}/{member.device}" for member in began}
     return [
         d
         for d in observed.devices.free
         if d.kind in kinds
-        and clock.now_s - d.since_s >= GROW_STABLE_S
+        and clock.now_s - d.since_s >= (FREED_S if d.name in known else GROW_STABLE_S)
         and not _slowed(observed.job.learned.standby.get(d.name), d, run)
     ]
 
@@ -115,7 +119,7 @@ def _slowed(standby: Standby | None, device: FreeDevice, run: RunRecord) -> bool
 
 def _offered(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice], clock: PassClock) -> DeviceAssessment:
     job, room = observed.job, observed.job.spec.max_workers - len(run.members)
-    profile = observed.training.profile if _measured(observed) else None
+    profile = observed.training.profile if _measured(observed) and job.spec.stages == 1 else None
     found = None if profile is None else answer(_question(observed, run, profile, free, learned(job, free)))
     if found is None:
         found = _unmeasured(observed, run, free, clock)
@@ -207,6 +211,8 @@ def _unmeasured(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice
 
 def _foreseeable(observed: ObservedJob, run: RunRecord, device: FreeDevice) -> bool:
     """Whether the device can be predicted once the run has measured its steps."""
+    if observed.job.spec.stages > 1:
+        return False  # what a whole pipeline would add is not
     if device.name in learned(observed.job, [device]):
         return True
     return device.work_per_s > 0 and any(worker.work_per_s > 0 for worker in _workers(observed, run))

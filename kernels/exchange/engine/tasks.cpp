@@ -192,7 +192,7 @@ void ExchangeEngine::run_own(Tensor& tensor, std::int64_t sync_round, const std:
         const std::lock_guard<std::mutex> lock(tensor.weights_mutex);
         tensor.snapshot.before(sync_round);
         add_to(tensor.owner_sum, tensor.weights.entries(), units);
-        const Gradient nothing_new{nullptr, ValueFormat::float32, 0, k_blocks, {}};
+        const Gradient nothing_new{.k_blocks = k_blocks};
         total = tensor.owner_selector.select(nothing_new, format_of(tensor, sync_round), scratch).encoded;
     }
     const double sum_s = processor_s() - begun_s;

@@ -22,7 +22,14 @@ from made import (
 )
 
 from atoll.controller.estimators.profile import NoiseEstimate, Profile
-from atoll.controller.jobs.admission.growing import KEPT_STANDBYS, RESTART_S, learned, restart_s, stood_by
+from atoll.controller.jobs.admission.growing import (
+    KEPT_STANDBYS,
+    RESTART_S,
+    assess_devices,
+    learned,
+    restart_s,
+    stood_by,
+)
 from atoll.controller.jobs.lifecycle.observed import JobStep, ObservedJob
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.lifecycle.start import FreeDevice
@@ -118,6 +125,26 @@ def test_a_device_that_can_be_predicted_waits_for_the_first_measurements_but_not
     early = running(None, free("x", work_per_s=1.0), since_s=NOW_S - 10)
     assert look(early).job.status.phase is JobPhase.RUNNING
     assert look(changed(early, since_s=NOW_S - 16)).job.status.phase is JobPhase.STOPPING
+
+
+def test_a_pipeline_that_can_be_whole_again_waits_for_no_measurements() -> None:
+    """1. Two pipelines of two stages; one is lost, and its devices are free: of pipelines nothing is predicted, however
+    well its devices are known. 2. One device alone makes up none."""
+    of = job(run=1, spec=spec(max_workers=4, strategy="groups", strategy_settings={"stages": 2}))
+    offers = free("x", work_per_s=1.0), free("y", work_per_s=0.01)
+    view = running(profile(1, 1), *offers, of=of, since_s=NOW_S - 4)
+    for each in (view, changed(view, profile=None)):
+        assert look(each).job.status.reason == "growing from 2 to 4 workers: devices are free on x, y"
+        assert look(changed(each, free=offers[:1])).job.status.phase is JobPhase.RUNNING
+
+
+def test_a_device_that_the_run_had_is_taken_back_after_a_second_and_another_after_three() -> None:
+    began = running(profile(1, 1, 1))  # on a, b and c; c is lost, and its device free again
+    for name, waits_s in (("x", 3.0), ("c", 1.0)):
+        for free_s, cause in ((waits_s - 0.1, None), (waits_s, Cause.GROW)):
+            offer = free(name, since_s=NOW_S - free_s, work_per_s=1.0)
+            view = changed(began, free=(offer,), profile=profile(1, 1))
+            assert assess_devices(view, run("a", "b"), clock()).cause is cause
 
 
 def test_a_new_plan_that_is_not_measured_yet_lets_nobody_in() -> None:
