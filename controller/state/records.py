@@ -216,7 +216,7 @@ class ExitRecord(EtcdRecord):
     reason: str = ""
     step: int = 0
     order: int = 0
-    uses_atoll: bool = False
+    uses_atoll: bool = field(default=False, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
