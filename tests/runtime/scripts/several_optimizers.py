@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable
 from hashlib import blake2b
@@ -32,6 +33,19 @@ parser.add_argument("--settings", type=json.loads, help="of atoll.StaleSparse, w
 parser.add_argument("--die-at", type=int, default=-1, help="rank 1 is killed in this step, behind the first update")
 parser.add_argument("--sleep-s", type=float, default=0.0, help="pretended work per step")
 options = parser.parse_args()
+
+
+def refused(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Both ranks refuse by themselves: one that leaves before the other has is a lost peer to it."""
+    sys.__excepthook__(kind, error, trace)
+    (options.out / f"{options.kind}-refused-{os.environ['RANK']}").touch()
+    other, until_s = options.out / f"{options.kind}-refused-{1 - int(os.environ['RANK'])}", time.monotonic() + 30
+    while not other.exists() and time.monotonic() < until_s:
+        time.sleep(0.01)
+
+
+if options.kind in {"unprepared", "apart"}:
+    sys.excepthook = refused
 
 SAMPLES, BATCH = 100, 12  # 8 whole batches and one of 4 in each epoch
 run = atoll.init(seed=7, strategy=atoll.StaleSparse(**options.settings) if options.settings is not None else "dense")
