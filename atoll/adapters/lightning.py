@@ -18,6 +18,7 @@ from atoll.adapters.environment import joined_alone
 from atoll.agent.runtime.api.run import Run
 from atoll.agent.runtime.data.loader import Loader
 from atoll.errors import BadInput
+from atoll.telemetry_limits import MAX_METRICS
 
 # One code under two names, whose classes are no relatives: the one that the script uses, or that is there.
 _USED = "lightning.pytorch" in sys.modules or find_spec("pytorch_lightning") is None
@@ -26,8 +27,6 @@ SingleDeviceStrategy: Any = import_module(f"{_NAME}.strategies").SingleDeviceStr
 Callback: Any = import_module(f"{_NAME}.callbacks").Callback
 Checkpoint: Any = import_module(f"{_NAME}.callbacks").Checkpoint
 rank_zero_only: Any = import_module(f"{_NAME}.utilities").rank_zero_only
-
-_MOST_REPORTED: Final = 64
 
 
 def join(**options: Any) -> Run:
@@ -184,7 +183,7 @@ class RunEpochs(Callback):  # type: ignore[misc]
 
     def _report(self) -> None:
         numbers = {name: value.item() for name, value in self._trainer.callback_metrics.items() if value.numel() == 1}
-        self._run.report(**dict(list(numbers.items())[:_MOST_REPORTED]))
+        self._run.report(**dict(list(numbers.items())[:MAX_METRICS]))
 
     def end(self) -> None:
         """Waits for the last checkpoint, also where the Trainer stopped in the middle of an epoch."""

@@ -100,13 +100,13 @@ def _offering(observed: ObservedJob, run: RunRecord, clock: PassClock) -> list[F
         return []
     first = run.members[0]
     kinds = {device.kind for device in observed.nodes[first.node].record.devices}
-    began = observed.run.members if observed.run is not None else ()
-    known = {f"{member.node}/{member.device}" for member in began}
+    began = observed.run.members if observed.run is not None and observed.devices.free else ()
+    had = {(member.node, member.device) for member in began}
     return [
         d
         for d in observed.devices.free
         if d.kind in kinds
-        and clock.now_s - d.since_s >= (FREED_S if d.name in known else GROW_STABLE_S)
+        and clock.now_s - d.since_s >= (FREED_S if (d.node, d.index) in had else GROW_STABLE_S)
         and not _slowed(observed.job.learned.standby.get(d.name), d, run)
     ]
 
@@ -200,19 +200,17 @@ def _workers(observed: ObservedJob, run: RunRecord) -> list[RatedDevice]:
 
 
 def _unmeasured(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice], clock: PassClock) -> AdmissionAnswer:
-    """What cannot be predicted is taken in at once, as nothing would be learned of it by waiting; the rest where the
-    run, or one of its ranks, measures nothing though it had the time. Who waits by a verdict waits on."""
+    """What cannot be predicted, as whole pipelines, is taken in at once: waiting would teach nothing of it; the rest
+    where the run, or one of its ranks, measures nothing though it had the time. Who waits by a verdict waits on."""
     profile, began_s = observed.training.profile, max(observed.since_s, observed.plans.planned_s)
     silent = profile is None or profile.total_batch == 0 or profile.steps >= STEADY_STEPS
-    hopeless = silent and clock.now_s - began_s >= UNMEASURED_S
+    hopeless = observed.job.spec.stages > 1 or (silent and clock.now_s - began_s >= UNMEASURED_S)
     new = (d for d in free if d.name not in observed.job.learned.standby)
     return AdmissionAnswer({}, {}, tuple(sorted(d.name for d in new if hopeless or not _foreseeable(observed, run, d))))
 
 
 def _foreseeable(observed: ObservedJob, run: RunRecord, device: FreeDevice) -> bool:
     """Whether the device can be predicted once the run has measured its steps."""
-    if observed.job.spec.stages > 1:
-        return False  # what a whole pipeline would add is not
     if device.name in learned(observed.job, [device]):
         return True
     return device.work_per_s > 0 and any(worker.work_per_s > 0 for worker in _workers(observed, run))
