@@ -82,7 +82,7 @@ def _owned(
     )
 
 
-def _stale_sparse(settings: StaleSparse, *, whole_batch: bool = False) -> Runner:
+def _stale_sparse(settings: StaleSparse, *, whole_batch: bool = True) -> Runner:
     """The strategy's exchange: the islands share what it sends."""
 
     def build(replicas: Sequence[Replica], _: Setting) -> Method:
@@ -143,8 +143,8 @@ FIELD: Final[Mapping[str, Runner]] = {
     "sparseloco-10": _sparse_loco(10, 1 / 32),
     "sparseloco-30": _sparse_loco(30, 1 / 64),
     "stale-sparse": _stale_sparse(StaleSparse()),
-    "stale-sparse-one-moment": _stale_sparse(StaleSparse(), whole_batch=True),  # as local-steps has it
-    "stale-sparse-1%-16bit": _stale_sparse(StaleSparse(sparsity=0.99, values="float16")),  # its defaults until 0.1
+    "stale-sparse-own-moments": _stale_sparse(StaleSparse(), whole_batch=False),  # as it was until 0.1
+    "stale-sparse-1%-16bit": _stale_sparse(StaleSparse(sparsity=0.99, values="float16"), whole_batch=False),
     "local-steps": _local_steps(LocalSteps()),
     "local-steps-own-moments": _owned(0.20, 0.40, 2, whole_batch=False),  # its default until 0.1
     "local-steps-100%-4bit": _local_steps(LocalSteps(density=1.0, values="int4")),

@@ -76,7 +76,7 @@ class Updates:
                 one.take(self._told_B)
         if not self._whole_batch or not told_after(updates):
             return ()
-        self._told_B = torch.stack([one.told(1 / len(moments)) for one in moments]).sum(0)
+        self._told_B = torch.stack([one.told(1 / len(moments), updates) for one in moments]).sum(0)
         self._told_due = updates + span_of(updates)
         return [
             ring(piece.nbytes, len(moments), after=updates - 1 + later, due=self._told_due)

@@ -12,7 +12,11 @@ the whole batch's would. With one v for all, the mean of their updates is that u
 
 So each island tells its part w_i = a_i² n_i² + a_i s_i² of v now and then, as means over blocks: the sum of these is v
 where signals agree, and no less than v where they do not. Between, v follows the island's own v_i by their ratio r.
-Adam adds the island's own g² in each step, and so goes from r v_i towards v_i; it is put back every few steps."""
+Adam adds the island's own g² in each step, and so goes from r v_i towards v_i; it is put back every few steps.
+
+All that is known of this is in the optimizer's state, so it goes wherever v goes: into each rank's part of a
+checkpoint, and from one process to the next. Sums that are under way are not: what the island told is, and is told once
+more."""
 
 from __future__ import annotations
 
@@ -30,7 +34,16 @@ from atoll.strategies.shared_masters.layout import flat_view
 BLOCK: Final = 64
 """Entries of a parameter that share a ratio."""
 RATIO: Final = "whole_batch_ratio"
-"""In the state of a parameter: what v_i was multiplied by last, float32 [blocks]. It goes wherever v goes."""
+"""In the state of a parameter: what v_i was multiplied by last, float32 [blocks]."""
+SINCE: Final = "whole_batch_since"
+"""Beside it: updates since then, one number of all parameters. Loaded, it has the parameter's dtype, which is exact up
+to MOST_UPDATES."""
+OWN: Final = "told_own_means"
+"""From telling until the sum is taken: means of v_i when it was told, float32 [blocks]."""
+TOLD: Final = "told_means"
+"""As long: what was told of them."""
+TOLD_AFTER: Final = "told_after"
+"""As long: after how many updates, as `ToldMoments` counts them; an int."""
 TOLD_FIRST: Final = 8
 TOLD_EVERY: Final = 64
 """Updates between two times that islands tell; before, at each power of two."""
@@ -52,9 +65,7 @@ class _Adam:
     optimizer: torch.optim.Optimizer
     beta1: float
     beta2: float
-    own_B: torch.Tensor | None = None  # means of v_i when they were told last
     updates: float = 0.0  # of the parameter since the job began; 0: not looked up yet
-    since: int = 0  # updates since v was put back
 
     @property
     def state(self) -> MutableMapping[str, Any]:
@@ -76,7 +87,6 @@ class _Adam:
 
     def count(self) -> None:
         """One more update was made."""
-        self.since += 1
         if self.updates:
             self.updates += 1
         elif self.known:
@@ -86,22 +96,22 @@ class _Adam:
         """Share of v_i that Adam added in so many updates, the last ones."""
         return float((1 - self.beta2**since) / (1 - self.beta2 ** max(self.updates, since)))
 
-    @property
-    def due(self) -> bool:
-        return RATIO in self.state and (self.since >= MOST_UPDATES or self.gained(self.since + 1) > DRIFT)
+    def due(self, since: int) -> bool:
+        """Whether v, which was put back so many updates ago, is to be now."""
+        return RATIO in self.state and (since >= MOST_UPDATES or self.gained(since + 1) > DRIFT)
 
-    def now_B(self) -> torch.Tensor | float:
+    def now_B(self, since: int) -> torch.Tensor | float:
         """v ÷ v_i."""
         if RATIO not in self.state:
             return 1.0
-        gained = self.gained(self.since) if self.since else 0.0
+        gained = self.gained(since) if since else 0.0
         return gained + (1 - gained) * self._tensor(RATIO)
 
-    def own_mean_B(self) -> torch.Tensor:
+    def own_mean_B(self, since: int) -> torch.Tensor:
         """Of v_i, without the bias of the first updates."""
         self.updates = float(self.state["step"])
         unbiased = float(1 - self.beta2**self.updates)
-        return _means(self._tensor("exp_avg_sq")) / self.now_B() / unbiased
+        return _means(self._tensor("exp_avg_sq")) / self.now_B(since) / unbiased
 
     def signal_B(self, own_B: torch.Tensor) -> torch.Tensor:
         """Means of s_i²: the first moment's noise is that of a mean of gradients, a known share of v_i."""
@@ -110,9 +120,13 @@ class _Adam:
         first_B = _means(self._tensor("exp_avg"), squared=True) / unbiased**2
         return ((first_B - noise * own_B) / (1 - noise)).clamp_min(0).minimum(own_B)
 
-    def put_back(self, ratio_B: torch.Tensor) -> None:
-        _multiply(self._tensor("exp_avg_sq"), ratio_B / self.now_B())
-        self.state[RATIO], self.since = ratio_B, 0
+    def put_back(self, ratio_B: torch.Tensor, since: int) -> None:
+        _multiply(self._tensor("exp_avg_sq"), ratio_B / self.now_B(since))
+        self.state[RATIO] = ratio_B
+
+    def forget(self, *names: str) -> None:
+        for name in names:
+            self.state.pop(name, None)
 
     def ahead_of(self, wanted_B: torch.Tensor) -> torch.Tensor:
         """The ratio with which v is `wanted_B` times v_i half way until it is put back."""
@@ -121,8 +135,15 @@ class _Adam:
 
 
 def told_after(updates: int) -> bool:
-    """Whether islands tell each other after so many updates of this run."""
-    return updates % TOLD_EVERY == 0 or (updates >= TOLD_FIRST and updates & (updates - 1) == 0)
+    """Whether islands tell each other after so many updates together."""
+    return updates > 0 and last_told(updates) == updates
+
+
+def last_told(updates: int) -> int:
+    """After how many updates islands told each other last, of so many; 0: not yet."""
+    if updates >= TOLD_EVERY:
+        return updates - updates % TOLD_EVERY
+    return 1 << updates.bit_length() - 1 if updates >= TOLD_FIRST else 0
 
 
 def span_of(updates: int) -> int:
@@ -142,6 +163,11 @@ class SecondMoments:
             for one, (by, group) in ((one, held[id(one)]) for one in parameters if id(one) in held)
             if "betas" in group and not group.get("amsgrad")
         ]
+        found = [float(one.state[SINCE]) for one in self._adams if SINCE in one.state]
+        self._since = torch.tensor(max(found, default=0.0))  # updates since v was put back
+        for adam in self._adams:
+            if RATIO in adam.state:
+                adam.state[SINCE] = self._since
 
     def __len__(self) -> int:
         """Parameters that an Adam has."""
@@ -152,35 +178,75 @@ class SecondMoments:
         """The optimizer made an update: v is put back where it is time."""
         for adam in self._adams:
             adam.count()
-            if adam.due:
-                adam.put_back(adam.state[RATIO])
+        self._since += 1
+        since = int(self._since)
+        if any(adam.due(since) for adam in self._adams):
+            self._put_back([None] * len(self._adams))
 
     @torch.no_grad()
-    def told(self, share: float) -> torch.Tensor:
+    def told(self, share: float, updates: int) -> torch.Tensor:
         """This island's part of v: a² n_i² + a s_i², block by block, at its share of a whole batch; zeros where there
-        was no update yet."""
-        return torch.cat([self._told(adam, share) for adam in self._adams])
+        was no update yet. updates: after which it is told."""
+        for adam in self._adams:
+            if adam.known:
+                own_B = adam.own_mean_B(int(self._since))
+                signal_B = adam.signal_B(own_B)
+                told_B = share * share * (own_B - signal_B) + share * signal_B
+                finite_B = told_B.nan_to_num(nan=0.0, posinf=0.0)  # one island's overflow is its own
+                adam.state.update({OWN: own_B, TOLD: finite_B, TOLD_AFTER: updates})
+        return self.told_last()
 
-    def _told(self, adam: _Adam, share: float) -> torch.Tensor:
-        if not adam.known:
-            adam.own_B = None
-            return torch.zeros(adam.blocks, device=adam.parameter.device)
-        own_B = adam.own_B = adam.own_mean_B()
-        signal_B = adam.signal_B(own_B)
-        told_B = share * share * (own_B - signal_B) + share * signal_B
-        return told_B.nan_to_num(nan=0.0, posinf=0.0)  # one island's overflow is its own
+    def told_last(self) -> torch.Tensor:
+        """What it told and did not take yet, in memory of its own."""
+        nothing = (torch.zeros(adam.blocks, device=adam.parameter.device) for adam in self._adams)
+        return torch.cat([adam.state.get(TOLD, zeros_B) for adam, zeros_B in zip(self._adams, nothing, strict=True)])
+
+    @property
+    def told_after(self) -> int:
+        """The updates after which that was; 0: there is nothing that can be summed again. torch's optimizers load what
+        a parameter of 16 bits has beside it in 16 bits: that is not what was told."""
+        kept = [adam.state for adam in self._adams if TOLD in adam.state]
+        found = {int(state[TOLD_AFTER]) for state in kept}
+        exact = all(state[TOLD].dtype == torch.float32 for state in kept)
+        return found.pop() if len(found) == 1 and exact else 0
 
     @torch.no_grad()
     def take(self, total_B: torch.Tensor) -> None:
         """The sum of what all islands told, when this one did last."""
+        ratios: list[torch.Tensor | None] = []
         parts = torch.split(total_B, [adam.blocks for adam in self._adams])
         for adam, part_B in zip(self._adams, parts, strict=True):
-            if adam.own_B is not None:
-                adam.put_back(adam.ahead_of(((part_B + TINY) / (adam.own_B + TINY)).clamp(*RATIOS)))
+            own_B = adam.state.get(OWN)
+            ratio_B = None if own_B is None else ((part_B + TINY) / (own_B + TINY)).clamp(*RATIOS)
+            ratios.append(None if ratio_B is None else adam.ahead_of(ratio_B))
+        self._put_back(ratios)
+        self.forget_told()
+
+    def forget_told(self) -> None:
+        """What it told is not summed any more."""
+        for adam in self._adams:
+            adam.forget(OWN, TOLD, TOLD_AFTER)
+
+    def forget(self) -> None:
+        """From now on v is the island's own, which is the whole batch's."""
+        for adam in self._adams:
+            adam.forget(RATIO, SINCE, OWN, TOLD, TOLD_AFTER)
+
+    def _put_back(self, ratios: Sequence[torch.Tensor | None]) -> None:
+        """ratios: what v is to be of v_i, None: what it was; float32 [blocks]."""
+        since = int(self._since)
+        for adam, ratio_B in zip(self._adams, ratios, strict=True):
+            if ratio_B is not None or RATIO in adam.state:
+                adam.put_back(adam.state[RATIO] if ratio_B is None else ratio_B, since)
+                adam.state[SINCE] = self._since
+        self._since.zero_()
 
 
 class ToldMoments:
-    """Tells and takes, over torch.distributed, beside training. On the training thread."""
+    """Tells and takes, over torch.distributed, beside training. On the training thread.
+
+    When islands tell is counted from the update after which the very same ones began to. So a run that goes on with the
+    same from a checkpoint does as one that nothing happened to: what was told is summed once more, and is the same."""
 
     def __init__(self, moments: SecondMoments, group: Group, *, leads: bool) -> None:
         """leads: for its island. On every rank, with as many parameters."""
@@ -188,23 +254,50 @@ class ToldMoments:
         self._told_B = torch.empty(0)
         self._left: deque[torch.Tensor] = deque()  # pieces of it that nobody sums yet
         self._under_way: list[UnderWay] = []
-        self._due = 0  # the updates at which it is taken
+        self.begun = 0
+        """Updates of the job after which the islands began to tell each other."""
+
+    def begin(self, updates: int, begun: int | None) -> None:
+        """After so many updates of the job. begun: since when the same islands have told each other, as far as this
+        rank has the optimizer that it had then; None: they begin now. Collective; raises PeerLost."""
+        self.begun, same = updates if begun is None else begun, begun is not None
+        told = last_told(updates - self.begun)
+        under_way = told > 0 and updates - self.begun < told + span_of(told)
+        if under_way:
+            same = same and self._moments.told_after == told
+        if not all(row[0] for row in self._group.gather_rows([int(same)])):
+            self.begun, under_way = updates, False
+        if under_way:
+            self._split(told)
+            for _ in range(told, updates - self.begun + 1):
+                self._begin_next()
+        else:
+            self._moments.forget_told()
 
     def updated(self, updates: int, share: float) -> None:
-        """The optimizer made so many updates of this run, as on all ranks; the island has `share` of a whole batch.
+        """The optimizers made so many updates of the job, as on all ranks; the island has `share` of a whole batch.
         Raises PeerLost."""
         self._moments.updated()
-        if updates == self._due:
+        together = updates - self.begun
+        told = last_told(together - 1)
+        if told and together == told + span_of(told):
             for under_way in self._under_way:
                 under_way.wait()
             self._under_way = []
             self._moments.take(self._told_B)
-        if told_after(updates):
-            self._due = updates + span_of(updates)
-            self._told_B = self._moments.told(share)
-            if not self._leads:
-                self._told_B.zero_()
-            self._left.extend(torch.chunk(self._told_B, span_of(updates)))
+        if told_after(together):
+            self._moments.told(share, together)
+            self._split(together)
+        self._begin_next()
+
+    def _split(self, told: int) -> None:
+        """Into pieces, one for an update."""
+        self._told_B = self._moments.told_last()
+        if not self._leads:
+            self._told_B.zero_()
+        self._left.extend(torch.chunk(self._told_B, span_of(told)))
+
+    def _begin_next(self) -> None:
         if self._left:
             self._under_way.append(self._group.begin_sum(self._left.popleft(), "telling second moments"))
 

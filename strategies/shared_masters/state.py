@@ -39,6 +39,8 @@ class MastersState:
         self.flushes = FlushLog([layer.name for layer in exchange.layers])
         self.updates = 0
         """Made since the job began."""
+        self.telling: Sequence[int] = ()
+        """Second moments: after which of these updates the ranks began, and the island of each; empty: they do not."""
 
     def freeze(self) -> None:
         self.flushes.freeze(FREEZE_DEADLINE_S)
@@ -57,6 +59,8 @@ class MastersState:
             "versions": torch.tensor(list(self._versions().values())),
             "flushes": torch.tensor(list(self.flushes.counts.values())),
         }
+        if self.telling:
+            shared["telling"] = torch.tensor(self.telling)
         for layer in self._exchange.layers:
             if layer.parameter.dtype != torch.float32:
                 shared[f"master.{layer.name}"] = layer.master

@@ -5,8 +5,8 @@ The masters take each rank's update times its share b_i / B of a whole batch, so
 time, where the residual is what this rank has not sent yet: error feedback is in the weights themselves. A rank
 therefore sees the effect of its own gradients without delay, however little is sent and however thin the link is, which
 is what large learning rates need. An optimizer that is linear in the gradient (SGD with or without momentum) makes the
-very update of the whole batch when everything is sent; Adam makes the weighted mean of the ranks' own, with owners each
-divided by the root of the whole batch's second moment (second_moments.py).
+very update of the whole batch when everything is sent; Adam makes the weighted mean of the ranks' own, each divided by
+the root of the whole batch's second moment (second_moments.py).
 
 Shares are those of the plan, which hold for many steps. In a batch that is split otherwise, as an epoch's last, the
 rank's gradient is weighted by what that deviates: share * (weight / share) is b_i / B in every step, and momentum is
@@ -52,14 +52,29 @@ class UpdateExchange(MastersUpdate):
         self._hooks = [layer.parameter.register_hook(partial(self._on_gradient, layer)) for layer in self._layers]  # type: ignore[no-untyped-call]
         self._optimizers = context.optimizers
         self._moments: ToldMoments | None = None
+        self._is_as_before = False  # its optimizer's state is what a rank of this number had
 
     def start(self, position: Position, share: float, origin: Origin | None) -> None:
         super().start(position, share, origin)
-        if not self._options.owners or len(self._channel.islands()) == 1:  # each rank's own, or each step is exact
-            return
         moments = SecondMoments(self._optimizers, [one for _, one in trained(self._model)])
-        if self._session.group is not None and len(moments):
+        alone = [[rank] for rank in range(self._session.place.world_size)]
+        islands = self._channel.islands() if self._options.owners else alone
+        if len(islands) == 1:
+            moments.forget()
+        elif self._session.group is not None and len(moments):
             self._moments = ToldMoments(moments, self._session.group, leads=self._exchange.leads)
+            self.state.telling = self._begin_telling(self._moments, islands, origin)
+
+    def _begin_telling(
+        self, moments: ToldMoments, islands: Sequence[Sequence[int]], origin: Origin | None
+    ) -> Sequence[int]:
+        """Returns the update of the job after which these islands began to tell each other, and the island of each
+        rank."""
+        island_of = {rank: number for number, ranks in enumerate(islands) for rank in ranks}
+        placed = [island_of[rank] for rank in sorted(island_of)]
+        begun, *placed_then = origin.shared["telling"].tolist() if origin and "telling" in origin.shared else [0]
+        moments.begin(self.state.updates, begun if self._is_as_before and placed_then == placed else None)
+        return moments.begun, *placed
 
     def _adopt_optimizer(self) -> int:
         return 0
@@ -67,6 +82,7 @@ class UpdateExchange(MastersUpdate):
     @torch.no_grad()
     def _adopt_residuals(self, states: Sequence[OwnState]) -> None:
         self._adopt_sums(states)
+        self._is_as_before = any(state.rank == self._session.place.rank for state in states)
         held = [state.residual for state in states if state.residual]
         found = bool(held) if self._replica is None else self._replica.any(bool(held))
         for tensor in self._tensors:
@@ -176,7 +192,7 @@ class UpdateExchange(MastersUpdate):
         self.state.updates += 1
         self._accumulated = False
         if self._moments is not None:
-            self._moments.updated(self._round, self._share)
+            self._moments.updated(self.state.updates, self._share)
         self._exchange.engine.sum_updates(self._round, self._share, self._k_blocks, self._owner_blocks)
         for tensor in self._tensors:
             if not self._exchange.on_cpu(tensor) and self._round % self._options.every == tensor.turn:

@@ -110,6 +110,86 @@ def test_who_is_left_goes_on_with_the_residuals_of_all(
     check_nothing_was_lost(origin, masters, gradients, residuals, exchange)
 
 
+@pytest.mark.parametrize("replaced", [True, False])
+def test_second_moments_that_islands_tell_each_other_are_those_of_the_same_islands(
+    tmp_path: Path, start: Start, replaced: bool
+) -> None:
+    """1. Three islands train by AdamW, all is sent, no step late. They told each other of their second moments after 8
+    updates, and would have the sum after 16; one is killed in step 16, and a step between is in memory. 2. With one in
+    its stead they go on with that sum, and end with the weights of the run that nothing happened to. 3. The two that
+    are left alone begin to tell each other anew: a sum without the third's part was too small."""
+    settings = {**LOCAL, "density": 1.0, "staleness": 0}
+    calm, struck = tmp_path / "calm", tmp_path / "struck"
+    for out in (calm, struck):
+        out.mkdir()
+    with of_three(struck, start, 2, settings) as agent:
+        arguments = (str(struck), "--keep-sums", "--often", "--sleep-s", "0.05", "--adamw")
+        agent.start_workers("stale_train.py", *arguments, "--hold-at", "16", "--raise-at", "16")
+        strike_once_remembered(agent, struck)
+        agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0, 2)
+        ranks = [0, 2]
+        if replaced:
+            ranks = [0, agent.start_joiner("stale_train.py", *arguments), 2]
+            agent.wait_until(lambda: agent.stands_at(ranks[1])[1] == VIEW_STAGE_READY)
+        agent.send_view(2, ranks, [1.0] * len(ranks), plan_id=2, without_state=ranks[1:-1])
+        agent.put_in_force()
+        assert agent.exit_codes() == [0, KILLED, 0, 0][: 1 + len(ranks)], agent.said()
+    step = min(line["step"] for line in trained(struck) if line["view"] == 2)
+    assert 9 < step <= 16
+    ended = [kept(struck, 1, rank, "end") for rank in ranks]
+    masters = check_alike(ended, "masters")
+    if not replaced:
+        assert [state["telling"] for state in ended] == [[step, 0, 1]] * 2
+        return
+    assert [state["telling"] for state in ended] == [[0, 0, 1, 2]] * 3
+    with of_three(calm, start, 2, settings) as agent:
+        agent.start_workers("stale_train.py", str(calm), "--adamw")
+        assert agent.exit_codes() == [0] * 3, agent.said()
+    expected = check_alike([kept(calm, 1, rank, "end") for rank in range(3)], "masters")
+    torch.testing.assert_close(masters, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_island_of_four_is_lost_and_is_back_and_nothing_of_its_residual_is_lost(
+    tmp_path: Path, start: Start
+) -> None:
+    """1. Four islands send a tenth of what they learn, in two bits, and keep each other's state in memory. One gets
+    SIGKILL in step 16 of 36. 2. Three go on from memory with what it had not sent. 3. It is taken back after step 22,
+    at a boundary. 4. All gradients that count, those of the lost one up to the step in memory too, are in the
+    masters, a residual or an owner's sum, and each sample counts once."""
+    settings = {**LOCAL, "density": 0.1, "values": "int2"}
+    with sparse(tmp_path, 4, start=start, **settings) as agent:
+        agent.makes_views, agent.own_directories, agent.memory = True, True, tmp_path / "memory"
+        agent.spec.checkpoint.memory_replicas, agent.spec.checkpoint.every_steps = 2, 0
+        agent.place(list("abcdb"), list("abcdb"))
+        arguments = (str(tmp_path), "--keep-sums", "--often", "--epochs", "4", "--await-view-at", "22")
+        agent.start_workers("stale_train.py", *arguments, "--hold-at", "16", "--raise-at", "16")
+        strike_once_remembered(agent, tmp_path)
+        agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0, 2, 3)
+        agent.send_view(2, [0, 2, 3], [1.0] * 3, plan_id=2)
+        back = agent.start_joiner("stale_train.py", *arguments)
+        agent.put_in_force()
+        agent.wait_until(lambda: agent.stands_at(back)[1] == VIEW_STAGE_READY)
+        agent.wait_until(lambda: agent.alive[0][0] >= 22)
+        members = [0, back, 2, 3]
+        agent.send_view(3, members, [1.0] * 4, plan_id=3, in_force=2, without_state=[back], at_boundary=True)
+        agent.put_in_force()
+        assert agent.exit_codes() == [0, KILLED, 0, 0, 0], agent.said()
+    first = {view: min(line["step"] for line in trained(tmp_path) if line["view"] == view) for view in (2, 3)}
+    assert 9 < first[2] <= 16
+    assert 22 <= first[3] < 36
+    check_every_sample_once(tmp_path, epochs=4)
+    ended = [kept(tmp_path, 1, rank, "end") for rank in members]
+    lost = {"summed": torch.load(tmp_path / f"run-1-rank-1.sums-{first[2]}", weights_only=True)}
+    residuals, sums = together(ended, "residuals"), together(ended, "owner_sums")
+    check_nothing_was_lost(
+        kept(tmp_path, 1, 0, "begin")["masters"],
+        check_alike(ended, "masters"),
+        together([*ended, lost], "summed"),
+        {name: one + sums[name] for name, one in residuals.items()},
+        "updates",
+    )
+
+
 def test_a_second_loss_before_the_new_view_has_a_copy_of_its_own(tmp_path: Path, start: Start) -> None:
     """1. Three workers keep each other's state twice; one dies, and the other two go back. 2. As soon as their view is
     in force one of them dies too. 3. The last one goes on alone: copies of the first view stayed until there were newer

@@ -46,6 +46,7 @@ parser.add_argument("--die-flushed", action="store_true", help="synchronize afte
 parser.add_argument("--often", action="store_true", help="a generation in memory every step")
 parser.add_argument("--break-flush", default="", help="RANK:SIGNAL, in the middle of it; signal 0: its link breaks")
 parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
+parser.add_argument("--await-view-at", type=int, default=-1, help="in this step, for a newer view than its own")
 options = parser.parse_args()
 
 SAMPLES, BATCH = 100, 12  # 8 whole batches and one of 4 in each epoch
@@ -94,6 +95,7 @@ def keep(what: str) -> None:
         "masters": {name: masters.get(id(one), one).detach().clone() for name, one in trained.items()},
         "live": {name: one.detach().clone() for name, one in model.named_parameters()},
         "summed": summed,
+        "telling": list(getattr(durable, "telling", ())),
         "step": run.step,
     }
     torch.save(state, options.out / f"{NAME}.{what}")
@@ -111,6 +113,13 @@ def await_strike() -> None:
     while not (options.out / "strike").exists():
         assert time.monotonic() < ends_s
         time.sleep(0.01)
+
+
+def await_view() -> None:
+    link, ends_s = run._link, time.monotonic() + 60
+    while link is not None and (link.newest_view is None or link.newest_view.view <= run._session.view):
+        assert time.monotonic() < ends_s
+        time.sleep(0.005)
 
 
 def break_flush() -> None:
@@ -178,6 +187,8 @@ with (
                     exchange()._layers[2].master.view(torch.int32)[5] ^= 1
                 if batch.step == options.await_stop_at:
                     await_stop()
+                if batch.step == options.await_view_at:
+                    await_view()
                 if RANK == 1 and batch.step == options.hold_at:
                     await_strike()
                 if RANK == 1 and batch.step == options.raise_at:
