@@ -189,8 +189,10 @@ def _tar_gz(root: Path, names: Sequence[str]) -> bytes:
 
 
 def _too_big(cause: str, sizes: dict[str, int], root: Path) -> BadInput:
+    from humanize import naturalsize
+
     biggest = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:5]
-    listed = ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for name, size in biggest)
+    listed = ", ".join(f"{name} ({naturalsize(size, binary=True)})" for name, size in biggest)
     return BadInput(
         f"the code in {root} is too big: {cause}. Biggest: {listed}. "
         "Ship code only: keep data on the nodes, or name a smaller folder with --workdir"

@@ -31,8 +31,9 @@ def read_document(what: str, path: Path, max_bytes: int, *, absent: str = "Check
     except OSError as error:
         raise BadInput(f"{what} {path} cannot be read: {error.strerror}. Check the path") from error
     if len(content) > max_bytes:
-        most = f"{max_bytes >> 20} MiB" if max_bytes >= 2**20 else f"{max_bytes >> 10} KiB"
-        raise BadInput(f"{what} {path} is larger than {most}. {large}")
+        from humanize import naturalsize
+
+        raise BadInput(f"{what} {path} is larger than {naturalsize(max_bytes, binary=True)}. {large}")
     return content
 
 

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from humanize import naturalsize
+
 from atoll.agent.memory_limits import available_bytes, total_bytes
 from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFolders
 from atoll.errors import BadInput
@@ -119,8 +121,8 @@ def root_of(state_dir: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
 
 def _not_in_memory(root: Path, shared_memory: Path) -> str:
     return (
-        f"{shared_memory} has {_total_bytes(shared_memory) / 1e6:.0f} MB, checkpoints in memory ask for "
-        f"{LEAST_BYTES / 1e6:.0f}: they are files in {root} instead, and cost that disk its writes. Give it more "
+        f"{shared_memory} has {naturalsize(_total_bytes(shared_memory))}, checkpoints in memory ask for "
+        f"{naturalsize(LEAST_BYTES)}: they are files in {root} instead, and cost that disk its writes. Give it more "
         "(docker run --shm-size, mount -o remount,size=), or set [checkpoint] memory_replicas = 0"
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from humanize import naturalsize
+
 from atoll.strategies.compressed.plan import CompressedPlan
 from atoll.strategies.compressed.settings import WORDS, Compressed
 from atoll.strategies.declaration import Shown
@@ -19,5 +21,5 @@ def status(shown: Shown) -> list[str]:
     return [
         *parts,
         f"{100 * shown.metrics.get('compression', 1.0):.1f} % of the bytes",
-        f"{shown.metrics.get('sent_bytes', 0.0) / 1e6:.2f} MB sent in a step",
+        f"{naturalsize(shown.metrics.get('sent_bytes', 0.0))} sent in a step",
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from humanize import naturalsize
+
 from atoll.strategies.declaration import Shown
 from atoll.strategies.groups.settings import Groups
 
@@ -21,5 +23,5 @@ def status(shown: Shown) -> list[str]:
         *([f"bubbles {100 * shown.metrics.get('bubble_share', 0.0):.0f} %"] if stages > 1 else []),
         f"{shown.metrics.get('unaveraged_s', 0.0):.1f} s without an average",
         f"{100 * shown.metrics.get('disagreement', 0.0):.1f} % apart",
-        f"{shown.metrics.get('sent_bytes', 0.0) / 1e6:.1f} MB sent in a round",
+        f"{naturalsize(shown.metrics.get('sent_bytes', 0.0))} sent in a round",
     ]

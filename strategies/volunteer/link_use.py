@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from humanize import naturalsize
+
 from atoll.agent.runtime.rounding import FORMS, Form, bytes_per_entry
 
 WORTH: Final = 0.7
@@ -72,7 +74,7 @@ def decide(seen: PerAnswer, coarsest: Form, model_bytes: int) -> LinkVerdict | N
     adds = seen.adds()
     if seen.answers < MEASURED or model_bytes < JUDGED_BYTES or adds >= WORTH:
         return None
-    ways = f"{_megabytes(seen.to_bytes)} to it and {_megabytes(seen.from_bytes)} from it as {seen.form}"
+    ways = f"{naturalsize(seen.to_bytes)} to it and {naturalsize(seen.from_bytes)} from it as {seen.form}"
     why = (
         f"an answer takes its link {seen.waited_s:.2g} s beside {seen.computed_s:.2g} s of computing ({ways}), so it "
         f"adds {100 * adds:.0f} % of its power, and at least {100 * WORTH:.0f} % are wanted"
@@ -166,7 +168,3 @@ class LinkUse:
         self.seen = PerAnswer(self.seen.form)
         self.start_again()
         return rest_s
-
-
-def _megabytes(size_bytes: float) -> str:
-    return f"{size_bytes / 1e6:.1f} MB"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from humanize import naturalsize
+
 from atoll.strategies.declaration import Shown
 from atoll.strategies.zen.settings import Zen
 
@@ -16,5 +18,5 @@ def status(shown: Shown) -> list[str]:
     return [
         *parts,
         f"density {own:.2f} % of a worker, {of_all:.2f} % of all",
-        f"{shown.metrics.get('sent_bytes', 0.0) / 1e6:.2f} MB sent in a step",
+        f"{naturalsize(shown.metrics.get('sent_bytes', 0.0))} sent in a step",
     ]

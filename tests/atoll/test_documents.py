@@ -14,7 +14,7 @@ def test_a_document_is_read_whole_up_to_its_limit(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_bytes(b"a" * 2048)
     assert read_document("job file", path, 2048, large="Cut it") == b"a" * 2048
-    with pytest.raises(BadInput, match=r"job file .*job\.toml is larger than 1 KiB\. Cut it"):
+    with pytest.raises(BadInput, match=r"job file .*job\.toml is larger than 1.0 KiB\. Cut it"):
         read_document("job file", path, 1024, large="Cut it")
 
 
@@ -30,7 +30,7 @@ def test_toml_comes_with_its_text(tmp_path: Path) -> None:
         (b"name = '\xff'", "is not UTF-8 at byte 8"),
         (b"name = ", "is not valid TOML: "),
         (b"a = " + b"[" * 100_000, "is nested too deeply. A scenario is a few lines of TOML"),
-        (b"#" * (2**20 + 1), "is larger than 1 MiB. Cut it"),
+        (b"#" * (2**20 + 1), "is larger than 1.0 MiB. Cut it"),
     ],
 )
 def test_what_is_no_toml_is_refused_by_file_and_cause(tmp_path: Path, content: bytes, told: str) -> None:

@@ -8,6 +8,7 @@ import time
 from typing import Final
 
 import zmq
+from humanize import naturalsize
 from zmq.utils.monitor import parse_monitor_message
 
 from atoll.agent.runtime.transport.frames import MAX_PAYLOAD_BYTES, SHARED_MAGIC
@@ -187,9 +188,11 @@ class Peer:
         if now_s - self._progress_s > self._limits.silence_s:
             raise PeerLost(f"{self.member}: takes no data; nothing has left for {self._limits.silence_s:g} s")
         if waited_s > self._deadline_s:
-            raise PeerLost(f"{self.member}: does not take data: {_mb(self.queue.bytes)} waited {waited_s:.0f} s")
+            raise PeerLost(
+                f"{self.member}: does not take data: {naturalsize(self.queue.bytes)} waited {waited_s:.0f} s"
+            )
         if self.queue.bytes > 4 * self._limits.send_buffer_bytes + MAX_PAYLOAD_BYTES:
-            raise PeerLost(f"{self.member}: takes data too slowly: {_mb(self.queue.bytes)} wait for it")
+            raise PeerLost(f"{self.member}: takes data too slowly: {naturalsize(self.queue.bytes)} wait for it")
 
     @property
     def empty(self) -> bool:
@@ -282,7 +285,3 @@ def _can(socket: zmq.Socket[bytes], event: int) -> bool:
     events = socket.getsockopt(zmq.EVENTS)
     assert isinstance(events, int)
     return events & event != 0
-
-
-def _mb(count: int) -> str:
-    return f"{count / 1e6:.0f} MB"

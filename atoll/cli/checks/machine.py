@@ -14,10 +14,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from humanize import naturalsize
+
 from atoll.agent.telemetry.devices import Device, find_devices
 from atoll.agent.telemetry.numa import bindings, read_nodes
 from atoll.cli.checks.finding import Finding
-from atoll.cli.render.terminal import size
 from atoll.controller.state.etcd_binary import EtcdBinary, find_etcd
 from atoll.errors import StoreUnavailable
 
@@ -159,7 +160,7 @@ def judge_etcd(binary: EtcdBinary) -> Finding:
 def _disk(data: Path) -> Finding:
     folder = next(path for path in (data, *data.parents) if path.exists())
     free = shutil.disk_usage(folder).free
-    found = f"{size(free)} free for {data}"
+    found = f"{naturalsize(free, binary=True)} free for {data}"
     if free < 2**30:
         return Finding("disk", "broken", found, "free some: below 1 GiB etcd and checkpoints soon fail")
     if free < 5 * 2**30:
@@ -171,7 +172,7 @@ def _memory() -> Finding:
     import psutil
 
     memory = psutil.virtual_memory()
-    found = f"{size(memory.available)} of {size(memory.total)} available"
+    found = f"{naturalsize(memory.available, binary=True)} of {naturalsize(memory.total, binary=True)} available"
     if memory.available < 2**30:
         return Finding("memory", "warning", found, "workers may be killed for lack of it: end other programs")
     return Finding("memory", "ok", found)
@@ -195,5 +196,5 @@ def _shared_memory() -> Finding:
     free = seen.f_bavail * seen.f_frsize
     if free < 256 * 2**20:
         step = "data loaders with workers need more; in a container: --shm-size=2g"
-        return Finding("/dev/shm", "warning", f"{size(free)} free", step)
-    return Finding("/dev/shm", "ok", f"{size(free)} free")
+        return Finding("/dev/shm", "warning", f"{naturalsize(free, binary=True)} free", step)
+    return Finding("/dev/shm", "ok", f"{naturalsize(free, binary=True)} free")

@@ -131,21 +131,3 @@ def duration(seconds: float) -> str:
     if whole < 86_400:
         return f"{whole // 3600} h {whole % 3600 // 60} min"
     return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
-
-
-def seconds(value: float) -> str:
-    """A step's duration with three digits that matter."""
-    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
-
-
-def size(count: float) -> str:
-    """Bytes as GiB or MiB."""
-    return f"{count / 2**30:.0f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def bit_rate(bps: float) -> str:
-    """Bits per second with three digits that matter."""
-    for unit, scale in (("Gbit/s", 1e9), ("Mbit/s", 1e6)):
-        if bps >= scale:
-            return f"{bps / scale:.3g} {unit}"
-    return f"{bps / 1e3:.3g} kbit/s"

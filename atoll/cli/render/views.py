@@ -6,8 +6,10 @@ import json
 import time
 from typing import TYPE_CHECKING, Final
 
+from humanize import metric, naturalsize
+
 from atoll.cli.render import wire
-from atoll.cli.render.terminal import ago, bit_rate, duration, printable, seconds, shortened, size
+from atoll.cli.render.terminal import ago, duration, printable, shortened
 from atoll.jobspec import MAX_WORKERS
 
 if TYPE_CHECKING:
@@ -149,7 +151,10 @@ def removal_lines(job: Job, checkpoints: CheckpointsReply | None, now_s: float) 
             place = one.path.rpartition("/")[0] + (f" on {', '.join(one.nodes)}" if one.nodes else "")
             by_place.setdefault(place, []).append(one)
     for place, found in by_place.items():
-        steps, shown = ", ".join(str(one.step) for one in found[:8]), size(sum(one.bytes for one in found))
+        steps, shown = (
+            ", ".join(str(one.step) for one in found[:8]),
+            naturalsize(sum(one.bytes for one in found), binary=True),
+        )
         lines.append(f"{len(found)} checkpoints in {printable(place)}: {shown}, steps {steps}")
     return [*lines, *(printable(note) for note in checkpoints.notes)]
 
@@ -197,7 +202,7 @@ def prediction_text(job: Job) -> str:
         return ""
     off = measured_s / predicted_s - 1
     return (
-        f"step {seconds(predicted_s)} predicted, {seconds(measured_s)} measured "
+        f"step {metric(predicted_s, 's')} predicted, {metric(measured_s, 's')} measured "
         f"({abs(off) * 100:.1f} % {'longer' if off > 0 else 'shorter'})"
     )
 
@@ -227,8 +232,8 @@ def plan_row(decided: DecidedPlan) -> tuple[str, ...]:
         plan.planner,
         str(plan.total_batch) if plan.total_batch else "-",
         " ".join(params_text(plan.strategy_params)) or "-",
-        seconds(plan.predicted_step_s) if plan.predicted_step_s else "-",
-        seconds(decided.measured_step_s) if decided.measured_step_s else "-",
+        metric(plan.predicted_step_s, "s") if plan.predicted_step_s else "-",
+        metric(decided.measured_step_s, "s") if decided.measured_step_s else "-",
         printable(plan.reason),
     )
 
@@ -248,7 +253,7 @@ def links_line(job: Job) -> str:
     enough to tell what it carries."""
     known = [(worker.rank, link) for worker in job.workers for link in worker.links if not link.volunteer]
     shown = [
-        f"{rank}-{link.peer} {bit_rate(link.goodput_bps) if link.goodput_bps else 'idle'}"
+        f"{rank}-{link.peer} {metric(link.goodput_bps, 'bit/s') if link.goodput_bps else 'idle'}"
         for rank, link in known[:_LINKS_SHOWN]
     ]
     rest = [f"and {len(known) - _LINKS_SHOWN} more"] if len(known) > _LINKS_SHOWN else []
@@ -272,7 +277,7 @@ def volunteer_lines(job: Job) -> list[str]:
     known.sort(key=lambda one: (-one[1].wait_share, one[1].volunteer))
     lines = [
         f"volunteer {printable(link.volunteer)} of rank {rank}: {printable(link.form)}, "
-        f"{link.sent_bytes / 1e6:.1f} MB to it, {link.received_bytes / 1e6:.1f} MB from it, "
+        f"{naturalsize(link.sent_bytes)} to it, {naturalsize(link.received_bytes)} from it, "
         f"{100 * link.wait_share:.0f} % of its time waits for its link"
         + (f", answers differ by {100 * link.differs:.2g} %" if link.differs >= _ROUNDING else "")
         for rank, link in known[:_LINKS_SHOWN]
@@ -299,7 +304,7 @@ def progress_line(job: Job) -> str:
     if progress.samples_per_s:
         parts.append(f"{progress.samples_per_s:.0f} samples/s")
     if progress.step_s:
-        parts.append(f"{seconds(progress.step_s)} a step")
+        parts.append(f"{metric(progress.step_s, 's')} a step")
     if progress.left_s and not job.ended_unix_s:
         parts.append(f"about {duration(progress.left_s)} left")
     return "  ".join(parts)
@@ -323,9 +328,9 @@ def worker_row(worker: WorkerView) -> tuple[str, ...]:
         str(last.local_batch) if last.total_batch else "-",
         f"{worker.share * 100:.1f} %" if worker.share and (_trains_here(worker) or not _began(worker)) else "-",
         str(last.step or worker.status.step or "-"),
-        seconds(last.step_s) if last.step_s else "-",
-        seconds(last.compute_s) if last.step_s else "-",
-        seconds(last.wait_s) if last.step_s else "-",
+        metric(last.step_s, "s") if last.step_s else "-",
+        metric(last.compute_s, "s") if last.step_s else "-",
+        metric(last.wait_s, "s") if last.step_s else "-",
     )
 
 
@@ -353,7 +358,7 @@ def node_row(node: Node) -> tuple[str, ...]:
         node.address,
         devices or "-",
         load_text(node) or "-",
-        size(node.memory_bytes) if node.memory_bytes else "-",
+        naturalsize(node.memory_bytes, binary=True) if node.memory_bytes else "-",
         ", ".join(running) or "-",
         node.version or "-",
     )
@@ -378,7 +383,7 @@ def checkpoint_row(found: StoredCheckpoint) -> tuple[str, ...]:
         "-" if damaged else str(found.step),
         "-" if damaged else str(found.run),
         f"{found.shards_there} of {found.shards}",
-        size(found.bytes) if found.bytes >= 2**20 else f"{found.bytes / 1024:.0f} KiB",
+        naturalsize(found.bytes, binary=True),
         duration(found.age_s) if found.age_s >= 0 else "-",
         found.health,
         ", ".join(found.nodes) or printable(found.path) or "-",
@@ -391,7 +396,7 @@ def load_text(node: Node) -> str:
     used = [sample.memory_used_bytes for sample in node.samples if sample.HasField("memory_used_bytes")]
     warm_c = [sample.temperature_c for sample in node.samples if sample.HasField("temperature_c")]
     parts = [f"{sum(busy) / len(busy) * 100:.0f} %"] if busy else []
-    parts += [size(sum(used))] if used else []
+    parts += [naturalsize(sum(used), binary=True)] if used else []
     parts += [f"{max(warm_c):.0f} °C"] if warm_c else []
     return " ".join(parts)
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from humanize import naturalsize
+
 from atoll.controller.planners.failure_domains import Machine
 from atoll.controller.planners.placement import GENERATIONS, PlacementInput, PlacementPlan
 from atoll.controller.planners.registry import PLACEMENT
@@ -63,8 +65,8 @@ def without_room(placement: PlacementRecord) -> Iterator[str]:
     output = json.loads(placement.output)
 
     def figures(owner: int, holder: int) -> str:
-        takes = GENERATIONS * machines[owner]["checkpoint_bytes"] / 1e6
-        return f"({takes:.0f} MB); for checkpoints it has {machines[holder]['memory_bytes'] / 1e6:.0f} MB"
+        takes = GENERATIONS * machines[owner]["checkpoint_bytes"]
+        return f"({naturalsize(takes)}); for checkpoints it has {naturalsize(machines[holder]['memory_bytes'])}"
 
     for machine in output.get("own_without_room") or ():
         name = machines[machine]["name"]

@@ -76,9 +76,9 @@ def test_tiers_are_listed_with_what_is_wrong_beside_them(controller: ScriptedCon
     assert shown.exit_code == 0
     assert [line.split() for line in shown.stdout.splitlines()] == [
         ["TIER", "STEP", "RUN", "SHARDS", "SIZE", "AGE", "HEALTH", "WHERE"],
-        ["own", "memory", "400", "2", "3", "of", "4", "1", "KiB", "0", "s", "in", "progress", "a,", "b"],
-        ["disk", "300", "2", "1", "of", "1", "3", "MiB", "1", "min", "complete", "a"],
-        ["disk", "200", "2", "0", "of", "1", "3", "MiB", "1", "min", "damaged", "a"],
+        ["own", "memory", "400", "2", "3", "of", "4", "900", "Bytes", "0", "s", "in", "progress", "a,", "b"],
+        ["disk", "300", "2", "1", "of", "1", "3.0", "MiB", "1", "min", "complete", "a"],
+        ["disk", "200", "2", "0", "of", "1", "3.0", "MiB", "1", "min", "damaged", "a"],
     ]
     assert shown.stderr.splitlines() == ["state.safetensors is torn", "node c is gone"]
     document = json.loads(invoke(controller, "checkpoints", JOB, "--json").stdout)

@@ -55,8 +55,8 @@ def test_it_says_what_there_is_and_asks(over: ScriptedController) -> None:
     for words in (
         f"{JOB}: done",
         "its logs and events",
-        f"2 checkpoints in /mnt/{JOB} on a, b: 6 MiB, steps 40, 20",
-        f"1 checkpoints in s3://bucket/{JOB}: 3 MiB, steps 40",
+        f"2 checkpoints in /mnt/{JOB} on a, b: 6.0 MiB, steps 40, 20",
+        f"1 checkpoints in s3://bucket/{JOB}: 3.0 MiB, steps 40",
         "node c is gone",
         f"Remove {JOB} for good?",
         "nothing was removed",

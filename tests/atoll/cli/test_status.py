@@ -41,11 +41,11 @@ def test_status_reads_like_this(runner: CliRunner, controller: ScriptedControlle
         "checkpoint: newest at step 1200; memory: step 1239",
         "plan 3 (inverse-time) from step 900: local-1 is slower",
         "strategy dense",
-        "links 0-1 96 Mbit/s",
+        "links 0-1 96.0 Mbit/s",
         "",
-        "RANK  NODE     DEVICE  STATE    BATCH   SHARE  STEP    TIME  COMPUTE   WAIT",
-        "   0  local-0       0  running    160  62.5 %  1240  140 ms   120 ms  18 ms",
-        "   1  local-1       1  unknown      -  37.5 %     -       -        -      -",
+        "RANK  NODE     DEVICE  STATE    BATCH   SHARE  STEP    TIME  COMPUTE     WAIT",
+        "   0  local-0       0  running    160  62.5 %  1240  140 ms   120 ms  18.0 ms",
+        "   1  local-1       1  unknown      -  37.5 %     -       -        -        -",
     ]
 
 
@@ -111,7 +111,7 @@ def test_status_says_what_links_to_volunteers_carry_and_cost(runner: CliRunner, 
         job.workers[0].links.append(link)
     controller.script.jobs["vit-3f9a"] = job
     lines = atoll(runner, controller, "status", "vit-3f9a")[1].splitlines()
-    carries = "12.3 MB to it, 0.0 MB from it"
+    carries = "12.3 MB to it, 0 Bytes from it"
     assert [line for line in lines if line.startswith("volunteer ")] == [
         f"volunteer c/1 of rank 0: waits, {carries}, 90 % of its time waits for its link",
         f"volunteer b/0 of rank 0: int8, {carries}, 25 % of its time waits for its link, answers differ by 0.6 %",

@@ -53,5 +53,5 @@ def test_status_tells_the_scheme_the_densities_and_the_bytes() -> None:
     assert {metric.name for metric in strategy.metrics} == {"density", "density_of_all", "sent_bytes"}
     metrics = {"density": 0.0217, "density_of_all": 0.0834, "sent_bytes": 236_000.0}
     shown = Shown(settings=Zen(), planned=None, metrics=metrics)
-    assert status(shown) == ["scheme auto", "density 2.17 % of a worker, 8.34 % of all", "0.24 MB sent in a step"]
+    assert status(shown) == ["scheme auto", "density 2.17 % of a worker, 8.34 % of all", "236.0 kB sent in a step"]
     assert status(Shown(settings=Zen(scheme="zen"), planned=None, metrics={})) == ["scheme zen"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from humanize import naturalsize
+
 from atoll.agent.runtime.api.session import MemorySettings, Session
 from atoll.agent.runtime.checkpoints.memory.cost.budget import StateBytes
 from atoll.agent.runtime.checkpoints.memory.cost.cadence import OFF, Cadence, CadenceNotice
@@ -216,13 +218,13 @@ class CheckpointTier:
         needed = state.of_slots(self._session.place.world_size)
         there = "its agent could not make a folder there"
         if memory.folder is not None:
-            there = f"{memory.room_bytes / 1e6:.0f} MB are free in {memory.folder}"
+            there = f"{naturalsize(memory.room_bytes)} are free in {memory.folder}"
         figures = (
-            f"they take {needed / 1e6:.0f} MB on this machine for rank {rank} (its part of {state.shared / 1e6:.0f} MB "
-            f"and {state.own / 1e6:.0f} MB of its own, two generations), and {there}"
+            f"they take {naturalsize(needed)} on this machine for rank {rank} (its part of {naturalsize(state.shared)} "
+            f"and {naturalsize(state.own)} of its own, two generations), and {there}"
         )
         if memory.disk_folder is None or needed > memory.disk_room_bytes:
-            on_disk = f"{memory.disk_room_bytes / 1e6:.0f} MB on its disk"
+            on_disk = f"{naturalsize(memory.disk_room_bytes)} on its disk"
             raise CheckpointError(f"{figures}, {on_disk}. Free memory or use more machines")
         text = (
             f"checkpoints in memory: {figures}. They are files in {memory.disk_folder} instead, and cost that disk its"

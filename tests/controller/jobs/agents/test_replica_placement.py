@@ -132,7 +132,7 @@ def test_what_cannot_fit_is_known_before_the_run_begins() -> None:
     plan = first_placement(2, members, by_name, TWO, learned=learned)
     assert plan is not None
     assert kept(plan, *nodes) == {"a": ["c"], "b": ["a"], "c": ["a"], "d": ["c"]}
-    of_b, of_d = (f"(105 MB); for checkpoints it has {room} MB" for room in (157, 52))
+    of_b, of_d = (f"(104.9 MB); for checkpoints it has {room} MB" for room in (157.3, 52.4))
     assert list(without_room(plan)) == [
         f"the memory of d has no room for its own checkpoints {of_d}: they go to its disk",
         f"the memory of b has no room for a copy of a's checkpoints {of_b}: it lies elsewhere",

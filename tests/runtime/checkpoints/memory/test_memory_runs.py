@@ -299,7 +299,7 @@ def test_too_little_room_is_said_with_figures_before_the_first_step(tmp_path: Pa
     _, notices = job.ended(2, memory_bytes=1 << 20, every_steps=5)
     told = {text for text in notices if "MB are free" in text}
     assert len(told) == 2  # each rank speaks for its machine
-    assert all("no checkpoints in memory: they take" in text and "1 MB are free" in text for text in told)
+    assert all("no checkpoints in memory: they take" in text and "1.0 MB are free" in text for text in told)
     assert job.shards(0) == job.shards(1) == []
     assert max(job.checkpoints()) == STEPS
 
@@ -311,7 +311,7 @@ def test_a_machine_with_little_room_holds_its_own_state_and_no_copy(tmp_path: Pa
     notices = job.killed(3, at_step=4, rooms={1: 3 << 20})
     (told,) = {text for text in notices if "does not fit" in text}
     assert "the copy of rank 0's state" in told
-    assert "does not fit on node-1, where rank 1 has 3 MB, and lies on node-2 instead" in told
+    assert "does not fit on node-1, where rank 1 has 3.1 MB, and lies on node-2 instead" in told
     names: Sequence[set[str]] = [{path.name[:10] for path in job.shards(node)} for node in range(3)]
     assert names == [{"shard-0000", "shard-0002"}, {"shard-0001"}, {"shard-0000", "shard-0001", "shard-0002"}]
     shutil.rmtree(job.memory / "node-0")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from google.protobuf.message import DecodeError
+from humanize import naturalsize
 
 from atoll.agent.runtime.api.session import MemorySettings, Session
 from atoll.agent.runtime.checkpoints.memory.recovery.outside_agents import OutsideAgents, OutsideShard
@@ -144,7 +145,7 @@ def _path(memory: MemorySettings, one: OutsideShard, taken: int) -> Path:
     """Where it is to lie here: over the older of the two that may be there. Raises CheckpointError."""
     in_memory = memory.folder is not None and taken <= memory.room_bytes
     if not in_memory and (memory.disk_folder is None or taken > memory.disk_room_bytes):
-        raise CheckpointError(f"there is no room for {taken / 1e6:.0f} MB")
+        raise CheckpointError(f"there is no room for {naturalsize(taken)}")
     slots = memory.folders.slots(one.shard, one.generation.shards, on_disk=not in_memory)
     return min(slots, key=lambda path: path.stat().st_mtime_ns if path.exists() else 0)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from humanize import naturalsize
+
 from atoll.agent.runtime.api.session import Session
 from atoll.replica_room import fitted
 
@@ -64,8 +66,8 @@ class ReplicaPlacement:
                 instead = sorted({self.nodes[one] for one in after} - {self.nodes[one] for one in before})
                 where = f"lies on {', '.join(instead)} instead" if instead else "has no place"
                 said.append(
-                    f"the copy of rank {owner}'s state ({shard_bytes[owner] / 1e6:.0f} MB) does not fit on "
-                    f"{self.nodes[holder]}, where rank {holder} has {room_bytes[holder] / 1e6:.0f} MB, and {where}"
+                    f"the copy of rank {owner}'s state ({naturalsize(shard_bytes[owner])}) does not fit on "
+                    f"{self.nodes[holder]}, where rank {holder} has {naturalsize(room_bytes[holder])}, and {where}"
                 )
         return replace(self, held_by=tuple(found)), said
 

@@ -53,7 +53,9 @@ def test_a_copy_that_does_not_fit_lies_where_there_is_room() -> None:
     placement = ReplicaPlacement(0, nodes, ring)
     found, said = placement.fitted([40, 15, 40, 70], [10] * 4)
     assert (found.holders, found.owners, found.here) == ((3,), (3,), {0, 3})
-    assert said == ["the copy of rank 0's state (0 MB) does not fit on b, where rank 1 has 0 MB, and lies on d instead"]
+    assert said == [
+        "the copy of rank 0's state (10 Bytes) does not fit on b, where rank 1 has 15 Bytes, and lies on d instead"
+    ]
 
 
 @given(st.data(), st.integers(2, 8))
