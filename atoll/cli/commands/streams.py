@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,6 +34,7 @@ def logs(
 ) -> None:
     """Print what the workers wrote."""
     document: list[dict[str, object]] = []
+    write: Callable[[str], None] = partial(print, flush=follow)
 
     def emit(run: int, number: int, text: str) -> None:
         entry: dict[str, object] = {"run": run, "rank": number, "text": text}
@@ -41,7 +44,7 @@ def logs(
             document.append(entry)
         else:
             shown = terminal.printable(text) if sys.stdout.isatty() else text
-            print(shown if rank is not None else f"[{number}] {shown}", flush=follow)
+            write(shown if rank is not None else f"[{number}] {shown}")
 
     async def show(client: AsyncClient) -> None:
         lines = LogLines()
@@ -51,7 +54,14 @@ def logs(
         for line in lines.rest():
             emit(*line)
 
-    connection.of(context).run(show)
+    if follow and not as_json and terminal.is_watched(sys.stdout):
+        from atoll.cli.render.bar import BarBelow
+
+        with BarBelow() as below:
+            write = below.line
+            connection.of(context).run(lambda client: below.while_shown(client, job, show(client)))
+    else:
+        connection.of(context).run(show)
     if as_json and not follow:
         terminal.print_json({"lines": document})
 

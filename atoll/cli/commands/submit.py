@@ -161,7 +161,7 @@ async def _shown(client: AsyncClient, job_id: str, timeout_s: float | None, as_j
 
     if as_json:
         return await follow.follow(client, job_id, follow.JsonScreen(), timeout_s)
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    if not terminal.is_watched(sys.stderr):
         return await follow.follow(client, job_id, follow.PlainScreen(), timeout_s)
     with follow.LiveScreen() as screen:
         return await follow.follow(client, job_id, screen, timeout_s)

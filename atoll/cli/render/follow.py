@@ -9,6 +9,7 @@ from contextlib import ExitStack, aclosing
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from atoll.cli.render import terminal, views, wire
+from atoll.cli.render.bar import bar
 from atoll.cli.render.log_lines import LogLines
 from atoll.errors import DeadlineExceeded, JobCancelled, JobFailed
 
@@ -180,7 +181,8 @@ class JsonScreen:
 
 
 class LiveScreen:
-    """Events and output scroll by above; progress and the workers' shares stay at the bottom. Used with `with`."""
+    """Events and output scroll by above; a bar with the time that is left, figures and the workers' shares stay at the
+    bottom. Used with `with`."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -206,7 +208,8 @@ class LiveScreen:
         head = Text.assemble((job.id, "bold"), "  ", (phase, style), "  ", (terminal.printable(job.reason), "dim"))
         parts: list[Any] = [Text(), head]
         if job.progress.step or job.progress.metrics:
-            parts.append(Text(views.progress_line(job)))
+            epochs = bar(job)
+            parts += [epochs, Text(views.figures(job))] if epochs else [Text(views.progress_line(job))]
         if job.workers:
             rows = [_worker_row(worker) for worker in job.workers[:_MOST_WORKERS_SHOWN]]
             parts.append(terminal.rich_table(_LIVE_COLUMNS, rows, right=_LIVE_NUMBERS))
@@ -236,8 +239,8 @@ _BAR: Final = 20
 
 def _worker_row(worker: WorkerView) -> tuple[str, ...]:
     rank, node, _, state, batch, share, _, time_text, _, wait = views.worker_row(worker)
-    bar = "\u2501" * round(worker.share * _BAR)
-    return rank, node, state, batch, share, bar.ljust(_BAR), time_text, wait
+    part = "\u2501" * round(worker.share * _BAR)
+    return rank, node, state, batch, share, part.ljust(_BAR), time_text, wait
 
 
 def _visible(text: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 _CONTROL: Final = re.compile(
     r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
@@ -30,6 +31,11 @@ STYLES: Final = {
     "info": "dim",
     "error": "bold red",
 }
+
+
+def is_watched(stream: TextIO) -> bool:
+    """Whether a person sees it on a terminal that can redraw a line."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def note(text: str) -> None:

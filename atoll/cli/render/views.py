@@ -295,7 +295,13 @@ def dropped_line(job: Job) -> str:
 
 
 def progress_line(job: Job) -> str:
-    """'step 1240  epoch 3  loss 0.1234  1830 samples/s  140 ms a step  about 12m left'."""
+    """'step 1240  epoch 3  loss 0.1234  1830 samples/s  140 ms a step  about 12 min left'."""
+    left_s = 0.0 if job.ended_unix_s else job.progress.left_s
+    return figures(job) + (f"  about {duration(left_s)} left" if left_s else "")
+
+
+def figures(job: Job) -> str:
+    """'step 1240  epoch 3  loss 0.1234  1830 samples/s  140 ms a step'."""
     progress = job.progress
     parts = [f"step {progress.step}", f"epoch {progress.epoch}"]
     # Loss first: it is what everybody looks for.
@@ -305,8 +311,6 @@ def progress_line(job: Job) -> str:
         parts.append(f"{progress.samples_per_s:.0f} samples/s")
     if progress.step_s:
         parts.append(f"{metric(progress.step_s, 's')} a step")
-    if progress.left_s and not job.ended_unix_s:
-        parts.append(f"about {duration(progress.left_s)} left")
     return "  ".join(parts)
 
 
@@ -358,7 +362,7 @@ def node_row(node: Node) -> tuple[str, ...]:
         node.address,
         devices or "-",
         load_text(node) or "-",
-        naturalsize(node.memory_bytes, binary=True) if node.memory_bytes else "-",
+        naturalsize(node.memory_bytes, binary=True, format="%.0f") if node.memory_bytes else "-",
         ", ".join(running) or "-",
         node.version or "-",
     )
@@ -396,7 +400,7 @@ def load_text(node: Node) -> str:
     used = [sample.memory_used_bytes for sample in node.samples if sample.HasField("memory_used_bytes")]
     warm_c = [sample.temperature_c for sample in node.samples if sample.HasField("temperature_c")]
     parts = [f"{sum(busy) / len(busy) * 100:.0f} %"] if busy else []
-    parts += [naturalsize(sum(used), binary=True)] if used else []
+    parts += [naturalsize(sum(used), binary=True, format="%.0f")] if used else []
     parts += [f"{max(warm_c):.0f} °C"] if warm_c else []
     return " ".join(parts)
 

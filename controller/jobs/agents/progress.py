@@ -158,6 +158,7 @@ class RunProgress:
         step_s = statistics.median(recent) if recent else 0.0
         lead = self.ranks.get(0)
         samples_per_s = self.total_batch / step_s if step_s > 0 else 0.0
+        samples, left = self.epochs * self.samples, self._samples_left(lead.last if lead else None)
         return jobs_pb2.Progress(
             step=self.newest_step + 1 if self.total_batch else 0,
             epoch=lead.last.epoch if lead and lead.last else 0,
@@ -165,7 +166,8 @@ class RunProgress:
             step_s=step_s,
             metrics=self.metrics,
             strategy_metrics=self._summaries(now_s, lead.last if lead else None),
-            left_s=self._samples_left(lead.last if lead else None) / samples_per_s if samples_per_s else 0.0,
+            left_s=left / samples_per_s if samples_per_s else 0.0,
+            trained_share=1 - left / samples if samples and lead and lead.last else 0.0,
         )
 
     def _samples_left(self, last: common_pb2.StepSample | None) -> int:

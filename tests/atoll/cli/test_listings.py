@@ -39,9 +39,9 @@ def test_nodes(runner: CliRunner, controller: ScriptedController) -> None:
     controller.script.nodes = pb.ListNodesReply(nodes=[found, lost])
     lines = atoll(runner, controller, "nodes")[1].splitlines()
     assert lines == [
-        "NODE     ISLAND   STATE      ADDRESS   DEVICES                 LOAD                   MEMORY  WORKERS     VERSION",
-        "gpu-1    lab      connected  10.0.0.2  2 x cuda: RTX 3090      50 % 17.0 GiB 61 °C  64.0 GiB  vit-3f9a/1  0.1.0",
-        "local-1  default  lost                 cpu: Xeon at 0.3 speed  -                           -  -           -",
+        "NODE     ISLAND   STATE      ADDRESS   DEVICES                 LOAD               MEMORY  WORKERS     VERSION",
+        "gpu-1    lab      connected  10.0.0.2  2 x cuda: RTX 3090      50 % 17 GiB 61 °C  64 GiB  vit-3f9a/1  0.1.0",
+        "local-1  default  lost                 cpu: Xeon at 0.3 speed  -                       -  -           -",
     ]
     document = json.loads(atoll(runner, controller, "nodes", "--json")[1])
     assert list(document) == ["nodes"]

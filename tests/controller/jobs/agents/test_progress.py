@@ -26,7 +26,7 @@ def test_an_epochs_short_last_batch_is_no_measure_of_speed_nor_of_the_total_batc
 def test_what_is_left_follows_from_epochs_samples_and_the_newest_steps() -> None:
     """1. 3 epochs of 640 samples; in the second, 128 are trained on: 1,152 are left, at 640 a second. 2. The script of
     another rank is nobody's word. 3. A stream does not say how long an epoch is."""
-    for samples, left_s in ((640, 1.8), (0, 0.0)):
+    for samples, left_s, trained_share in ((640, 1.8, 0.4), (0, 0.0, 0.0)):
         board = ProgressBoard(clock=lambda: 10.0)
         progress = board.begin(run("a", "b", job="vit-1234"))
         sample = StepSample(step=11, epoch=1, consumed=128, total_batch=64, step_s=0.1)
@@ -34,7 +34,8 @@ def test_what_is_left_follows_from_epochs_samples_and_the_newest_steps() -> None
             prepared = Prepared(samples=samples, batch_size=64, epochs=epochs)
             worker = WorkerId(job="vit-1234", run=1, rank=rank)
             board.observe(WorkerTelemetry(id=worker, prepared=prepared, steps=[sample] if rank == 0 else ()))
-        assert progress.to_wire(11.0).left_s == pytest.approx(left_s)
+        told = progress.to_wire(11.0)
+        assert (told.left_s, told.trained_share) == (pytest.approx(left_s), pytest.approx(trained_share))
 
 
 def test_metrics_of_a_strategy_are_summed_up_as_it_declares_them() -> None:
