@@ -9,7 +9,11 @@ import hashlib
 import io
 import os
 import stat
+import sys
 import tarfile
+import textwrap
+import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -116,13 +120,30 @@ def _check_script(script: Path) -> None:
             raise BadInput(f"script {script} is a folder. Name the Python file in it that starts the training")
         if not stat.S_ISREG(mode):
             raise BadInput(f"script {script} is not a regular file. Name a Python file")
-        with script.open("rb") as file:
-            if b"\0" in file.read(_LOOKED_AT):
-                raise BadInput(f"script {script} is no Python source: it has binary data. Name a Python file")
+        source = script.read_bytes()
+        if b"\0" in source[:_LOOKED_AT]:
+            raise BadInput(f"script {script} is no Python source: it has binary data. Name a Python file")
+        _check_syntax(script, source)
     except FileNotFoundError as error:
         raise NotFound(f"script {script} is not there. Check the path; the working folder is {Path.cwd()}") from error
     except OSError as error:
         raise BadInput(f"script {script} cannot be read: {error.strerror}. Check its permissions") from error
+
+
+def _check_syntax(script: Path, source: bytes) -> None:
+    """Raises BadInput, with the line and a caret as its note, for what every worker would fail with."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            compile(source, str(script), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        python = ".".join(map(str, sys.version_info[:2]))
+        where = f"script {script}" + (f", line {error.lineno}" if error.lineno else "")
+        refused = BadInput(f"{where}: {error.msg}, says Python {python} here. Mend it and submit again")
+        _, *excerpt, _ = traceback.format_exception_only(error)
+        refused.add_note(textwrap.dedent("".join(excerpt)).rstrip())
+        raise refused from error
+    except (MemoryError, RecursionError, ValueError):
+        return  # too deep for the compiler here; the workers' one may say more
 
 
 def _walk(root: Path, *, only_python: bool) -> Iterator[Path]:

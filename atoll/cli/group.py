@@ -9,7 +9,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from atoll.cli.render.terminal import complain
+from atoll.cli.render.terminal import complain, note, printable
 from atoll.errors import AtollError
 from atoll.exit_codes import INTERRUPTED
 
@@ -55,6 +55,8 @@ class AtollGroup(TyperGroup):
             code = super().main(words, prog_name or "atoll", complete_var, False, windows_expand_args, **extra)
         except AtollError as error:
             complain(str(error))
+            for more in getattr(error, "__notes__", ()):
+                note(printable(more))
             code = error.exit_code
         except typer.Abort:
             code = INTERRUPTED

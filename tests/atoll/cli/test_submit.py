@@ -78,6 +78,38 @@ def test_bad_input_is_one_line_and_exit_2_before_any_connection(
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("source", "where", "excerpt"),
+    [
+        (b"import os\n\nprint('x'\n", "line 3: '(' was never closed", "print('x'\n     ^"),
+        (b"if True:\n    for x in 3 4:\n        pass\n", "line 2: invalid syntax", "for x in 3 4:\n           ^"),
+        (
+            b"def f():\nreturn 1\n",
+            "line 2: expected an indented block after function definition on line 1",
+            "return 1\n^",
+        ),
+        (b"return 1\n", "line 1: 'return' outside function", "return 1\n^"),
+        (b"x = '\xff'\n", "line 1: (unicode error) 'utf-8' codec can't decode byte 0xff", ""),
+    ],
+)
+def test_a_syntax_error_is_refused_before_any_connection_with_its_line_and_a_caret(
+    runner: CliRunner, script: Path, source: bytes, where: str, excerpt: str
+) -> None:
+    script.write_bytes(source)
+    for args in (("train.py",), ("-m", "train")):
+        result = runner.invoke(app, ["--controller", NOBODY, "submit", *args])
+        assert (result.exit_code, result.stdout) == (2, "")
+        said, _, rest = result.stderr.partition("\n")
+        assert said.startswith(f"error: script train.py, {where}"), said
+        assert said.endswith("here. Mend it and submit again")
+        assert rest.startswith(excerpt)
+
+
+def test_a_warning_of_the_compiler_is_no_error(runner: CliRunner, controller: ScriptedController, script: Path) -> None:
+    script.write_text("print('\\d')\n")
+    assert submit(runner, controller, "train.py").exit_code == 0
+
+
 def test_the_job_id_is_all_of_stdout(runner: CliRunner, controller: ScriptedController, script: Path) -> None:
     result = submit(runner, controller, "train.py")
     assert (result.exit_code, result.stdout) == (0, "train-0000\n")
