@@ -46,6 +46,28 @@ def folder(parent: Path, name: str) -> Path:
     return path
 
 
+RAISES = """
+import threading
+import atoll
+run = atoll.init()
+threading.Thread(target=threading.Event().wait).start()  # the interpreter waits for it
+raise ValueError("a wrong path")
+"""
+
+
+def test_who_raised_and_dies_slowly_is_no_victim_of_its_peers(tmp_path: Path) -> None:
+    """1. A script raises in start-up; a thread of its own keeps its process alive. 2. Its peers lose it and leave, and
+    it is asked to stop. 3. It said that it had lost a peer, and the run's end was told of who noticed first."""
+    script = folder(tmp_path, "code") / "raises.py"
+    script.write_text(RAISES)
+    with FakeAgent(tmp_path) as agent:
+        agent.start_workers(str(script))
+        agent.wait_until(lambda: "ValueError: a wrong path" in agent.said())
+        agent.send_stop(0, grace_s=0.5)
+        assert agent.exit_codes(60) == [1], agent.said()
+        assert "ValueError: a wrong path" in agent.said().splitlines()[-1], agent.said()
+
+
 def check_equals_one_process(by_rank: list[list[Line]]) -> None:
     """Train on whole batches in this process, in the order that the workers logged, with the factors that they saw."""
     generator = torch.Generator().manual_seed(3)

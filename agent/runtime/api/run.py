@@ -494,6 +494,8 @@ class Run:
 
     def _overdue(self, stop: Stop) -> None:
         """By the link thread: half of the stop's grace has gone by and the training thread has not obeyed."""
+        if getattr(sys, "last_value", None) is not None:  # the script raised, and takes long to end: no peer's doing
+            exits.end_now(1)
         if self._training is not None:
             self._training.state.shutdown.overdue(stop.grace_s / 4)
         exits.say(

@@ -103,7 +103,8 @@ def judge(job: JobRecord, run: RunRecord) -> RunJudgement:
             return _script_failure(job, left_early_text(finished), replace(exit, code=0, reason="left early"))
         reached = run.recovery.reached_step if run.recovery else 0  # a machine that is lost does not tell its step
         last = replace(exit, step=max(exit.step, reached))
-        return _outside(job, f"{where} was lost: {exit.reason or exit.kind}", last)
+        how = "lost a peer" if exit.kind is WorkerExitKind.PEER_LOST else "was lost"
+        return _outside(job, f"{where} {how}: {exit.reason or exit.kind}", last)
     if (
         exit.kind is WorkerExitKind.DRAINED and run.cause is Cause.LOSS
     ):  # its agent was shut down, or it exits with 85 always

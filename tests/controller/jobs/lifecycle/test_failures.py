@@ -50,6 +50,11 @@ def test_who_was_the_cause(first: ExitRecord, second: ExitRecord, guilty: int) -
     assert found[0].rank == guilty
 
 
+def test_who_noticed_alone_is_not_called_lost() -> None:
+    verdict = judge(stopping(), ended(run("a", "b"), STOPPED, PEER_LOST))
+    assert verdict.reason.startswith("rank 1 on b lost a peer: ")
+
+
 def test_none_is_guilty_when_all_finished() -> None:
     record = ended(run("a", "b"), FINISHED, FINISHED)
     assert root_cause(record.members) is None
