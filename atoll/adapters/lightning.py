@@ -102,6 +102,7 @@ class RunEpochs(Callback):  # type: ignore[misc]
     """The Trainer's loader, and what keeps its counts level with the run's."""
 
     def __init__(self, run: Run, trainer: Any, given: DataLoader[Any]) -> None:
+        """Raises BadInput for what the Trainer would do otherwise than it says."""
         self._run, self._trainer, self._given = run, trainer, given
         self._loader: Loader[Any]
         self._epochs: Iterator[int] = iter(())
@@ -109,6 +110,7 @@ class RunEpochs(Callback):  # type: ignore[misc]
         self._epoch, self._total = -1, 0
         self._begun = False  # the Trainer has asked for a batch of this epoch
         self._behind = 0  # steps of earlier processes
+        self._check()  # before Lightning asks for a batch: of what has no length it does so before training starts
 
     def __len__(self) -> int:
         """Batches of a whole epoch, as schedules count them. Raises TypeError for a stream."""
@@ -117,7 +119,6 @@ class RunEpochs(Callback):  # type: ignore[misc]
     def begin(self, module: torch.nn.Module, optimizers: list[Any], schedulers: list[Any]) -> None:
         """Joins what was trained before. Raises BadInput."""
         run, trainer = self._run, self._trainer
-        self._check()
         _, _, self._loader = run.prepare(module, optimizers, self._given, scheduler=schedulers)
         run.track("lightning", _TrainerState(trainer))
         fit, steps = trainer.fit_loop, trainer.max_steps * trainer.accumulate_grad_batches
