@@ -85,9 +85,9 @@ async def serve(settings: ControllerSettings, stop: asyncio.Event, beside: Besid
         stack.push_async_callback(store.close)
         executor = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="bundles"))
         disk = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="logs"))
-        known_leader, logs = KnownLeader(), LogStore(settings.data_dir / "logs")
+        known_leader, logs = KnownLeader(), LogStore(settings.data_dir / "logs.sqlite3")
         curves = CurveStore(settings.data_dir / "curves.sqlite3")
-        stack.callback(lambda: disk.submit(curves.close))
+        stack.callback(lambda: (disk.submit(curves.close), disk.submit(logs.close)))
         servicers = (
             JobServicer(known_leader, logs, curves, executor, disk),
             AgentServicer(known_leader, logs, curves, disk, token=token, identities=settings.tls is not None),

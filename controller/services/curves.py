@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from atoll.controller.services.sqlite_file import SqliteFile
 from atoll.v1 import common_pb2
 
 MAX_CURVES: Final = 256
@@ -35,13 +36,11 @@ class KeptCurve:
 
 
 class CurveStore:
-    """Curves of all jobs. Used by one thread alone, which its first use decides. Its methods raise OSError where the
-    disk is full or the file is no database."""
+    """Curves of all jobs. Used by one thread alone, which its first use decides. Its methods raise OSError."""
 
     def __init__(self, path: Path, max_points: int = MAX_POINTS) -> None:
-        self._path = path
+        self._file = SqliteFile(path, _SCHEMA)
         self._max_points = max_points
-        self._opened: sqlite3.Connection | None = None
         self._newest_run: dict[str, int] = {}  # by job, of what was added by this process
 
     def add(self, job: str, run: int, unix_s: float, reported: Sequence[common_pb2.Metrics]) -> None:
@@ -50,27 +49,20 @@ class CurveStore:
         if not reported or run < self._newest_run.get(job, 0):
             return
         self._newest_run[job] = run
-        database = self._database()
-        try:
-            with database:
-                first = min(metrics.step for metrics in reported)
-                database.execute(
-                    "DELETE FROM point WHERE curve IN (SELECT id FROM curve WHERE job = ?) AND step >= ? AND run < ?",
-                    (job, first, run),
-                )
-                for metrics in reported:
-                    for name, value in metrics.values.items():
-                        self._keep(database, job, name, (metrics.step, run, unix_s, value))
-        except sqlite3.Error as error:
-            raise OSError(f"{self._path}: {error}") from error
+        with self._file.transaction() as database:
+            first = min(metrics.step for metrics in reported)
+            database.execute(
+                "DELETE FROM point WHERE curve IN (SELECT id FROM curve WHERE job = ?) AND step >= ? AND run < ?",
+                (job, first, run),
+            )
+            for metrics in reported:
+                for name, value in metrics.values.items():
+                    self._keep(database, job, name, (metrics.step, run, unix_s, value))
 
     def names(self, job: str) -> list[str]:
         """Of the job's curves, sorted."""
-        try:
-            found = self._database().execute("SELECT name FROM curve WHERE job = ? ORDER BY name", (job,))
-            return [name for (name,) in found]
-        except sqlite3.Error as error:
-            raise OSError(f"{self._path}: {error}") from error
+        with self._file.transaction() as database:
+            return [name for (name,) in database.execute("SELECT name FROM curve WHERE job = ? ORDER BY name", (job,))]
 
     def read(self, job: str, name: str, most_points: int = 0) -> KeptCurve:
         """One curve. most_points: spread evenly, its last among them; 0: all that are kept."""
@@ -78,28 +70,20 @@ class CurveStore:
             "SELECT step, value, run, unix_s FROM point JOIN curve ON curve.id = point.curve "
             "WHERE job = ? AND name = ? ORDER BY step"
         )
-        try:
-            points = _spread(self._database().execute(query, (job, name)).fetchall(), most_points)
-        except sqlite3.Error as error:
-            raise OSError(f"{self._path}: {error}") from error
+        with self._file.transaction() as database:
+            points = _spread(database.execute(query, (job, name)).fetchall(), most_points)
         steps, values, runs, unix_s = zip(*points, strict=True) if points else ((), (), (), ())
         return KeptCurve(steps, tuple(map(_number, values)), runs, unix_s)
 
     def remove(self, job: str) -> None:
         """Forget a job."""
         self._newest_run.pop(job, None)
-        database = self._database()
-        try:
-            with database:
-                database.execute("DELETE FROM point WHERE curve IN (SELECT id FROM curve WHERE job = ?)", (job,))
-                database.execute("DELETE FROM curve WHERE job = ?", (job,))
-        except sqlite3.Error as error:
-            raise OSError(f"{self._path}: {error}") from error
+        with self._file.transaction() as database:
+            database.execute("DELETE FROM point WHERE curve IN (SELECT id FROM curve WHERE job = ?)", (job,))
+            database.execute("DELETE FROM curve WHERE job = ?", (job,))
 
     def close(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
+        self._file.close()
 
     def _keep(self, database: sqlite3.Connection, job: str, name: str, point: tuple[int, int, float, float]) -> None:
         found = database.execute("SELECT id, points FROM curve WHERE job = ? AND name = ?", (job, name)).fetchone()
@@ -131,18 +115,6 @@ class CurveStore:
         gone = set(steps).difference(kept.values())
         database.executemany("DELETE FROM point WHERE curve = ? AND step = ?", ((number, step) for step in gone))
         return len(steps) - len(gone)
-
-    def _database(self) -> sqlite3.Connection:
-        if self._opened is None:
-            try:
-                opened = sqlite3.connect(self._path)
-                opened.execute("PRAGMA journal_mode = WAL")
-                opened.execute("PRAGMA synchronous = NORMAL")  # a crash of the machine may cost the last seconds
-                opened.executescript(_SCHEMA)
-            except sqlite3.Error as error:
-                raise OSError(f"{self._path}: {error}") from error
-            self._opened = opened
-        return self._opened
 
 
 def _number(value: float | None) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import re
+import sqlite3
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -428,23 +428,23 @@ async def test_a_gpu_has_one_agent(head: Controller) -> None:
 
 
 async def test_a_disk_that_stands_still_holds_up_no_heartbeat(head: Controller, tmp_path: Path) -> None:
-    """1. The file that a worker's output goes to takes nothing (here a pipe that nobody reads). 2. It was written on
+    """1. The file that a worker's output goes to takes nothing (here another writes to it). 2. It was written on
     the event loop: no heartbeat was heard any more, no client answered. 3. Now only that output waits: the agent is
     there for three leases, and clients are answered. 4. The file takes it, and the agent is told that it is kept."""
     agent = await FakeAgent("a").connect(head.address)
     job = await head.submit(workers=(1, 1))
     await agent.running(job, 1)
-    stuck = tmp_path / "logs" / job / "rank-0.log"
-    stuck.parent.mkdir(parents=True)
-    os.mkfifo(stuck)
-    writing = asyncio.create_task(agent.log((job, 1, 0), 0, b"a line\n"))
+    await agent.log((job, 1, 0), 0, b"before ")
+    stuck = sqlite3.connect(tmp_path / "logs.sqlite3")
+    stuck.execute("BEGIN IMMEDIATE")
+    writing = asyncio.create_task(agent.log((job, 1, 0), 7, b"a line\n"))
     for _ in range(6):
         await asyncio.sleep(0.5)
         nodes = await head.stub.ListNodes(pb.ListNodesRequest(), timeout=30)
         assert [(node.name, node.connected) for node in nodes.nodes] == [("a", True)]
     assert not writing.done()
-    taken = await asyncio.to_thread(stuck.read_bytes)
+    stuck.rollback()
+    stuck.close()
     await asyncio.wait_for(writing, 30)
-    assert taken == b"a line\n"
-    assert agent.acks[-1].offset == len(taken)
+    assert agent.acks[-1].offset == len(b"before a line\n")
     await agent.disconnect()

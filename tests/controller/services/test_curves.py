@@ -90,11 +90,9 @@ def test_a_job_that_is_removed_leaves_nothing(store: CurveStore, tmp_path: Path)
         assert database.execute("SELECT job FROM curve").fetchall() == [("b-1",)]
 
 
-def test_a_file_that_is_no_database_is_an_error_of_the_disk(tmp_path: Path) -> None:
-    path = tmp_path / "curves.sqlite3"
-    path.write_bytes(b"nothing of the kind" * 100)
-    with pytest.raises(OSError, match="not a database"):
-        CurveStore(path).add("a-1", 1, 0.0, reported(range(1)))
+def test_a_file_that_cannot_be_made_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="unable to open database file"):
+        CurveStore(tmp_path / "gone" / "curves.sqlite3").add("a-1", 1, 0.0, reported(range(1)))
 
 
 @pytest.fixture
