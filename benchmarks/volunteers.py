@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Final
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
 
 from cluster import SCRIPTS, Cluster, kill, wait_until
+from lab.spares import wait_for_spares
 
 from atoll.v1 import common_pb2 as common
 
@@ -46,8 +47,10 @@ class Run:
         cluster.wait_for_step(self._job, 2)
 
     def losses(self) -> dict[int, float]:
-        lines = (self._out / "rank-0.jsonl").read_text().splitlines()
-        return {int(one["step"]): float(one["loss"]) for one in map(json.loads, lines[:-1])}  # the last may be half
+        """As each step was trained first: a run that goes on at an epoch's end shows its last batch again, without
+        effect. One that a loss broke off is shown with 0."""
+        lines = (self._out / "rank-0.jsonl").read_text().splitlines()[:-1]  # the last may be half
+        return {int(one["step"]): float(one["loss"]) for one in map(json.loads, reversed(lines)) if one["loss"]}
 
     def metric(self, name: str) -> float:
         return self._cluster.job(self._job).progress.strategy_metrics.get(name, 0.0)
@@ -67,13 +70,15 @@ class Run:
                 turn = self._kill(turn)
         return (len(self.losses()) - before) / (time.monotonic() - begun_s)
 
-    def after_a_servers_kill(self, rank: int) -> float:
-        """Seconds until another step is done."""
-        there = max(self.losses())
+    def after_a_servers_kill(self, rank: int) -> tuple[float, list[str]]:
+        """Seconds until another step is done, and what the controller's events say of them."""
+        there, told = max(self.losses()), len(list(self._cluster.client.events(self._job)))
         kill(next(one for one in self._cluster.job(self._job).workers if one.rank == rank).status.pid)
-        begun_s = time.monotonic()
+        begun_s, begun_unix_s = time.monotonic(), time.time()
         wait_until("another step", lambda: max(self.losses()) > there + 1, 120)
-        return time.monotonic() - begun_s
+        took_s = time.monotonic() - begun_s
+        events = list(self._cluster.client.events(self._job))[told:]
+        return took_s, [f"{one.unix_s - begun_unix_s:5.1f} s: {one.text[:140]}" for one in events]
 
     def gone(self) -> None:
         for number in range(VOLUNTEERS):
@@ -106,6 +111,8 @@ def main() -> None:
     )
     parser.add_argument("--kill-every", type=float, default=5.0)
     parser.add_argument("--stages", type=int, default=1, choices=(1, RANKS))
+    parser.add_argument("--server-kills", type=int, default=6, help="of `servers`, of each rank in turn")
+    parser.add_argument("--cold", action="store_true", help="kill them at once, before any process waits for a launch")
     parser.add_argument("--parts", default="alone,calm,kills,gone,servers")
     asked = parser.parse_args()
     quarter_s = min(asked.seconds / 4, 30.0)
@@ -129,8 +136,11 @@ def main() -> None:
             print(f"kills: {run.steps_per_s(asked.seconds, asked.kill_every):.2f}", end="; ", flush=True)
             print(f"{run.metric('returned'):.0f} tasks back in the pool, {run.metric('late'):.0f} late", flush=True)
         if "servers" in parts:
-            for rank in range(RANKS):
-                print(f"rank {rank} killed: another step after {run.after_a_servers_kill(rank):.1f} s", flush=True)
+            for turn in range(asked.server_kills):
+                if not asked.cold:
+                    wait_for_spares(Path(folder), RANKS)
+                took_s, events = run.after_a_servers_kill(turn % RANKS)
+                print(f"rank {turn % RANKS} killed: another step after {took_s:.1f} s", *events, sep="\n  ", flush=True)
         if "gone" in parts:
             run.gone()
             wait_until("nobody helps", lambda: run.metric("volunteers") == 0, 60)

@@ -105,6 +105,10 @@ class RoundEngine:
         return None
 
     @property
+    def goes_on(self) -> bool:
+        return self._place.stages == 1  # a pipeline is not whole without one of its stages
+
+    @property
     def lost(self) -> str | None:
         return self._lost
 
@@ -165,7 +169,7 @@ class RoundEngine:
         self._state.restore(self._begun)
         return True
 
-    def close(self) -> None:
+    def close(self, *, followed: bool = False) -> None:
         self._break_off()
         self._averager.shutdown()
         self._state.close()
@@ -188,8 +192,8 @@ class RoundEngine:
 
     def _goes_on(self, rank: int, reason: str) -> bool:
         """On the wire's thread: another worker is lost. Whether this one makes its round without it."""
-        if self._place.stages > 1:
-            return False  # a pipeline is not whole without it
+        if not self.goes_on:
+            return False
         self._lost = self._lost or reason
         self._averaging.mailbox.lose(rank)
         self._claims.lose(rank, reason)

@@ -86,6 +86,7 @@ class StageStep:
         self._example: torch.Tensor | None = None
         self._key = Key(-1, 0)
         self._micros: Sequence[list[int]] = ()  # numbers of the pipeline's samples
+        self._counted: list[int] = []  # of samples that are no task, for they counted when the run had other members
         self._inputs: dict[int, torch.Tensor] = {}  # by micro-batch
         self._outputs: dict[int, torch.Tensor] = {}
         self._gradients: dict[int, torch.Tensor] = {}  # of the outputs
@@ -122,11 +123,34 @@ class StageStep:
             self._row_out = (tuple(outputs.shape[1:]), outputs.dtype)
             self._send(place.rank + 1, 0, 0, 0, memoryview(packed(StepPurpose.EXAMPLE, outputs)))
 
-    def begin(self, step: int, micros: Sequence[list[int]]) -> None:
-        """micros: numbers of the pipeline's samples, the same on all of its stages."""
+    def enter(self, place: StagePlace, send: Callable[[int, int, int, int, bytes | memoryview], None]) -> None:
+        """The run goes on with other members. Of a step under way whole models keep what counted; stages have it no
+        more, as not all of a pipeline may have each sample."""
         with self.changed:
-            self._key, self._micros = Key(step, 0), micros
-            self._open()
+            self._place, self._send, self.broken = place, send, None
+            self._mates = [one for one in place.mates if one != place.rank]
+            self._early.clear()
+            if self._mates:
+                self._key, self._micros = Key(-1, 0), ()
+                self.pool.begin_step()
+
+    def counted(self, step: int) -> list[int]:
+        """Numbers of the samples that counted in this step so far. No answer to a task that is open counts any more."""
+        with self.changed:
+            if self._key.step != step:
+                return []
+            for micro, numbers in enumerate(self._micros):
+                self._counted += [numbers[one] for one in self.pool.done_samples(Direction.BACKWARD, micro)]
+            self._micros = ()
+            self.pool.begin_step(same=True)
+            return list(self._counted)
+
+    def begin(self, step: int, micros: Sequence[list[int]], counted: Sequence[int] = ()) -> None:
+        """micros: numbers of the pipeline's samples, the same on all of its stages. counted: of those that counted in
+        it before, as `counted` told, and still do."""
+        with self.changed:
+            self._key, self._micros, self._counted = Key(step, 0), micros, list(counted)
+            self._open(goes_on=bool(counted))
             early, self._early = self._early, []
             for one in early:
                 self._hear(one)
@@ -269,17 +293,21 @@ class StageStep:
             return
         self._tell(f"step {self._key.step} begins again: something counted in it that may be wrong", True)
         self._key = Key(self._key.step, self._key.attempt + 1)
+        if self._counted:
+            self._micros, self._counted = [*self._micros, self._counted], []
         self._tell_mates(StepPurpose.REDO)
         self._open()
         self.changed.notify_all()
 
     # --- parts of a step
 
-    def _open(self) -> None:
-        """The pool of this attempt."""
-        self.pool.begin_step()
-        self.sum_P.zero_()
-        self.loss, self.samples, self.helped, self._own_done = 0.0, 0, 0, False
+    def _open(self, *, goes_on: bool = False) -> None:
+        """The pool of this attempt. goes_on: what counted before still does."""
+        self.pool.begin_step(same=goes_on)
+        if not goes_on:
+            self.sum_P.zero_()
+            self.loss, self.samples, self.helped = 0.0, 0, 0
+        self._own_done = False
         self._done.clear()
         for one in (self._inputs, self._outputs, self._gradients, self._input_gradients):
             one.clear()

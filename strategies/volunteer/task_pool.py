@@ -141,9 +141,9 @@ class TaskPool:
                 sum_power += client.power
         return sum_rate / sum_power if sum_power else 0.0
 
-    def begin_step(self) -> None:
+    def begin_step(self, *, same: bool = False) -> None:
         """Forget the step before: tasks that are still open are no client's any more. Whose tasks others had to compute
-        may be gone: it is given none until it answers or joins again."""
+        may be gone: it is given none until it answers or joins again. same: what counted before is still of it."""
         for name, client in list(self._clients.items()):
             if overdue := client.open & self._reclaimed:
                 self.returned += len(overdue)
@@ -152,7 +152,8 @@ class TaskPool:
         self._micros.clear()
         self._sent.clear()
         self._answered.clear()
-        self.helped.clear()
+        if not same:
+            self.helped.clear()
         for client in (*self._clients.values(), *self._silent.values()):
             client.open.clear()
 
@@ -326,6 +327,11 @@ class TaskPool:
         """Whether every sample of a micro-batch has its answer."""
         found = self._micros.get((direction, micro))
         return found is not None and all(one == _DONE for one in found.holder)
+
+    def done_samples(self, direction: Direction, micro: int) -> list[int]:
+        """That have their answers, by their place in the micro-batch."""
+        found = self._micros.get((direction, micro))
+        return [place for place, one in enumerate(found.holder) if one == _DONE] if found is not None else []
 
     def made(self, micro: int) -> tuple[Made, ...]:
         """The backward servers' list of a micro-batch: who made which activations."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from atoll.agent.runtime.api.session import Session
@@ -17,7 +18,7 @@ from atoll.agent.runtime.pipeline.clipping import EPSILON
 from atoll.agent.runtime.step.capabilities import EngineParts, WorkerContext, WorkerHalf
 from atoll.agent.runtime.transport import membership
 from atoll.agent.runtime.transport.process_groups import Group
-from atoll.errors import BadInput
+from atoll.errors import BadInput, PeerLost
 from atoll.jobspec import MAX_WORKERS
 from atoll.strategies.volunteer.messages import MAX_TENSOR_BYTES, Server
 from atoll.strategies.volunteer.port import VolunteerPort
@@ -31,8 +32,8 @@ from atoll.v1.agents_pb2 import DataKeys
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, LinkSample
 from atoll.volunteer_ticket import is_ticket
 
-WAIT_S: Final = 1.0
-"""For an answer; then it is looked whether volunteers are still heard at all."""
+WAIT_S: Final = 0.2
+"""For an answer; then it is looked whether volunteers are still heard, and the run has the same members."""
 COUNTED: Final = ("volunteers", "waiting", "answered", "returned", "late", "refused")
 
 
@@ -40,7 +41,7 @@ def build(context: WorkerContext) -> WorkerHalf:
     if context.engine_parts is None:
         raise BadInput("strategy volunteer computes the step itself: call run.prepare_pipeline in place of run.prepare")
     engine = VolunteerEngine(context, context.engine_parts)
-    return WorkerHalf(engine, measures=engine, links=engine.links)
+    return WorkerHalf(engine, measures=engine, links=engine.links, learned=engine)
 
 
 class VolunteerEngine:
@@ -49,7 +50,14 @@ class VolunteerEngine:
     the update.
 
     The port's thread hears volunteers and counts their answers, the wire's the other stages; all that is computed is
-    on the training thread."""
+    on the training thread.
+
+    Where a rank is lost and others have all of the model, they go on in place: volunteers stay where they are. Of whole
+    models what counted on those who are left counts on, and they share what the lost one had of the step; of stages the
+    step is made again. So each sample counts once, and no more is lost than what the lost rank had of one step."""
+
+    _passes: StagePasses
+    _step: StageStep
 
     def __init__(self, context: WorkerContext, parts: EngineParts) -> None:
         session, place = context.session, parts.place
@@ -57,16 +65,23 @@ class VolunteerEngine:
         self._session, self._parts, self._channel = session, parts, context.channel
         self._coarsest = context.settings.thin_links
         (self._optimizer,) = context.optimizers
-        self._passes = StagePasses(session, context.model, parts, first=place.first, last=place.last)
         self._order = EpochOrder(len(parts.dataset), session.seed, parts.shuffle)  # type: ignore[arg-type]
-        cuts = (*parts.part.cuts, 0) if parts.part is not None else (0, 0)
-        layers = cuts[place.stage], cuts[place.stage + 1]
-        self._step = StageStep(place, self._passes, layers, context.channel.send, self._tell)
-        self._step.pool.join(SELF, 1.0)
         self._replicas: Group | None = None  # who hold this stage
         self._told: dict[str, float] = {}
-        self._port: VolunteerPort | None = None
-        self._server: TaskServer | None = None
+        self._updated = -1  # the last step that changed the model
+        self._shared_out = session.view == 1  # what is left of the step that the view before broke off
+        before = context.learned if isinstance(context.learned, VolunteerEngine) else None  # of the view before
+        self._port: VolunteerPort | None = before._port if before is not None else None
+        self._server: TaskServer | None = before._server if before is not None else None
+        if before is not None:
+            self._passes, self._step = before._passes, before._step
+            self._step.enter(place, context.channel.send)
+            return
+        cuts = (*parts.part.cuts, 0) if parts.part is not None else (0, 0)
+        layers = cuts[place.stage], cuts[place.stage + 1]
+        self._passes = StagePasses(session, context.model, parts, first=place.first, last=place.last)
+        self._step = StageStep(place, self._passes, layers, context.channel.send, self._tell)
+        self._step.pool.join(SELF, 1.0)
 
     def start(self) -> None:
         """Collective."""
@@ -83,36 +98,50 @@ class VolunteerEngine:
             self._replicas.level(weights_P, "receiving the stage from the first pipeline")
             self._passes.load(weights_P.cpu())
         if session.keys is not None and session.keys.volunteers:
-            self._open_port(session, session.keys)
+            if self._server is None:
+                self._open_port(session, session.keys)
+            else:
+                with self._step.changed:
+                    self._server.version += 1  # another member's weights may have been later ones
             self._introduce(session, session.keys)
 
     def step(self, batch: Any, taken: BatchSlice) -> torch.Tensor:
         """batch: [local] numbers of samples. Returns the mean loss over the samples of all pipelines, [], the same on
         each."""
-        indices = self._own_samples(batch, taken)
+        counted: list[int] = []
+        if self._shared_out or self._parts.place.stages > 1:
+            indices = self._own_samples(batch, taken)
+        else:
+            counted, indices = self._left_over(taken)
+            self._shared_out = True
         size = math.ceil(len(indices) / self._parts.micro_batches) or 1
-        step = self._step
-        step.begin(taken.step, [indices[at : at + size] for at in range(0, len(indices), size)])
+        step, samples = self._step, len(counted) + len(indices)
+        step.begin(taken.step, [indices[at : at + size] for at in range(0, len(indices), size)], counted)
         while not step.finished:
             self._advance()
-        if step.samples != len(indices):
-            raise BadInput(f"step {taken.step} counted {step.samples} of {len(indices)} samples: a fault of Atoll")
-        return torch.tensor(self._update(taken.total))
+        if step.samples != samples:
+            raise BadInput(f"step {taken.step} counted {step.samples} of {samples} samples: a fault of Atoll")
+        return torch.tensor(self._update(taken))
 
     @property
     def why_not_in_place(self) -> str | None:
-        return "the engine of strategy volunteer starts again"
+        place = self._parts.place
+        return "nobody else has its stage" if place.stages > 1 and place.pipelines == 1 else None
+
+    @property
+    def goes_on(self) -> bool:
+        return False
 
     @property
     def lost(self) -> str | None:
         return None  # a step without a rank is none
 
     def rewind(self, step: int) -> bool:
-        """Only what comes before the update raises."""
-        return True
+        """Only what comes before the update raises; that is not taken back."""
+        return self._updated < step
 
-    def close(self) -> None:
-        if self._port is not None:
+    def close(self, *, followed: bool = False) -> None:
+        if self._port is not None and not followed:
             self._port.close()
 
     def take_step(self, stall_s: float, sent_bytes: int) -> Mapping[str, float]:
@@ -160,9 +189,12 @@ class VolunteerEngine:
         """All ranks to each other: volunteers measure how far each one is. Collective."""
         if session.group is None or self._server is None or session.link is None:
             return
-        mine = f"{membership.host(session)}\0{session.link.volunteer_port}".encode()
-        told = [one.decode().partition("\0") for one in session.group.gather_bytes(mine)]
-        servers = [Server(rank, one[0], int(one[2]), keys.public[rank].hex()) for rank, one in enumerate(told)]
+        mine = f"{session.link.id.rank}\0{membership.host(session)}\0{session.link.volunteer_port}".encode()
+        told = [one.decode().split("\0") for one in session.group.gather_bytes(mine)]
+        servers = [
+            Server(int(rank), host, int(port), keys.public[place].hex())
+            for place, (rank, host, port) in enumerate(told)
+        ]
         with self._step.changed:
             self._server.servers = servers
 
@@ -176,6 +208,26 @@ class VolunteerEngine:
         counts = split_batch(taken.total, shares)
         begin = taken.start + sum(counts[: place.pipeline])
         return self._order.indices(taken.epoch, begin, begin + counts[place.pipeline])
+
+    def _left_over(self, taken: BatchSlice) -> tuple[list[int], list[int]]:
+        """The first step of a view that followed another: which of its samples counted on this rank already, and which
+        it has of those that counted on none. Collective."""
+        group, place = self._session.group, self._parts.place
+        whole = self._order.indices(taken.epoch, taken.start, taken.start + taken.total)
+        own = self._step.counted(taken.step)
+        mine = np.array(own, np.int64).tobytes()
+        all_told = [mine] if group is None else group.gather_bytes(mine)
+        told = [np.frombuffer(one, np.int64).tolist() for one in all_told]
+        counted = {number for one in told for number in one}
+        if not counted <= set(whole):  # the plan of the new view may have made the batch a smaller one
+            own, counted = [], set()
+        left = [one for one in whole if one not in counted]
+        if counted and place.rank == 0:
+            text = f"step {taken.step} goes on: {len(counted)} of its {len(whole)} samples count already"
+            self._tell(text, False)
+        counts = split_batch(len(left), taken.shares or (1.0,))
+        begin = sum(counts[: place.rank])
+        return own, left[begin : begin + counts[place.rank]]
 
     def _advance(self) -> None:
         """Compute what is to be compared, else a task; where there is neither, wait for others."""
@@ -197,13 +249,15 @@ class VolunteerEngine:
                     step.take(SELF, task, answer)
         if step.broken is not None:
             raise step.broken
+        if (group := self._session.group) is not None and group.aborted:
+            raise PeerLost("the run has other members")
         if self._port is not None and self._port.failure is not None:
             raise self._port.failure
 
-    def _update(self, total: int) -> float:
+    def _update(self, taken: BatchSlice) -> float:
         """Add up over the pipelines what they have of the batch, and make the update. Returns the mean loss."""
-        step, group, passes, parts = self._step, self._session.group, self._passes, self._parts
-        sum_P = step.sum_P.to(self._session.device)
+        step, group, passes, parts, total = self._step, self._session.group, self._passes, self._parts, taken.total
+        sum_P = step.sum_P.to(self._session.device, copy=self._replicas is not None)  # its own part may be needed again
         if self._replicas is not None:
             self._replicas.begin_sum(sum_P, "combining gradients").wait()
         passes.set_gradient(sum_P / total)
@@ -223,6 +277,7 @@ class VolunteerEngine:
                 if one.grad is not None:
                     one.grad.mul_(factor)
         with step.changed:
+            self._updated = taken.step
             self._optimizer.step()
             if self._server is not None:
                 self._server.version += 1

@@ -352,7 +352,8 @@ class Succession:
         os.environ[VIEW_VARIABLE] = str(view.number)
         session.members = view.members
         if session.keys is not None:
-            session.keys = agents_pb2.DataKeys(secret=session.keys.secret, public=view.keys)
+            keys = session.keys
+            session.keys = agents_pb2.DataKeys(secret=keys.secret, volunteers=keys.volunteers, public=view.keys)
         if session.memory is not None:
             session.memory = replace(
                 session.memory,

@@ -205,6 +205,10 @@ class Engine(Protocol):
         """Why the run cannot go on with other workers, with this engine built anew for them; None where it can."""
 
     @property
+    def goes_on(self) -> bool:
+        """Whether a step goes on where a peer is lost in it, and is made without it."""
+
+    @property
     def lost(self) -> str | None:
         """Who was lost in a step that the others made whole without it: they go on without it after that step."""
 
@@ -220,7 +224,8 @@ class Engine(Protocol):
         """Put model and optimizer back to where this step began: one that raised, or the last that was whole. False:
         they cannot be."""
 
-    def close(self) -> None: ...
+    def close(self, *, followed: bool = False) -> None:
+        """followed: by the engine of the run's next view, which is built with what was learned here."""
 
 
 class Measures(Protocol):

@@ -67,7 +67,6 @@ class StepExchange:
         before the first pass. engine_parts: where the script leaves the step to an engine. learned: in the view
         before. Raises BadInput for what the strategy cannot train."""
         self._channel = Channel(session, busy)
-        self._in_stages = engine_parts is not None and engine_parts.part is not None
         strategy = registry.of(session.strategy)
         self._session = session
         context = WorkerContext(
@@ -127,7 +126,7 @@ class StepExchange:
     @property
     def goes_on(self) -> bool:
         """Whether a step goes on where a peer is lost in it, and is made without it."""
-        return self.steps_are_whole and not self._in_stages
+        return self.engine is not None and self.engine.goes_on
 
     @property
     def steps_are_whole(self) -> bool:
@@ -264,15 +263,16 @@ class StepExchange:
         """All training is done, or all ranks stop at this boundary: peers need nothing more of this one."""
         self._channel.leave()
 
-    def close(self, *, broken: bool = False) -> None:
-        """broken: a peer is gone, and others wait for nothing of this rank."""
-        if broken:
+    def close(self, *, followed: bool = False) -> None:
+        """followed: by the exchange of the run's next view; others wait for nothing of this rank."""
+        if followed:
             self._phases.break_off()
         self._phases.close()
-        for part in (self.engine, self._alone):
-            if part is not None:
-                part.close()
-        self._channel.close(linger_s=0.0 if broken else LINGER_S)
+        if self.engine is not None:
+            self.engine.close(followed=followed)
+        if self._alone is not None:
+            self._alone.close()
+        self._channel.close(linger_s=0.0 if followed else LINGER_S)
 
     def _bytes_so_far(self) -> int:
         return self._channel.sent_bytes() + (self._reduced.sent_bytes() if self._reduced is not None else 0)

@@ -343,7 +343,7 @@ class Training:
         """Collective: go on with other members, from the state that all have alike, and `origin` beside it, or from
         what all have in memory. Raises PeerLost, CheckpointError."""
         self.state.memory.close()
-        self._exchange.close(broken=True)
+        self._exchange.close(followed=True)
         if origin is not None:
             self.state.snapshot.durable = BetweenViews(origin)
         if recovered is not None:

@@ -45,6 +45,10 @@ class Aborted:
     def __init__(self) -> None:
         self._at_s = math.inf  # monotonic
 
+    @property
+    def said(self) -> bool:
+        return self._at_s < math.inf
+
     def say(self) -> None:
         self._at_s = min(self._at_s, time.monotonic())
 

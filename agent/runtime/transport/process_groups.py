@@ -97,6 +97,10 @@ class Group:
             self.hold_sockets(before)
         return part
 
+    @property
+    def aborted(self) -> bool:
+        return self._aborted.said
+
     def abort(self) -> None:
         """Collectives under way fail, here and on the peers, and none succeeds after this. By any thread; it waits for
         nothing."""

@@ -77,12 +77,13 @@ def helping_actions(
     volunteers = sorted(nodes, key=lambda node: node.record.name)
     busy: dict[str, set[int]] = {}
     helpers: dict[tuple[str, int], list[_Helper]] = defaultdict(list)
+    ranks = {one: frozenset(each.rank for each in helped) for one, helped in runs.items()}
     for node in volunteers:
         here = busy[node.record.name] = set()
         for key, worker in sorted(node.workers.items()):
             if worker.phase is WorkerPhase.EXITED:
                 yield ForgetWorker(node.record.name, key)
-            elif (why := _why_to_end(key, runs, here)) is not None:
+            elif (why := _why_to_end(key, ranks, here)) is not None:
                 yield StopRun(node.record.name, key.job, key.run, STOP_GRACE_S, why, (key.rank,))
             else:
                 here.add(device_of(key.rank))
@@ -139,9 +140,11 @@ def _power(node: ObservedNode, device: int) -> float:
     return next((one.speed for one in node.record.devices if one.index == device), 1.0)
 
 
-def _why_to_end(key: WorkerKey, runs: HelpedRuns, busy: Container[int]) -> str | None:
+def _why_to_end(key: WorkerKey, ranks: Mapping[tuple[str, int], frozenset[int]], busy: Container[int]) -> str | None:
     if key.rank < MAX_WORKERS:
         return "a volunteer is no rank of a run"
-    if (key.job, key.run) not in runs:
+    if (helped := ranks.get((key.job, key.run))) is None:
         return "its run needs no help any more"
+    if helped and helped_by(key.rank) not in helped:
+        return "the rank that it helps is gone"
     return "another helps from this device" if device_of(key.rank) in busy else None

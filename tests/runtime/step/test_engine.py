@@ -50,11 +50,12 @@ class MicroBatches:
     def start(self) -> None: ...
 
     why_not_in_place = lost = None
+    goes_on = False
 
     def rewind(self, step: int) -> bool:
         return False
 
-    def close(self) -> None:
+    def close(self, *, followed: bool = False) -> None:
         self.closed = True
 
 

@@ -13,7 +13,7 @@ from atoll.agent.runtime.pipeline.wire import packed
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.strategies.volunteer.stage_passes import StagePass
 from atoll.strategies.volunteer.stage_step import StageStep, StepPurpose
-from atoll.strategies.volunteer.task_pool import Task
+from atoll.strategies.volunteer.task_pool import Refusal, Task
 from atoll.strategies.volunteer.task_server import SELF
 
 WIDTH = 3
@@ -24,8 +24,8 @@ class Passes:
 
     size = 1
 
-    def __init__(self, *, last: bool) -> None:
-        self._last = last
+    def __init__(self, *, last: bool, whole: bool = False) -> None:
+        self._last, self._whole = last, whole
 
     def begin(self, step: int, attempt: int) -> None: ...
 
@@ -36,6 +36,8 @@ class Passes:
         rows = asked.samples
         if asked.direction.value == "forward":
             return [given[0].unsqueeze(1).expand(rows, WIDTH) * 2.0]
+        if self._whole:
+            return [torch.tensor([float(rows)]), given[0].sum().reshape(1)]
         if self._last:
             return [torch.tensor([float(rows)]), given[0].sum().reshape(1), torch.ones(rows, WIDTH)]
         return [torch.tensor([float(rows)])]
@@ -190,3 +192,41 @@ def test_wrong_messages_are_refused_by_name(origin: int, step: int, micro: int, 
     assert stage.deliver(Kind.DIRECT, origin, step, 0, micro, payload) == why
     broken = why == "malformed" and len(payload) > 1
     assert (stage.broken is not None) == broken
+
+
+def test_what_counted_on_a_rank_that_is_left_counts_on_and_each_sample_once() -> None:
+    """1. A rank with the whole model has made two of its samples, a volunteer has a task of others. 2. A peer is lost:
+    what counted is told, and the volunteer's answer is late. 3. The step goes on with another part of what is left. 4.
+    A lie is found: what counted before is computed again, too. 5. Of the next step nothing counted yet."""
+    passes: Any = Passes(last=True, whole=True)
+    stage = StageStep(StagePlace(0, 1, 2), passes, (0, 0), lambda *_: None, lambda *_: None)
+    for client in (SELF, "v/0"):
+        stage.pool.join(client, 1.0)
+    stage.begin(3, [[5, 6], [7, 8]])
+
+    def compute_all() -> None:
+        while (task := stage.pool.ask(SELF, 0.0)) is not None:
+            answer = stage.compute_own(task)
+            assert stage.pool.answer(SELF, task.number, 0.0) is task
+            stage.take(SELF, task, answer)
+
+    theirs = stage.pool.ask("v/0", 0.0)
+    assert theirs is not None
+    compute_all()
+    done = [one for one in (5, 6, 7, 8) if one != 5 + theirs.begin + 2 * theirs.micro]
+    assert stage.counted(3) == stage.counted(3) == done
+    assert stage.pool.answer("v/0", theirs.number, 0.0) is Refusal.OLD_STEP
+    stage.enter(StagePlace(0, 1, 1), lambda *_: None)
+    stage.begin(3, [[20]], done)
+    assert not stage.finished
+    compute_all()
+    assert stage.finished
+    assert (stage.samples, float(stage.sum_P), stage.loss) == (4, 4.0, sum(done) + 20)
+    with stage.changed:
+        stage.begin_again()
+    compute_all()
+    assert (stage.samples, float(stage.sum_P), stage.loss) == (4, 4.0, sum(done) + 20)
+    assert stage.counted(4) == []
+    stage.begin(4, [[1]])
+    compute_all()
+    assert (stage.samples, float(stage.sum_P)) == (1, 1.0)

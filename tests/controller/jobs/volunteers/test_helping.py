@@ -73,6 +73,18 @@ def test_one_moves_to_the_rank_that_starves_once_helpers_stay_and_nobody_moves_b
         assert len(list(helping_actions(moved, runs, set(), settled={(JOB, 1)}))) == moves
 
 
+def test_who_helps_a_rank_that_was_lost_ends_at_once_and_none_while_ranks_are_not_known() -> None:
+    """1. v helps rank 1, which was lost: the run goes on with rank 0. 2. A controller that has just begun to lead knows
+    of no rank yet."""
+    number = helper_number(0, 1, 5)
+    helping = [node("v", {number: worker()})]
+    stop, launch = helping_actions(helping, {(JOB, 1): [FIRST]}, set())
+    assert isinstance(stop, StopRun)
+    assert (stop.ranks, stop.reason) == ((number,), "the rank that it helps is gone")
+    assert launch == LaunchHelper("v", 0, JOB, 1, FIRST)
+    assert not list(helping_actions(helping, {(JOB, 1): []}, set()))
+
+
 def test_the_run_with_the_fewest_helpers_comes_first_and_who_helps_stays() -> None:
     helps = {helper_number(0, 0, 7): worker()}
     runs = {(JOB, 1): [FIRST], ("other", 3): [SECOND]}
