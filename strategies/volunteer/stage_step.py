@@ -21,8 +21,9 @@ from atoll.agent.runtime.transport.frames import Kind
 from atoll.errors import AtollError, BadInput, PeerLost
 from atoll.strategies.volunteer.checks import Wanted
 from atoll.strategies.volunteer.stage_passes import StagePass, StagePasses
-from atoll.strategies.volunteer.task_pool import Task, TaskPool
+from atoll.strategies.volunteer.task_pool import TaskPool
 from atoll.strategies.volunteer.task_server import SELF
+from atoll.strategies.volunteer.tasks import Task
 
 MOST_EARLY: Final = 4096
 """Messages of a step that this rank has not begun."""

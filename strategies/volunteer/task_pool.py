@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Final
 
 from atoll.agent.runtime.pipeline.schedule import Direction
 from atoll.errors import BadInput
 from atoll.strategies.volunteer.answer_times import FIRST_S, AnswerTimes
+from atoll.strategies.volunteer.tasks import Made, Refusal, Task
 
 MAX_CLIENTS: Final = 1_024
 MAX_SAMPLES: Final = 65_536
@@ -27,48 +27,7 @@ MOST_REFUSED: Final = 32
 """Messages of one client that were refused; more are a flood."""
 
 _WAITING, _DONE = 0, -1  # a sample's holder; else the number of a task
-
-
-class Refusal(StrEnum):
-    """Why an answer did not count."""
-
-    STRANGER = "no client"
-    OLD_STEP = "of an old step"
-    UNKNOWN = "no such task"
-    ANOTHERS = "another's task"
-    TWICE = "answered before"
-    DONE = "done by another"
-    WRONG = "of wrong content"
-
-
 _NO_FAULT: Final = {Refusal.DONE, Refusal.OLD_STEP}
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Samples [begin, end) of a micro-batch. made_here: the client made the activations whose gradients these are; if
-    not, it needs the stage's input and computes them again."""
-
-    number: int
-    micro: int
-    direction: Direction
-    begin: int
-    end: int
-    made_here: bool = False
-
-    @property
-    def samples(self) -> int:
-        return self.end - self.begin
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """An entry of the backward servers' list: who made the activations of samples [begin, end), in one task; None where
-    that one has left, and has them no more."""
-
-    client: str | None
-    begin: int
-    end: int
 
 
 @dataclass(slots=True)

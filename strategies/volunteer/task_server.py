@@ -23,7 +23,8 @@ from atoll.errors import BadInput
 from atoll.strategies.volunteer.checks import TOLERANCE, Comparisons, NormBound, Wanted, difference, of_content
 from atoll.strategies.volunteer.link_use import LinkUse, decide
 from atoll.strategies.volunteer.messages import MAX_TENSOR_BYTES, Server, listed, number, read, written
-from atoll.strategies.volunteer.task_pool import MAX_CLIENTS, MOST_OPEN, Refusal, Task, TaskPool
+from atoll.strategies.volunteer.task_pool import MAX_CLIENTS, MOST_OPEN, TaskPool
+from atoll.strategies.volunteer.tasks import Refusal, Task
 from atoll.strategies.volunteer.weights_line import WeightsLine
 
 NOTHING: Final = -1

@@ -25,8 +25,8 @@ from atoll.strategies.volunteer.port import VolunteerPort
 from atoll.strategies.volunteer.settings import Volunteer
 from atoll.strategies.volunteer.stage_passes import StagePasses
 from atoll.strategies.volunteer.stage_step import StageStep
-from atoll.strategies.volunteer.task_pool import Task
 from atoll.strategies.volunteer.task_server import SELF, TaskServer
+from atoll.strategies.volunteer.tasks import Task
 from atoll.telemetry_limits import MAX_LINKS, WAITS
 from atoll.v1.agents_pb2 import DataKeys
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, LinkSample

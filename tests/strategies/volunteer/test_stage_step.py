@@ -13,8 +13,8 @@ from atoll.agent.runtime.pipeline.wire import packed
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.strategies.volunteer.stage_passes import StagePass
 from atoll.strategies.volunteer.stage_step import StageStep, StepPurpose
-from atoll.strategies.volunteer.task_pool import Refusal, Task
 from atoll.strategies.volunteer.task_server import SELF
+from atoll.strategies.volunteer.tasks import Refusal, Task
 
 WIDTH = 3
 

@@ -10,16 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from atoll.agent.runtime.pipeline.schedule import Direction
 from atoll.errors import BadInput
 from atoll.strategies.volunteer.answer_times import FIRST_S
-from atoll.strategies.volunteer.task_pool import (
-    MAX_CLIENTS,
-    MOST_OPEN,
-    MOST_REFUSED,
-    MOST_UNANSWERED,
-    Made,
-    Refusal,
-    Task,
-    TaskPool,
-)
+from atoll.strategies.volunteer.task_pool import MAX_CLIENTS, MOST_OPEN, MOST_REFUSED, MOST_UNANSWERED, TaskPool
+from atoll.strategies.volunteer.tasks import Made, Refusal, Task
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 

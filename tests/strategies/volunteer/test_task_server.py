@@ -14,8 +14,9 @@ from atoll.agent.runtime.rounding import Form, coarse
 from atoll.strategies.volunteer.checks import PROBATION, Wanted
 from atoll.strategies.volunteer.link_use import JUDGED_BYTES, MEASURED, MEASURED_LONG
 from atoll.strategies.volunteer.messages import read, written
-from atoll.strategies.volunteer.task_pool import MOST_OPEN, MOST_REFUSED, Refusal, Task
+from atoll.strategies.volunteer.task_pool import MOST_OPEN, MOST_REFUSED
 from atoll.strategies.volunteer.task_server import SELF, TaskServer
+from atoll.strategies.volunteer.tasks import Refusal, Task
 
 SAMPLES = 64
 
