@@ -24,6 +24,7 @@ from typing import Final
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
 
+import psutil
 from cluster import SCRIPTS, Cluster, kill, wait_until
 from lab.spares import wait_for_spares
 
@@ -57,6 +58,11 @@ class Run:
 
     def join(self, name: str) -> None:
         self._cluster.agent(name, 1.0, "--volunteer")
+
+    def processor_s(self, name: str) -> float:
+        """Of an agent and its worker so far."""
+        agent = psutil.Process(self._cluster.processes[name].pid)
+        return sum(sum(one.cpu_times()[:2]) for one in (agent, *agent.children(recursive=True)))
 
     def joined(self, count: int) -> None:
         wait_until(f"{count} volunteers", lambda: self.metric("volunteers") >= count, 60)
@@ -121,17 +127,20 @@ def main() -> None:
         run = Run(cluster, Path(folder) / "out", asked.stages)
         if "alone" in parts:
             print(f"alone: {run.steps_per_s(quarter_s):.2f} steps a second", flush=True)
+        joins = []
         for number in range(VOLUNTEERS):
-            run.join(f"friend-{number}")
             begun_s = time.monotonic()
+            run.join(f"friend-{number}")
             run.joined(number + 1)
-        print(
-            f"the last of {VOLUNTEERS} volunteers helped {time.monotonic() - begun_s:.1f} s after its start", flush=True
-        )
+            joins.append((time.monotonic() - begun_s, run.processor_s(f"friend-{number}")))
+        told = ", ".join(f"{took_s:.1f} ({used_s:.1f})" for took_s, used_s in joins)
+        print(f"volunteers helped so many seconds after their start (of processor time): {told}", flush=True)
         time.sleep(SETTLED_S)
         if "calm" in parts:
             calm, share = run.steps_per_s(quarter_s), run.metric("volunteers_share")
-            print(f"calm: {calm:.2f}; {100 * share:.0f} % of the samples by volunteers", flush=True)
+            updating = 100 * run.metric("update_share")
+            print(f"calm: {calm:.2f}; {100 * share:.0f} % of the samples by volunteers", end="; ")
+            print(f"{updating:.1f} % of the time for updates", flush=True)
         if "kills" in parts:
             print(f"kills: {run.steps_per_s(asked.seconds, asked.kill_every):.2f}", end="; ", flush=True)
             print(f"{run.metric('returned'):.0f} tasks back in the pool, {run.metric('late'):.0f} late", flush=True)

@@ -18,6 +18,7 @@ STRATEGY: Final = Strategy(
         Metric("volunteers", "count", "that would be given a task, of all ranks", "newest"),
         Metric("waiting", "count", "volunteers that wait, because their links are too thin, of all ranks", "newest"),
         Metric("volunteers_share", "share", "of the step's samples, computed by volunteers"),
+        Metric("update_share", "share", "of the step's time, from its last answer until the update is made"),
         Metric("per_power", "count", "samples a second that a device of power 1 computes of a rank's tasks", "newest"),
         Metric("answered", "count", "tasks that volunteers answered and that counted, since the run began", "newest"),
         Metric("returned", "count", "tasks that went back to the pool, since the run began", "newest"),

@@ -109,6 +109,7 @@ class VolunteerEngine:
         """batch: [local] numbers of samples. Returns the mean loss over the samples of all pipelines, [], the same on
         each."""
         counted: list[int] = []
+        begun_s = time.monotonic()
         if self._shared_out or self._parts.place.stages > 1:
             indices = self._own_samples(batch, taken)
         else:
@@ -121,7 +122,11 @@ class VolunteerEngine:
             self._advance()
         if step.samples != samples:
             raise BadInput(f"step {taken.step} counted {step.samples} of {samples} samples: a fault of Atoll")
-        return torch.tensor(self._update(taken))
+        computed_s = time.monotonic()
+        loss = self._update(taken)
+        ended_s = time.monotonic()
+        self._told["update_share"] = (ended_s - computed_s) / max(ended_s - begun_s, 1e-9)
+        return torch.tensor(loss)
 
     @property
     def why_not_in_place(self) -> str | None:
