@@ -1,4 +1,4 @@
-"""What updates that are applied one step later (delayed parameter updates) cost in loss.
+"""Trains with updates that are applied one step later (delayed parameter updates), for what they cost in loss.
 
     python benchmarks/delayed_updates.py [--seeds 1 2 3 4 5] [--steps 600]
 

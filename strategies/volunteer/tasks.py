@@ -1,4 +1,4 @@
-"""What a task pool hands out and keeps of it: tasks, who made which activations, and why an answer did not count."""
+"""Tasks that a pool hands out, who made which activations, and why an answer did not count."""
 
 from __future__ import annotations
 
