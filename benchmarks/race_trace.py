@@ -149,7 +149,7 @@ def planned(density: float, bandwidth: float | None, entries: int) -> float:
         used=USED,
     )
     plan = plan_exchange_density(asked)
-    return plan.density if moves(asked, density, plan) else density
+    return plan.density if moves(asked, density, plan.density, plan.held_by) else density
 
 
 class Paced(OwnedUpdates):

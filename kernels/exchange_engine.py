@@ -101,6 +101,10 @@ class EngineStats(NamedTuple):
     """Exchanging updates, from a sample: the squared norm of what was not sent after each choice, added up."""
     update_squares: float
     """The same of what the optimizer did before it, since the choice before."""
+    rounds: int
+    """That all tensors are through."""
+    rounds_s: float
+    """They took so long, from the order of their update to the last tensor's; added up, of wall clock."""
 
 
 class ExchangeEngine:
@@ -320,6 +324,18 @@ class ExchangeEngine:
         with _refusals("sum_updates"):
             self._native.sum_updates(sync_round, weight, list(k_blocks), list(owner_blocks or k_blocks))
 
+    def change_turns(self, sync_round: int, every: int, turns: Sequence[int]) -> None:
+        """Exchanging updates: from `sync_round` on, the next to be summed, only each so-many-th round of a tensor is
+        exchanged, which is its entry of turns. Rounds that are under way end as they began. On all ranks from the same
+        round."""
+        with _refusals("change_turns"):
+            self._native.change_turns(sync_round, every, list(turns))
+
+    def remember(self, rounds: int) -> None:
+        """Keep parts of so many of each tensor's newest rounds for `recent_parts`: as many as ranks may be apart."""
+        with _refusals("remember"):
+            self._native.remember(rounds)
+
     def fetch(self, tensors: Sequence[int], sync_round: int, deadline_s: float) -> tuple[int, int, float]:
         """Wait until every tensor has been applied or accumulated up to `sync_round`, then bring live up to date.
 
@@ -377,8 +393,8 @@ class ExchangeEngine:
             self._native.resume()
 
     def recent_parts(self) -> list[RecentPart]:
-        """The parts, and as an owner the totals, that this rank sent in the newest 4 rounds of each tensor, oldest
-        round first."""
+        """The parts, and as an owner the totals, that this rank sent in the newest rounds of each tensor, oldest round
+        first: 4, or as many as `remember` said."""
         with _refusals("recent_parts"):
             return [RecentPart._make(row) for row in self._native.recent_parts()]
 

@@ -149,6 +149,11 @@ FIELD: Final[Mapping[str, Runner]] = {
     "local-steps-own-moments": _owned(0.20, 0.40, 2, whole_batch=False),  # its default until 0.1
     "local-steps-100%-4bit": _local_steps(LocalSteps(density=1.0, values="int4")),
     **{f"local-steps@{rho}": _by_link(rho) for rho in (40, 130, 400)},  # each for that link alone
+    **{f"local-steps-late-{late}": _local_steps(LocalSteps(staleness=late)) for late in (2, 4, 6, 8, 12)},
+    **{
+        f"local-steps-turns-{every}": _local_steps(LocalSteps(density=min(1.0, 0.2 * every), every=every))
+        for every in (2, 4, 8)
+    },
     # What their engine could do with other values, each island sending so much.
     "updates-1%-16bit": _updates(0.01, 16),
     "updates-10%-16bit": _updates(0.10, 16),

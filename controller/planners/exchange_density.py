@@ -1,5 +1,6 @@
 """Chooses how much of its model an island sends of a step through owners: what its link carries beside it, no more than
-teaches something, and no more than its devices bear, unless islands would drift apart.
+teaches something, and no more than its devices bear, unless islands would drift apart. And how late others' updates may
+be, and in how many turns the model goes.
 
 An island of n sends the due share of each entry to its owner, the heaviest blocks first, and as owner of a part of the
 model sends back to everybody what the masters lack:
@@ -14,10 +15,22 @@ density grows, so measured at d it is within a bound from
     drift / bound * d
 
 on. What an island learns is of use to others once they have it: beyond the bound a byte is worth more than the devices'
-time, below it less."""
+time, below it less.
+
+An exchange takes beside_s more than its bytes on the link: the way to an owner and back, and its computing. Nobody
+waits for it where others' updates may be as many steps late as it is long:
+
+    staleness = ceil((beside_s + bytes / bandwidth) / step)
+
+Each such step cost a twentieth of a step's learning in the race, waiting costs all of it: so neither fewer nor more.
+
+A look at all entries for what to send takes scan_s of the devices, an H-th of it in a step where they go in H turns.
+As many bytes taught as much, as long as no more than `enough` of what is due is sent: so turns are doubled until the
+look takes no more than `looked` of a step."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
@@ -30,8 +43,9 @@ from atoll.controller.planners.wire_bytes import BLOCK_ENTRIES, index_bytes
 LEAST: Final = 0.0001
 """Of what workers take."""
 _HALVINGS: Final = 40
+_EXACT: Final = 1e-9  # of a step
 
-HeldBy = Literal["links", "devices", "learning", "drift"]
+HeldBy = Literal["links", "devices", "learning", "drift", "given"]
 
 
 class Drift(Schema):
@@ -47,7 +61,9 @@ class ExchangeDensityInput(Schema):
     the slowest device, without waiting. used: of a link's time in a step, that may be filled. exchange_s: a step takes
     so much longer on the devices with density 1 than with 0; bearable: of a step, that the exchange may take there.
     enough: the density beyond which more teaches nothing. drift: as measured; most_drift: the steps' worth of updates
-    that may wait where devices would rather send less."""
+    that may wait where devices would rather send less. beside_s, scan_s: as above. looked: of a step, that a look for
+    what to send may take. every is the least that may be planned, most_every and most_staleness the most. density:
+    where it is given, it stays."""
 
     entries: TotalBatch
     bandwidths: Annotated[tuple[BytesPerSecond, ...], Field(min_length=2, max_length=MAX_NODES)]
@@ -61,6 +77,12 @@ class ExchangeDensityInput(Schema):
     bearable: Share = 0.1
     drift: Drift | None = None
     most_drift: Annotated[int | float, Field(gt=0, le=1e6)] = 16
+    beside_s: Seconds = 0.0
+    most_staleness: Annotated[int, Field(ge=0, le=15)] = 15
+    scan_s: Seconds = 0.0
+    looked: Share = 0.025
+    most_every: Annotated[int, Field(ge=1, le=1000)] = 1
+    density: Annotated[float, Field(ge=LEAST, le=1)] | None = None
 
     def link_s(self, density: float) -> float:
         """Seconds of a step in which the slowest link carries what a step of this density sends."""
@@ -73,25 +95,44 @@ class ExchangeDensityInput(Schema):
         """Steps' worth of updates that would wait with this density; None where drift was not measured."""
         return None if self.drift is None else self.drift.steps * self.drift.density / density
 
+    def late(self, density: float) -> float:
+        """Steps that an exchange takes with this density."""
+        return (self.beside_s + self.link_s(density)) / self.step_s
+
 
 @dataclass(frozen=True, slots=True)
 class ExchangeDensityPlan:
-    """density: the share of its entries that an island sends of what is due. link_s: as `link_s` says of it. held_by:
-    what it does not go beyond, or below (`drift`)."""
+    """density: the share of its entries that an island sends of what is due. link_s: seconds of a step in which the
+    slowest link carries it. held_by: what the density does not go beyond, or below (`drift`). every: steps between two
+    exchanges of one entry. staleness: steps that others' updates may be late."""
 
     density: float
     link_s: float
     held_by: HeldBy
+    every: int
+    staleness: int
 
 
 def plan_exchange_density(given: ExchangeDensityInput) -> ExchangeDensityPlan:
     """The largest density that links carry, that teaches something and that devices bear; the last gives way to drift.
     LEAST where links do not carry that."""
-    density, held_by = _worth_sending(given)
-    if given.link_s(density) > given.used * given.step_s:
+    density, held_by = _worth_sending(given) if given.density is None else (given.density, "given")
+    if given.density is None and given.link_s(density) > given.used * given.step_s:
         density, held_by = _carried(given), "links"
     density = max(LEAST, min(density, 1.0))
-    return ExchangeDensityPlan(density, given.link_s(density), held_by)
+    staleness = min(max(1, math.ceil(given.late(density) - _EXACT)), given.most_staleness)
+    every = _turns(given, density)
+    return ExchangeDensityPlan(density * every / given.every, given.link_s(density), held_by, every, staleness)
+
+
+def _turns(given: ExchangeDensityInput, density: float) -> int:
+    """density: with the fewest."""
+    every, most_density = given.every, min(given.enough, 1.0)
+    while given.scan_s / every > given.looked * given.step_s and 2 * every <= given.most_every:
+        if density * 2 * every / given.every > most_density:
+            break
+        every *= 2
+    return every
 
 
 def _worth_sending(given: ExchangeDensityInput) -> tuple[float, HeldBy]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from atoll.controller.deciding.given import Given
 from atoll.controller.deciding.split import following
 from atoll.controller.deciding.stepping import expected_step_s, predicted
 from atoll.controller.deciding.words import changed, mbit, percent
-from atoll.controller.planners.exchange_density import Drift, ExchangeDensityInput, ExchangeDensityPlan
+from atoll.controller.planners.exchange_density import Drift, ExchangeDensityInput, ExchangeDensityPlan, HeldBy
 from atoll.controller.planners.registry import EXCHANGE_DENSITY, Decision
 from atoll.controller.planners.wire_bytes import VALUE_BYTES
 from atoll.controller.state.records import PlanRecord
 from atoll.step_estimators.estimates import RankProfile
 from atoll.strategies.local_steps.exchange_estimator import ExchangeEstimate, ExchangeEstimator
+from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import RETURNED, LocalSteps
 
 USED: Final = 0.7
@@ -24,12 +25,22 @@ ENOUGH: Final = 0.2
 """Two bits of more entries in every step teach nothing more (docs/performance.md, "What is learnt")."""
 MOVED: Final = 1.15
 """Densities that differ by less are the same: thresholds and links are not known better."""
+SURE: Final = 1.25
+"""Times as much: what the devices take for a look is not known better."""
+SPARE: Final = 0.15
+"""Of a step: an exchange that is so much shorter than it may be is so for good."""
+NOTHING_SEEN: Final = ExchangeEstimate(cost=None, drift=None)
 _WHY: Final = {
     "links": "as much as the thinnest link carries in {used:.0f} % of a step",
     "devices": "more would take the devices over a tenth of a step",
     "learning": "more teaches nothing",
+    "given": "as it is pinned",
     "drift": "less would leave more than {most:.3g} steps of updates unsent",
 }
+
+
+MOST_EVERY: Final = 8
+"""Turns: as many taught as much on a thin link, twenty less (docs/performance.md, "What a link bears")."""
 
 
 class LocalStepsController:
@@ -42,72 +53,144 @@ class LocalStepsController:
         return ExchangeEstimator()
 
     def next_plan(self, given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
-        """None while the present density is good enough, or nothing is known of the links."""
-        asked = self._ask(given, ranks) if given.policy.may_change("density") else None
+        """None while the present pace is good enough, or nothing is known of the links."""
+        may = frozenset(name for name in LocalStepsPlan.FOLLOWS if given.policy.may_change(name))
+        now = LocalStepsPlan.model_validate(dict(given.current.strategy_params)).over_settings(self._settings)
+        asked = self._ask(given, ranks, now, may) if may else None
         if asked is None:
             return None
-        now = float(given.current.strategy_params.get("density", self._settings.density))
         decision = EXCHANGE_DENSITY.decide(asked)
-        if not moves(asked, now, decision.plan):
+        after = _after(asked, now, decision.plan, may)
+        if after == now:
             return None
         now_s = expected_step_s(ranks, [rank.compute_s for rank in ranks])
-        then_s = now_s + asked.exchange_s / asked.every * (decision.plan.density - now)
+        before, then = _shared(asked, now), _shared(asked, after)
+        then_s = (
+            now_s + asked.exchange_s / asked.every * (then - before) + asked.scan_s * (1 / after.every - 1 / now.every)
+        )
         return following(
             given,
             decision,
-            strategy_params={**given.current.strategy_params, "density": round(decision.plan.density, 6)},
-            reason=_reason(given, decision, now),
+            strategy_params={
+                **given.current.strategy_params,
+                **{name: getattr(after, name) for name in LocalStepsPlan.FOLLOWS if name in may},
+            },
+            reason=_reason(given, decision, now, after),
             measured_s=now_s,
-            predicted_s=predicted(given.profile, max(now_s, asked.link_s(now)), max(then_s, decision.plan.link_s)),
+            predicted_s=predicted(
+                given.profile,
+                max(now_s, _waited_s(asked, before, now.staleness)),
+                max(then_s, _waited_s(asked, then, after.staleness)),
+            ),
         )
 
-    def _ask(self, given: Given, ranks: Sequence[RankProfile]) -> ExchangeDensityInput | None:
+    def _ask(
+        self, given: Given, ranks: Sequence[RankProfile], now: LocalSteps, may: Collection[str]
+    ) -> ExchangeDensityInput | None:
         profile, islands = given.profile, sorted(set(given.islands))
         step_s = max(rank.compute_s for rank in ranks)
         if len(islands) < 2 or not profile.entries or not step_s > 0:
             return None
         if any(name not in profile.links for name in islands):
             return None
-        seen = profile.of_strategy
-        cost, drift = (seen.cost, seen.drift) if isinstance(seen, ExchangeEstimate) else (None, None)
-        return ExchangeDensityInput(
+        seen = profile.of_strategy if isinstance(profile.of_strategy, ExchangeEstimate) else NOTHING_SEEN
+        every = 1 if "every" in may else now.every
+        shared = now.density * every / now.every
+        asked = ExchangeDensityInput(
             entries=profile.entries,
             bandwidths=tuple(profile.links[name].bandwidth_bps / 8 for name in islands),
             step_s=step_s,
-            value_bytes=VALUE_BYTES[self._settings.values],
+            value_bytes=VALUE_BYTES[now.values],
             enough=max(ENOUGH, self._settings.density),
-            every=self._settings.every,
+            every=every,
             returned=RETURNED,
             used=USED,
-            exchange_s=cost.dense_s if cost is not None else 0.0,
-            drift=Drift(steps=drift.drift, density=drift.density) if drift is not None else None,
+            exchange_s=seen.cost.dense_s if seen.cost is not None else 0.0,
+            drift=_drift_of(seen, every),
+            scan_s=seen.scan_s or 0.0,
+            most_every=max(MOST_EVERY, now.every) if "every" in may else every,
+            density=None if "density" in may else shared,
         )
+        link_s = asked.link_s(shared)
+        if "staleness" not in may or seen.round_s is None or link_s > FILLED[1] * step_s:
+            return asked.model_copy(update={"most_staleness": now.staleness})  # on a full link it tells of the queue
+        return asked.model_copy(update={"beside_s": max(0.0, seen.round_s - link_s)})
 
 
-def moves(asked: ExchangeDensityInput, now: float, planned: ExchangeDensityPlan) -> bool:
+def _after(
+    asked: ExchangeDensityInput, now: LocalSteps, planned: ExchangeDensityPlan, may: Collection[str]
+) -> LocalSteps:
+    """The pace that is gone on with: where the present one is nearly as good it stays."""
+    before, then = _shared(asked, now), planned.density * asked.every / planned.every
+    moved = asked.density is None and moves(asked, before, then, planned.held_by)
+    shared, every, staleness = then if moved else before, now.every, now.staleness
+    looks_s, most_s = asked.scan_s / min(every, planned.every), asked.looked * asked.step_s
+    if "every" in may and (moved or not most_s / SURE < looks_s < most_s * SURE):
+        every = planned.every
+    late = asked.late(shared)
+    if "staleness" in may and asked.beside_s > 0 and not now.staleness - 1 - SPARE < late < now.staleness + SPARE / 3:
+        staleness = planned.staleness
+    return now.model_copy(
+        update={"density": round(shared * every / asked.every, 6), "every": every, "staleness": staleness}
+    )
+
+
+def _shared(asked: ExchangeDensityInput, pace: LocalSteps) -> float:
+    """Its density, were it with the fewest turns that are asked for."""
+    return pace.density * asked.every / pace.every
+
+
+def _waited_s(asked: ExchangeDensityInput, density: float, staleness: int) -> float:
+    """Seconds that a step takes at least for what is exchanged."""
+    link_s = asked.link_s(density)
+    return max(link_s, (asked.beside_s + link_s) / max(1, staleness))
+
+
+def _drift_of(seen: ExchangeEstimate, every: int) -> Drift | None:
+    if seen.drift is None:
+        return None
+    return Drift(steps=seen.drift.drift, density=min(1.0, seen.drift.density * every))
+
+
+def moves(asked: ExchangeDensityInput, now: float, planned: float, held_by: HeldBy) -> bool:
     """Whether the present density fills links too little or too much, or costs devices too much."""
-    if max(now, planned.density) < MOVED * min(now, planned.density):
+    if max(now, planned) < MOVED * min(now, planned):
         return False
     filled = asked.link_s(now) / asked.step_s
-    return planned.held_by != "links" or not FILLED[0] <= filled <= FILLED[1]
+    return held_by != "links" or not FILLED[0] <= filled <= FILLED[1]
 
 
-def _reason(given: Given, decision: Decision[ExchangeDensityInput, ExchangeDensityPlan], now: float) -> str:
+def _reason(
+    given: Given, decision: Decision[ExchangeDensityInput, ExchangeDensityPlan], now: LocalSteps, after: LocalSteps
+) -> str:
     """'bandwidth 95 → 20 Mbit/s: density 20.00 → 4.20 %, as much as the thinnest link carries in 70 % of a step; drift
-    3 → 14.3 steps'."""
-    link = mbit(min(decision.given.bandwidths) * 8)
+    3 → 14.3 steps; others' updates up to 1 → 3 steps late, for an exchange takes 2.8'."""
+    asked = decision.given
+    link = mbit(min(asked.bandwidths) * 8)
     before = link
     if given.current.planner == EXCHANGE_DENSITY.name:
         before = mbit(min(EXCHANGE_DENSITY.read(given.current.input).bandwidths) * 8)
-    moved = changed("density", percent(now), percent(decision.plan.density), " %")
-    why = _WHY[decision.plan.held_by].format(used=100 * USED, most=decision.given.most_drift)
-    return f"{changed('bandwidth', before, link, ' Mbit/s')}: {moved}, {why}{_drift(decision, now)}"
+    said = []
+    if after.density != now.density:
+        moved = changed("density", percent(now.density), percent(after.density), " %")
+        why = _WHY[decision.plan.held_by].format(used=100 * USED, most=asked.most_drift)
+        if _shared(asked, after) == _shared(asked, now):
+            why = "as many bytes as before"
+        said.append(f"{moved}, {why}{_drift(asked, _shared(asked, now), _shared(asked, after))}")
+    if after.every != now.every:
+        looked = f"a look at all of the model takes {100 * asked.scan_s / asked.step_s:.2g} % of a step"
+        said.append(f"{changed('each entry every', now.every, after.every, ' steps')}, for {looked}")
+    if after.staleness != now.staleness:
+        takes = f"an exchange takes {asked.late(_shared(asked, after)):.2g}"
+        moved = changed("others' updates up to", now.staleness, after.staleness, " steps late")
+        said.append(f"{moved}, for {takes}")
+    return f"{changed('bandwidth', before, link, ' Mbit/s')}: {'; '.join(said)}"
 
 
-def _drift(decision: Decision[ExchangeDensityInput, ExchangeDensityPlan], now: float) -> str:
+def _drift(asked: ExchangeDensityInput, now: float, then: float) -> str:
     """'; drift 3 → 14.3 steps', and what that means where it is more than it should be."""
-    before, after = decision.given.drift_at(now), decision.given.drift_at(decision.plan.density)
+    before, after = asked.drift_at(now), asked.drift_at(then)
     if before is None or after is None:
         return ""
     moved = changed("drift", f"{before:.3g}", f"{after:.3g}", " steps")
-    return f"; {moved}{', islands learn late of each other' if after > decision.given.most_drift else ''}"
+    return f"; {moved}{', islands learn late of each other' if after > asked.most_drift else ''}"

@@ -1,9 +1,11 @@
-"""Estimates what the exchange costs the devices, and how far workers have drifted, from what they tell of steps."""
+"""Estimates what the exchange costs the devices, how long it takes, and how far workers have drifted, from what they
+tell of steps."""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from atoll.step_estimators.observed import ObservedStep
@@ -14,6 +16,8 @@ WINDOW_STEPS: Final = 32
 NEEDED_STEPS: Final = 8
 SKIPPED_STEPS: Final = 16
 """After a change of the density: drift follows within as many steps as it is large."""
+CODED: Final = 5.7
+"""Entries that are looked at while one is coded, in two bits (benchmarks/scan_cost.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,11 @@ class ExchangeEstimate:
 
     cost: SparsityCostEstimate | None
     drift: DriftEstimate | None
+    scan_s: float | None = None
+    """A look at all entries takes so much of what trains."""
+    round_s: float | None = None
+    """From a worker's part of a sync round to masters that have all, under the newest plan, on the worker that waits
+    least for the others' parts."""
 
 
 class ExchangeEstimator:
@@ -37,43 +46,78 @@ class ExchangeEstimator:
 
     def __init__(self) -> None:
         self._cost = SparsityCostEstimator()
-        self._drifts: dict[int, _Drifts] = {}
+        self._drifts: dict[int, _Newest] = {}
         self._sparsity = 0.0  # that was told last
+        self._rounds: dict[int, _Newest] = {}
+        self._plan = 0  # that was told last
+        self._scans: deque[float] = deque(maxlen=WINDOW_STEPS)
 
     def observe(self, rank: int, step: ObservedStep) -> None:
         """One more step of a rank, its metrics finite and not negative."""
-        self._cost.observe(rank, step)
+        self._observe_cost(rank, step)
+        self._observe_round(rank, step)
         drift, sparsity = (step.strategy_metrics.get(name, 0.0) for name in ("drift", "sparsity"))
         if not drift > 0:
             return
         seen = self._drifts.get(rank)
-        if seen is None or seen.sparsity != sparsity:
-            seen = self._drifts[rank] = _Drifts(sparsity)
+        if seen is None or seen.under != sparsity:
+            seen = self._drifts[rank] = _Newest(sparsity)
         self._sparsity = sparsity
         seen.observe(drift)
 
+    def _observe_cost(self, rank: int, step: ObservedStep) -> None:
+        """The choice as it were without turns:
+
+        select_s = scan_s / H (1 + CODED d),  d of what is due"""
+        told = step.strategy_metrics
+        density, every = 1 - told.get("sparsity", 0.0), max(told.get("every", 1.0), 1.0)
+        scan_s = told.get("select_s", 0.0) * every / (1 + CODED * density * every)
+        if scan_s > 0:
+            self._scans.append(scan_s)
+        whole = {**told, "select_s": scan_s * (1 + CODED * density)}
+        self._cost.observe(rank, replace(step, strategy_metrics=whole))
+
+    def _observe_round(self, rank: int, step: ObservedStep) -> None:
+        round_s = step.strategy_metrics.get("round_s", 0.0)
+        if not round_s > 0 or step.plan < self._plan:
+            return
+        seen = self._rounds.get(rank)
+        if seen is None or seen.under != step.plan:
+            seen = self._rounds[rank] = _Newest(step.plan)
+        self._plan = step.plan
+        seen.observe(round_s)
+
     def estimate(self) -> ExchangeEstimate:
         cost = self._cost.estimate()
-        return ExchangeEstimate(cost=cost, drift=self._largest())
+        rounds = _medians(self._rounds, self._plan)
+        return ExchangeEstimate(
+            cost=cost,
+            drift=self._largest(),
+            scan_s=median(list(self._scans)) if len(self._scans) >= NEEDED_STEPS else None,
+            round_s=min(rounds) if rounds else None,
+        )
 
     def _largest(self) -> DriftEstimate | None:
-        """None while a rank told of too few steps at the newest density. Ranks that left stay at an earlier one."""
-        seen = [list(one.newest) for one in self._drifts.values() if one.sparsity == self._sparsity]
-        if not seen or min(map(len, seen)) < NEEDED_STEPS:
-            return None
-        return DriftEstimate(drift=max(map(median, seen)), density=1 - self._sparsity)
+        drifts = _medians(self._drifts, self._sparsity)
+        return DriftEstimate(drift=max(drifts), density=1 - self._sparsity) if drifts else None
 
 
-class _Drifts:
-    """Of one rank at one sparsity."""
+def _medians(of_ranks: Mapping[int, _Newest], under: float) -> list[float]:
+    """Empty while a rank told of too few steps under this. Ranks that left stay under an earlier one."""
+    seen = [list(one.newest) for one in of_ranks.values() if one.under == under]
+    return list(map(median, seen)) if seen and min(map(len, seen)) >= NEEDED_STEPS else []
 
-    def __init__(self, sparsity: float) -> None:
-        self.sparsity = sparsity
+
+class _Newest:
+    """Of one rank under one sparsity, or plan."""
+
+    def __init__(self, under: float) -> None:
+        self.under = under
         self.newest: deque[float] = deque(maxlen=WINDOW_STEPS)
         self._skipped = 0
 
-    def observe(self, drift: float) -> None:
+    def observe(self, value: float) -> None:
         if self._skipped < SKIPPED_STEPS:
             self._skipped += 1
         else:
-            self.newest.append(drift)
+            self.newest.append(value)

@@ -5,15 +5,25 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from atoll.strategies.declaration import Flag, PlanParameters
-from atoll.strategies.local_steps.settings import SentShare
+from atoll.strategies.local_steps.settings import Every, LocalSteps, SentShare, Staleness
 
 
 class LocalStepsPlan(PlanParameters):
     """Holds from the plan's first step on, on all workers."""
 
-    FOLLOWS: ClassVar = ("density",)
+    FOLLOWS: ClassVar = ("density", "every", "staleness")
 
     density: Annotated[
         SentShare | None, Flag("SHARE", "of its entries that an island sends of what is due, e.g. 0.1")
     ] = None
     """share of its entries that an island sends of what is due"""
+
+    every: Annotated[Every | None, Flag("STEPS", "between two exchanges of one entry, e.g. 4")] = None
+    """steps between two exchanges of one entry"""
+
+    staleness: Annotated[Staleness | None, Flag("STEPS", "that others' updates may be late, e.g. 4")] = None
+    """steps that others' updates may be late"""
+
+    def over_settings(self, settings: LocalSteps) -> LocalSteps:
+        """The settings as they hold under this plan."""
+        return settings.model_copy(update=self.model_dump(exclude_none=True))

@@ -9,6 +9,8 @@ from pydantic import Field
 from atoll.strategies.declaration import Flag, StrategySettings
 
 SentShare: TypeAlias = Annotated[float, Field(ge=0.0001, le=1)]
+Every: TypeAlias = Annotated[int, Field(ge=1, le=1000)]
+Staleness: TypeAlias = Annotated[int, Field(ge=0, le=15)]
 
 RETURNED: Final = 2.0
 """Blocks that an owner sends back for one that an island sends: islands send different ones (docs/performance.md)."""
@@ -22,15 +24,15 @@ class LocalSteps(StrategySettings):
     """share of its entries that an island sends of what is due, 0.0001 to 1; owners send back twice as much at most;
     `atoll adjust JOB --density D` changes it on the run, on all workers from the same step"""
 
-    every: Annotated[int, Field(ge=1, le=1000), Flag("STEPS", "between two exchanges of one entry, e.g. 10")] = 1
+    every: Annotated[Every, Flag("STEPS", "between two exchanges of one entry, e.g. 10")] = 1
     """steps between two exchanges of one entry; in each step an equal part of the model is due"""
 
     values: Literal["int2", "int4", "int8", "float16", "bfloat16", "float32"] = "int2"
     """what values are rounded to on the wire: `int8` and `int4` with a scale for each 16, `int2` is a sign and one of
     two magnitudes; what rounding takes away stays in the residual"""
 
-    staleness: Annotated[int, Field(ge=0, le=3)] = 1
-    """steps that others' updates may be late"""
+    staleness: Staleness = 1
+    """steps that others' updates may be late, 0 to 15"""
 
     digest_every: Annotated[int, Field(ge=1, lt=2**32)] = 100
     """steps between comparisons of all workers' weights"""

@@ -9,12 +9,12 @@ from atoll.strategies.shared_masters.metrics import drift_of
 
 
 def status(shown: Shown) -> list[str]:
-    """'20.0 % sent every 10 steps, int2', 'stall 3.1 % of the step', 'drift 8.3 steps'."""
+    """'20.0 % sent every 10 steps, int2, up to 3 steps late', 'stall 3.1 % of the step', 'drift 8.3 steps'."""
     assert isinstance(shown.settings, LocalSteps)
-    turn = f" every {shown.settings.every} steps" if shown.settings.every > 1 else ""
-    planned = shown.planned.density if isinstance(shown.planned, LocalStepsPlan) else None
-    density = shown.settings.density if planned is None else planned
-    said = [f"{density * 100:.1f} % sent{turn}, {shown.settings.values}"]
+    pace = shown.planned.over_settings(shown.settings) if isinstance(shown.planned, LocalStepsPlan) else shown.settings
+    turn = f" every {pace.every} steps" if pace.every > 1 else ""
+    late = f", up to {pace.staleness} steps late" if pace.staleness > 1 else ""
+    said = [f"{pace.density * 100:.1f} % sent{turn}, {pace.values}{late}"]
     if shown.metrics:
         said.append(f"stall {shown.metrics.get('stall_share', 0.0) * 100:.1f} % of the step")
         said += drift_of(shown)

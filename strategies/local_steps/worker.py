@@ -6,12 +6,12 @@ from atoll.agent.runtime.step.capabilities import WorkerContext, WorkerHalf
 from atoll.strategies.declaration import PlanParameters
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import RETURNED, LocalSteps
-from atoll.strategies.shared_masters.options import Density, ExchangeOptions
+from atoll.strategies.shared_masters.options import ExchangeOptions, ExchangePace
 from atoll.strategies.shared_masters.update_exchange import UpdateExchange
 
 
-def density_of(share: float) -> Density:
-    return Density(1 - share, share, min(1.0, RETURNED * share))
+def pace_of(share: float, every: int = 1, staleness: int = 1) -> ExchangePace:
+    return ExchangePace(1 - share / every, share, min(1.0, RETURNED * share), every, staleness)
 
 
 def build(context: WorkerContext) -> WorkerHalf:
@@ -22,15 +22,13 @@ def build(context: WorkerContext) -> WorkerHalf:
         exchange="updates",
         values=settings.values,
         selection="threshold",
-        staleness=settings.staleness,
         digest_every=settings.digest_every,
         owners=True,
-        every=settings.every,
     )
 
-    def density(params: PlanParameters | None) -> Density:
-        planned = params.density if isinstance(params, LocalStepsPlan) else None
-        return density_of(settings.density if planned is None else planned)
+    def pace(params: PlanParameters | None) -> ExchangePace:
+        planned = params.over_settings(settings) if isinstance(params, LocalStepsPlan) else settings
+        return pace_of(planned.density, planned.every, planned.staleness)
 
-    update = UpdateExchange(context, options, density)
+    update = UpdateExchange(context, options, pace)
     return WorkerHalf(update, durable=update.state, measures=update.tally)

@@ -32,7 +32,6 @@ class EngineTensor:
     master: torch.Tensor  # [N]: of all layers, with gaps of zeros
     joined: torch.Tensor | None = None  # [N]: the weights of several
     number: int = -1  # in the engine
-    turn: int = 0  # the sync rounds in which it is exchanged, modulo `ExchangeOptions.every`
     owner_sum: torch.Tensor | None = None  # [N], where this rank owns it: what masters are behind the ranks' sums by
 
     @classmethod
@@ -63,11 +62,11 @@ class EngineTensor:
         for layer in self.layers:
             yield layer, flat[layer.at : layer.at + layer.master.numel()]
 
-    def given(self, number: int, owner_sum: torch.Tensor | None, turn: int) -> None:
+    def given(self, number: int, owner_sum: torch.Tensor | None) -> None:
         """What the engine has it as; its layers too."""
-        self.number, self.turn, self.owner_sum = number, turn, owner_sum
+        self.number, self.owner_sum = number, owner_sum
         for layer in self.layers:
-            layer.number, layer.turn = number, turn
+            layer.number = number
         if owner_sum is not None:
             for layer, part in self.parts(owner_sum):
                 layer.owner_sum = part

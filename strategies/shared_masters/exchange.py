@@ -4,7 +4,8 @@ feed it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import count
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -15,8 +16,19 @@ from atoll.kernels.exchange_engine import ExchangeEngine
 from atoll.strategies.shared_masters.engine_tensors import EngineTensor
 from atoll.strategies.shared_masters.layout import Layer, zeros
 from atoll.strategies.shared_masters.offload import Offload
-from atoll.strategies.shared_masters.options import ExchangeOptions
-from atoll.strategies.shared_masters.owners import shared_out
+from atoll.strategies.shared_masters.options import MOST_STALENESS, ExchangeOptions, ExchangePace
+from atoll.strategies.shared_masters.owners import owners_of, turns_of
+
+_REMEMBERED: Final = 4
+"""Sync rounds whose parts are kept for a checkpoint after a loss, at least."""
+
+
+class _Turns(NamedTuple):
+    """From sync round `begin` on. turns: of each tensor, by the engine's number."""
+
+    begin: int
+    every: int
+    turns: Sequence[int]
 
 
 class LayerExchange:
@@ -40,8 +52,10 @@ class LayerExchange:
         assert self._engine is not None  # start came first
         return self._engine
 
-    def start(self, session: Session, options: ExchangeOptions, islands: Sequence[Sequence[int]]) -> None:
-        """islands: ranks, each once. Tensors get their numbers, turns and owners."""
+    def start(
+        self, session: Session, options: ExchangeOptions, islands: Sequence[Sequence[int]], pace: ExchangePace
+    ) -> None:
+        """islands: ranks, each once. Tensors get their numbers, turns and owners. pace: of the first sync rounds."""
         rank = session.place.rank
         self._engine = engine = ExchangeEngine(
             rank=rank,
@@ -54,15 +68,16 @@ class LayerExchange:
             seed=session.seed % 2**63,
             first_round=1,
             exchange=options.exchange,
-            every=options.every,
+            every=pace.every,
             replicas=options.owners,
         )
-        self._every = options.every
         self.leads = not options.owners or any(ranks[0] == rank for ranks in islands)
         owned = options.owners and session.place.world_size > 1
         entries = [tensor.master.numel() for tensor in self.tensors]
-        routes = shared_out(entries, options.every, len(islands))
-        for tensor, (turn, owner) in zip(self.tensors, routes, strict=True):
+        self._owners = owners_of(entries, len(islands))
+        turns = turns_of(entries, self._owners, pace.every)
+        self._turns = [_Turns(0, pace.every, turns)]
+        for tensor, turn, owner in zip(self.tensors, turns, self._owners, strict=True):
             owner_sum = zeros(tensor.master.numel()) if owned and islands[owner][0] == rank else None
             layer = tensor.layers[0]  # of several none has a residual or moments here
             number = engine.add_tensor(
@@ -79,7 +94,8 @@ class LayerExchange:
                 owner=owner if owned else None,
                 owner_sum=owner_sum,
             )
-            tensor.given(number, owner_sum, turn)
+            tensor.given(number, owner_sum)
+        self.change_pace(1, pace)
         sizes = [tensor.live.nbytes for tensor in self.tensors if self.leads and not tensor.on_cpu]
         if sizes:
             self._stream = CudaCopyStream(session.device)
@@ -87,7 +103,28 @@ class LayerExchange:
 
     def exchanged_after(self, layer: Layer, sync_round: int) -> int:
         """The first sync round after this one in which it is the layer's turn."""
-        return sync_round + 1 + (layer.turn - sync_round - 1) % self._every
+        return next(number for number in count(sync_round + 1) if self.is_due(layer, number))
+
+    def is_due(self, one: Layer | EngineTensor, sync_round: int) -> bool:
+        """Whether it is exchanged in that round."""
+        held = next(turns for turns in reversed(self._turns) if turns.begin <= sync_round)
+        return sync_round % held.every == held.turns[one.number]
+
+    def change_pace(self, sync_round: int, pace: ExchangePace) -> None:
+        """From the next sync round on, on all ranks alike."""
+        self.engine.remember(max(_REMEMBERED, pace.staleness + 1))
+        every = min(pace.every, len(self.tensors))  # or some turns had nothing
+        if self.every in {pace.every, every}:
+            return
+        entries = [tensor.master.numel() for tensor in self.tensors]
+        turns = turns_of(entries, self._owners, every)
+        self.engine.change_turns(sync_round, every, turns)
+        self._turns = [*self._turns[-MOST_STALENESS - 1 :], _Turns(sync_round, every, turns)]
+
+    @property
+    def every(self) -> int:
+        """Sync rounds from one exchange of a layer to the next, in those to come."""
+        return self._turns[-1].every
 
     def on_cpu(self, one: Layer | EngineTensor) -> bool:
         """Whether the engine reads it where it lies."""

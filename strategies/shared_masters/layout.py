@@ -36,7 +36,6 @@ class Layer:
     device_residual: torch.Tensor | None = None  # on its device, where blocks are chosen there: added to `residual`
     number: int = field(default=-1)  # of the exchange engine's tensor
     at: int = 0  # its first entry in the exchange engine's tensor, which holds others too where they are small
-    turn: int = 0  # the sync rounds in which it is exchanged, modulo `ExchangeOptions.every`
     owner_sum: torch.Tensor | None = None  # where this rank owns it: what masters are behind the ranks' sums by
 
     @property

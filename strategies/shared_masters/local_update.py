@@ -22,12 +22,12 @@ from atoll.strategies.shared_masters.engine_tensors import EngineTensor
 from atoll.strategies.shared_masters.exchange import LayerExchange
 from atoll.strategies.shared_masters.live_weights import LiveWeights
 from atoll.strategies.shared_masters.measures import Tally
-from atoll.strategies.shared_masters.options import Density, ExchangeOptions
+from atoll.strategies.shared_masters.options import ExchangeOptions, ExchangePace
 from atoll.strategies.shared_masters.replica import Replica, ReplicaWeights
 from atoll.strategies.shared_masters.rolling import ResidualPlace
 from atoll.strategies.shared_masters.state import MastersState
 
-DensityOf: TypeAlias = Callable[[PlanParameters | None], Density]
+PaceOf: TypeAlias = Callable[[PlanParameters | None], ExchangePace]
 """Of what a plan says; None: of the settings alone."""
 
 
@@ -40,16 +40,15 @@ class MastersUpdate(ABC):
         self,
         context: WorkerContext,
         options: ExchangeOptions,
-        density: DensityOf,
+        pace: PaceOf,
         tensors: Sequence[EngineTensor],
         place: ResidualPlace,
     ) -> None:
-        """density: how much is sent, as a plan's parameters say. place: of this rank's residuals."""
+        """pace: of the exchange, as a plan's parameters say. place: of this rank's residuals."""
         self._events, self._channel = context.events, context.channel
         self._session, self._optimizer = context.session, as_one(context.optimizers)
-        self._model, self._options, self._density_of = context.model, options, density
+        self._model, self._options, self._pace_of = context.model, options, pace
         self._replica: Replica | None = None  # this rank's island, where it has mates and each step is exact
-        self.lag = options.staleness
         self._round = 0  # sync rounds that this rank put everything into
         self._first_step = 0
         self._share = 1.0  # of this rank, of a whole batch
@@ -57,7 +56,7 @@ class MastersUpdate(ABC):
         self._exchange = LayerExchange(tensors, context.session.collective_timeout_s)
         self._tensors, self._layers = tensors, self._exchange.layers
         shared = 0 if context.session.device.type == "cuda" else max(1, torch.get_num_threads())
-        self.tally = Tally([tensor.name for tensor in tensors], self._take_counts, shared, options.every)
+        self.tally = Tally([tensor.name for tensor in tensors], self._take_counts, shared)
         self.state = MastersState(context.session, self._exchange, self._optimizer, place, lambda: self._ordered)
         self._weights: LiveWeights | ReplicaWeights = LiveWeights(
             context.model,
@@ -69,8 +68,8 @@ class MastersUpdate(ABC):
         )
         self._k_blocks: list[int] = []
         self._owner_blocks: list[int] = []
-        self._density: Density | None = None
-        self._set_density(density(None))
+        self._pace = pace(None)
+        self._set_pace(self._pace)
         self._hooks: list[Any] = []
         self._linger_s = LINGER_S
 
@@ -107,7 +106,8 @@ class MastersUpdate(ABC):
         self.state.take_over_masters(shared)
         self.state.updates = max(self._adopt_optimizer(), int(shared.get("updates", 0)))
         islands = self._channel.islands()
-        self._exchange.start(self._session, self._options, islands)
+        self._exchange.start(self._session, self._options, islands, self._pace)
+        self.tally.every = self._pace.every
         if self._options.owners:
             self._replica = Replica.of(self._session, islands, self._model, self._events)
         if self._replica is not None:
@@ -120,9 +120,7 @@ class MastersUpdate(ABC):
         """In place of the hooks of a rank that is alone in its island. Collective."""
         self._unhook()
         assert isinstance(self._weights, LiveWeights)
-        self._weights = ReplicaWeights(
-            self._weights, self._exchange, replica, lambda: self._required, every=self._options.every
-        )
+        self._weights = ReplicaWeights(self._weights, self._exchange, replica, lambda: self._required)
         self._share = replica.sum_share(self._share)
 
     def break_off(self) -> None:
@@ -149,7 +147,7 @@ class MastersUpdate(ABC):
         self._muted = opened.muted or opened.batch.step < self._first_step
         self._open = True
         if not self._muted:
-            self._set_density(self._density_of(opened.params))
+            self._set_pace(self._pace_of(opened.params))
             self._weights.backward_begins()
 
     def backward_done(self) -> None:
@@ -175,13 +173,19 @@ class MastersUpdate(ABC):
     @property
     def _required(self) -> int:
         """The sync round that the next forward must have (StellaTrain, section 3.3: never older)."""
-        return max(0, min(self._round - self._options.staleness, self._ordered))
+        return max(0, min(self._round - self._pace.staleness, self._ordered))
 
-    def _set_density(self, density: Density) -> None:
-        if density != self._density:
-            self._density, self.tally.sparsity = density, density.sparsity
-            self._k_blocks = [tensor.k_blocks(density.sent) for tensor in self._tensors]
-            self._owner_blocks = [tensor.k_blocks(density.returned) for tensor in self._tensors]
+    def _set_pace(self, pace: ExchangePace) -> None:
+        """On all ranks alike, between two sync rounds: what is under way goes on as it began."""
+        if pace == self._pace and self._k_blocks:
+            return
+        self._pace, self.tally.sparsity = pace, pace.sparsity
+        self.lag = self.state.staleness = pace.staleness
+        self._k_blocks = [tensor.k_blocks(pace.sent) for tensor in self._tensors]
+        self._owner_blocks = [tensor.k_blocks(pace.returned) for tensor in self._tensors]
+        if self._exchange.started:
+            self._exchange.change_pace(self._round + 1, pace)
+            self.tally.every = self._exchange.every
 
     def _take_counts(self) -> Mapping[str, float]:
         return self._exchange.engine.take_stats()._asdict()

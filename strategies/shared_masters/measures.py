@@ -12,14 +12,14 @@ class Tally:
 
     sparsity = 0.0
     """That holds now."""
+    every = 1
+    """Steps between two choices of one layer's entries."""
 
-    def __init__(
-        self, layers: Sequence[str], take_counts: Callable[[], Mapping[str, float]], threads: int, every: int = 1
-    ) -> None:
+    def __init__(self, layers: Sequence[str], take_counts: Callable[[], Mapping[str, float]], threads: int) -> None:
         """take_counts: what the exchange engine counted since the last call. threads: that training shares with the
-        exchange; 0: a device of its own trains. every: steps between two choices of one layer's entries."""
-        self._take_counts, self._threads, self._every = take_counts, threads, every
-        self._drift = 0.0
+        exchange; 0: a device of its own trains."""
+        self._take_counts, self._threads = take_counts, threads
+        self._drift = self._round_s = 0.0
         self._waited_s = 0.0
         self._fresh = self._fetched = 0  # in this step
         self._run: defaultdict[str, float] = defaultdict(float)
@@ -46,6 +46,8 @@ class Tally:
         counted = self._count()
         select_s, apply_s = self._exchange_s(counted)
         self._drift = self._drift_of(counted) or self._drift  # nothing may have been chosen since the last step
+        if counted["rounds"] > 0:  # else none came in this step
+            self._round_s = counted["rounds_s"] / counted["rounds"]
         return {
             "sparsity": self.sparsity,
             "stall_s": stall_s,
@@ -54,13 +56,15 @@ class Tally:
             "select_s": select_s,
             "apply_s": apply_s,
             "drift": self._drift,
+            "round_s": self._round_s,
+            "every": self.every,
         }
 
     def _drift_of(self, counted: Mapping[str, float]) -> float:
         """Steps' worth of its own updates that this rank has not sent; 0 where that was not measured."""
         if not counted["update_squares"] > 0:
             return 0.0
-        return self._every * math.sqrt(counted["outstanding_squares"] / counted["update_squares"])
+        return self.every * math.sqrt(counted["outstanding_squares"] / counted["update_squares"])
 
     def _count(self) -> Mapping[str, float]:
         """What the engine counted since the last call, added to what it did in the run."""
@@ -84,6 +88,7 @@ class Tally:
         fresh = numbers.pop("fresh_layers", 0.0) + self._fresh
         numbers["fresh_share"] = fresh / fetched if fetched else 0.0
         numbers["drift"] = self._drift_of(numbers)
-        del numbers["outstanding_squares"], numbers["update_squares"]
+        numbers["round_s"] = numbers["rounds_s"] / numbers["rounds"] if numbers["rounds"] else 0.0
+        del numbers["outstanding_squares"], numbers["update_squares"], numbers["rounds_s"]
         stalls_s = {f"stall_s.{name}": waited_s for name, waited_s in self._layer_stalls_s.items()}
         return numbers | stalls_s | {"sparsity": self.sparsity}

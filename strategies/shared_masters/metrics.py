@@ -14,6 +14,8 @@ METRICS: Final = (
     Metric("select_s", "s", "of the training processors for choosing what is sent", "share of the step"),
     Metric("apply_s", "s", "of the training processors for summing and applying what came", "share of the step"),
     Metric("drift", "count", "steps' worth of its own updates that a worker has not sent, where updates are exchanged"),
+    Metric("round_s", "s", "from this worker's part of a sync round to the masters that have all", "mean"),
+    Metric("every", "count", "steps between two exchanges of one entry", "newest"),
 )
 
 

@@ -1,22 +1,33 @@
-"""Turns and owners of layers: when each is exchanged, and through whom. Pure."""
+"""Owners and turns of layers: through whom each is exchanged, and when. Pure, and the same on all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
-def shared_out(entries: Sequence[int], every: int, owners: int) -> list[tuple[int, int]]:
-    """Of each layer its turn, below `every`, and its owner, below `owners`: turns carry about as many entries each, and
-    so do the owners in each turn. The largest first, to whoever has least (longest processing time first; Graham,
-    1969). The same on all ranks."""
-    found = [(0, 0)] * len(entries)
-    of_turn = [0] * every
-    of_owner = [[0] * owners for _ in range(every)]
-    in_all = [0] * owners
-    for layer in sorted(range(len(entries)), key=lambda one: (-entries[one], one)):
-        turn = min(range(every), key=lambda one: of_turn[one])
-        owner = min(range(owners), key=lambda one: (of_owner[turn][one], in_all[one], one))
-        found[layer] = (turn, owner)
-        for load, at in ((of_turn, turn), (of_owner[turn], owner), (in_all, owner)):
-            load[at] += entries[layer]
+def owners_of(entries: Sequence[int], owners: int) -> list[int]:
+    """The owner of each layer, below `owners`: about as many entries each."""
+    found, loads = [0] * len(entries), [0] * owners
+    for layer in _largest_first(entries):
+        owner = min(range(owners), key=lambda one: (loads[one], one))
+        found[layer] = owner
+        loads[owner] += entries[layer]
     return found
+
+
+def turns_of(entries: Sequence[int], owner_of: Sequence[int], every: int) -> list[int]:
+    """The turn of each layer, below `every`: turns carry about as many entries each of every owner, and so in all."""
+    found, in_all = [0] * len(entries), [0] * every
+    of_owner: dict[int, list[int]] = {owner: [0] * every for owner in owner_of}
+    for layer in _largest_first(entries):
+        own = of_owner[owner_of[layer]]
+        turn = min(range(every), key=lambda one: (own[one], in_all[one], one))
+        found[layer] = turn
+        own[turn] += entries[layer]
+        in_all[turn] += entries[layer]
+    return found
+
+
+def _largest_first(entries: Sequence[int]) -> Iterator[int]:
+    """Each to whoever has least: longest processing time first (Graham, 1969)."""
+    return iter(sorted(range(len(entries)), key=lambda one: (-entries[one], one)))

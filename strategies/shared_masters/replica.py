@@ -97,12 +97,10 @@ class ReplicaWeights:
         exchange: LayerExchange,
         replica: Replica,
         required: Callable[[], int],
-        *,
-        every: int,
     ) -> None:
-        """weights: of this rank, without hooks. required, every: as LiveWeights and ExchangeOptions have them."""
+        """weights: of this rank, without hooks. required: as LiveWeights has it."""
         self._weights, self._exchange, self._replica = weights, exchange, replica
-        self._required, self._every = required, every
+        self._required = required
         self._at = 0  # the sync round that the weights are level with
 
     def backward_begins(self) -> None: ...
@@ -110,8 +108,8 @@ class ReplicaWeights:
     def boundary(self, *, wait_for: int | None) -> None:
         """As LiveWeights.boundary; collective in the island."""
         begin, self._at = self._at, self._required() if wait_for is None else wait_for
-        turns = {number % self._every for number in range(begin + 1, self._at + 1)}
-        due = [tensor for tensor in self._exchange.tensors if tensor.turn in turns]
+        come = range(begin + 1, self._at + 1)
+        due = [one for one in self._exchange.tensors if any(self._exchange.is_due(one, number) for number in come)]
         if not due:
             return
         if self._exchange.leads:

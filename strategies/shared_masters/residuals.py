@@ -43,7 +43,6 @@ FOLDER: Final = "residuals"
 FORMER_FOLDER: Final = "held-back"
 """Of release 0.1, as are the names in the files: read too, and removed once as many are in the present one."""
 KEPT: Final = 2
-SPREAD_STEPS: Final = 2  # how far apart ranks may be when one is lost
 
 
 Packed = tuple[Mapping[str, torch.Tensor], Any]
@@ -193,10 +192,12 @@ def _find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> li
     def apart(candidate: CheckpointFolder) -> int:
         return abs(candidate.step - origin.step)
 
+    spread = int(origin.shared.get("staleness", 1)) + 1  # ranks may be so far apart when one is lost
+
     def belongs(candidate: CheckpointFolder) -> bool:
         """Of an older view others took it over."""
         written = candidate.header
-        return (written.run, written.view) == (origin.run, origin.view) and apart(candidate) <= SPREAD_STEPS
+        return (written.run, written.view) == (origin.run, origin.view) and apart(candidate) <= spread
 
     nearest: dict[int, CheckpointFolder] = {}
     for rank in range(origin.world_size):

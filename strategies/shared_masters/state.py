@@ -41,6 +41,8 @@ class MastersState:
         """Made since the job began."""
         self.telling: Sequence[int] = ()
         """Second moments: after which of these updates the ranks began, and the island of each; empty: they do not."""
+        self.staleness = 1
+        """Sync rounds that a forward pass may begin without."""
 
     def freeze(self) -> None:
         self.flushes.freeze(FREEZE_DEADLINE_S)
@@ -56,6 +58,7 @@ class MastersState:
     def shared(self) -> Mapping[str, torch.Tensor]:
         shared = {
             "updates": torch.tensor(self.updates),
+            "staleness": torch.tensor(self.staleness),
             "versions": torch.tensor(list(self._versions().values())),
             "flushes": torch.tensor(list(self.flushes.counts.values())),
         }

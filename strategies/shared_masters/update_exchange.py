@@ -28,7 +28,7 @@ from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.errors import BadInput
 from atoll.strategies.shared_masters.engine_tensors import PER_OWNER, EngineTensor, joined
 from atoll.strategies.shared_masters.layout import Layer, lay_out_for_updates, trained
-from atoll.strategies.shared_masters.local_update import DensityOf, MastersUpdate
+from atoll.strategies.shared_masters.local_update import MastersUpdate, PaceOf
 from atoll.strategies.shared_masters.options import ExchangeOptions
 from atoll.strategies.shared_masters.second_moments import SecondMoments, ToldMoments
 
@@ -39,13 +39,13 @@ class UpdateExchange(MastersUpdate):
 
     flush_changes = True
 
-    def __init__(self, context: WorkerContext, options: ExchangeOptions, density: DensityOf) -> None:
+    def __init__(self, context: WorkerContext, options: ExchangeOptions, pace: PaceOf) -> None:
         """Raises BadInput for what cannot be trained so."""
         session = context.session
         owners = session.place.world_size if options.owners else 1  # at most
         layers = lay_out_for_updates(context.model)
-        tensors = joined(context.model, layers, PER_OWNER * owners * options.every)
-        super().__init__(context, options, density, tensors, "live")
+        tensors = joined(context.model, layers, PER_OWNER * owners * pace(None).every)
+        super().__init__(context, options, pace, tensors, "live")
         self._factor = 1.0  # of this pass's gradients
         self._accumulated = False  # a pass since the last update
         self._updated = False  # since the last sync round
@@ -195,7 +195,7 @@ class UpdateExchange(MastersUpdate):
             self._moments.updated(self.state.updates, self._share)
         self._exchange.engine.sum_updates(self._round, self._share, self._k_blocks, self._owner_blocks)
         for tensor in self._tensors:
-            if not self._exchange.on_cpu(tensor) and self._round % self._options.every == tensor.turn:
+            if not self._exchange.on_cpu(tensor) and self._exchange.is_due(tensor, self._round):
                 self._exchange.copy_from_gpu(tensor, tensor.live, self._later(tensor))
 
     def clip(self, max_norm: float) -> bool:

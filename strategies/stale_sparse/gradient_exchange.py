@@ -19,7 +19,7 @@ from atoll.agent.runtime.step.state.durable import OwnState
 from atoll.errors import BadInput
 from atoll.strategies.shared_masters.engine_tensors import EngineTensor
 from atoll.strategies.shared_masters.layout import Layer, flat_view
-from atoll.strategies.shared_masters.local_update import DensityOf, MastersUpdate
+from atoll.strategies.shared_masters.local_update import MastersUpdate, PaceOf
 from atoll.strategies.shared_masters.options import ExchangeOptions
 from atoll.strategies.stale_sparse.device_selection import DeviceSelector
 from atoll.strategies.stale_sparse.gradient_layout import adopt_optimizer_state, lay_out_for_gradients
@@ -36,9 +36,7 @@ class GradientExchange(MastersUpdate):
 
     flush_changes = False
 
-    def __init__(
-        self, context: WorkerContext, settings: StaleSparse, options: ExchangeOptions, density: DensityOf
-    ) -> None:
+    def __init__(self, context: WorkerContext, settings: StaleSparse, options: ExchangeOptions, pace: PaceOf) -> None:
         """Raises BadInput for what cannot be trained so."""
         if len(context.optimizers) > 1:
             raise BadInput(
@@ -49,7 +47,7 @@ class GradientExchange(MastersUpdate):
         self._rates = Rates(self._only)
         layers = lay_out_for_gradients(context.model, self._only, self._rates, lazy=settings.momentum == "lazy")
         tensors = [EngineTensor.of(layer) for layer in layers]
-        super().__init__(context, options, density, tensors, "engine" if settings.error_feedback else "none")
+        super().__init__(context, options, pace, tensors, "engine" if settings.error_feedback else "none")
         self._selectors = self._on_devices()
         self._taken = [TakenGradient.like(layer.parameter) for layer in layers]
         self._resolved = 0  # sync rounds whose update was ordered, or carried over to the next

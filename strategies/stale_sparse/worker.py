@@ -5,16 +5,16 @@ from __future__ import annotations
 from atoll.agent.runtime.step.capabilities import WorkerContext, WorkerHalf
 from atoll.strategies.declaration import PlanParameters
 from atoll.strategies.shared_masters.local_update import MastersUpdate
-from atoll.strategies.shared_masters.options import Density, ExchangeOptions
+from atoll.strategies.shared_masters.options import ExchangeOptions, ExchangePace
 from atoll.strategies.shared_masters.update_exchange import UpdateExchange
 from atoll.strategies.stale_sparse.gradient_exchange import GradientExchange
 from atoll.strategies.stale_sparse.plan import StaleSparsePlan
 from atoll.strategies.stale_sparse.settings import StaleSparse
 
 
-def density_of(sparsity: float, ranks: int) -> Density:
+def pace_of(sparsity: float, ranks: int, staleness: int = 1) -> ExchangePace:
     """The ranks share what is sent (StellaTrain, section 6); with nothing left out each sends all."""
-    return Density(sparsity, (1 - sparsity) / ranks if sparsity > 0 else 1.0)
+    return ExchangePace(sparsity, (1 - sparsity) / ranks if sparsity > 0 else 1.0, staleness=staleness)
 
 
 def build(context: WorkerContext) -> WorkerHalf:
@@ -25,18 +25,17 @@ def build(context: WorkerContext) -> WorkerHalf:
         exchange=settings.exchange,
         values=settings.values,
         selection=settings.selection,
-        staleness=settings.staleness,
         digest_every=settings.digest_every,
         error_feedback=settings.error_feedback and settings.exchange == "gradients",
     )
 
-    def density(params: PlanParameters | None) -> Density:
+    def pace(params: PlanParameters | None) -> ExchangePace:
         planned = params.sparsity if isinstance(params, StaleSparsePlan) else None
-        return density_of(settings.sparsity if planned is None else planned, ranks)
+        return pace_of(settings.sparsity if planned is None else planned, ranks, settings.staleness)
 
     update: MastersUpdate
     if settings.exchange == "updates":
-        update = UpdateExchange(context, options, density)
+        update = UpdateExchange(context, options, pace)
     else:
-        update = GradientExchange(context, settings, options, density)
+        update = GradientExchange(context, settings, options, pace)
     return WorkerHalf(update, durable=update.state, measures=update.tally)

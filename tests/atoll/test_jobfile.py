@@ -265,14 +265,14 @@ def test_a_sparsity_to_adapt_needs_a_strategy_that_has_one_in_the_file_or_by_a_f
 @pytest.mark.parametrize(
     ("text", "followed"),
     [
-        ("", ["density"]),
-        ("[local_steps]\nevery = 2", ["density"]),
-        ("[local_steps]\ndensity = 0.1", []),
-        ("[local_steps]\ndensity = 0.1\n[adapt]\ndensity = true", ["density"]),
-        ("[adapt]\ndensity = false", []),
+        ("", ["density", "every", "staleness"]),
+        ("[local_steps]\nevery = 2", ["density", "staleness"]),
+        ("[local_steps]\ndensity = 0.1\nstaleness = 2", ["every"]),
+        ("[local_steps]\ndensity = 0.1\n[adapt]\ndensity = true", ["density", "every", "staleness"]),
+        ("[adapt]\ndensity = false\nevery = false", ["staleness"]),
     ],
 )
-def test_the_density_of_local_steps_follows_the_links_unless_the_job_says_otherwise(
+def test_the_pace_of_local_steps_follows_links_and_devices_unless_the_job_says_otherwise(
     tmp_path: Path, text: str, followed: list[str]
 ) -> None:
     job = load(written(tmp_path, f"strategy = 'local-steps'\n{text}"))
@@ -281,9 +281,8 @@ def test_the_density_of_local_steps_follows_the_links_unless_the_job_says_otherw
     assert (
         list(jobfile.from_spec(spec).to_spec("a.py").adapt.strategy_params) == followed
     )  # as a job that is submitted again
-    assert list(
-        with_flags(job, {"settings.density": 0.3, "adapt.density": None}).to_spec("a.py").adapt.strategy_params
-    ) == (followed if "true" in text else [])
+    set_by_hand = with_flags(job, {"settings.density": 0.3, "adapt.density": None}).to_spec("a.py")
+    assert list(set_by_hand.adapt.strategy_params) == [name for name in followed if name != "density" or "true" in text]
 
 
 def test_old_names_still_work_and_each_says_the_new_one_in_a_line(tmp_path: Path) -> None:

@@ -26,18 +26,25 @@ def test_changes_are_taken_once_with_the_tail_padded() -> None:
         assert job.engines[0].changes([0], 0, 5)[1][0].index.shape == (0,)
 
 
-def test_recent_parts_are_those_of_the_newest_4_rounds_as_others_apply_them() -> None:
+@pytest.mark.parametrize("remembered", [None, 2, 4, 5])
+def test_recent_parts_are_those_of_the_newest_rounds_as_others_apply_them(remembered: int | None) -> None:
+    """4, unless it is said otherwise."""
+    kept = remembered or 4
     with Job([[0], [1]], [160, 320], values="bfloat16", selection="topk") as job:
+        for engine in job.engines if remembered else ():
+            engine.remember(kept)
         start = [master.clone() for master in job.masters(0)]
         for sync_round in range(6):
             job.compress(sync_round, 3)
             for engine in job.engines:
                 engine.apply(sync_round, sync_round + 1, [(1.0, 0.0, 0.0, 0.0, 0.0)])
             job.exchange()
-            if sync_round == 1:
+            if sync_round == 5 - kept:
                 start = [master.clone() for master in job.masters(0)]
         parts = [engine.recent_parts() for engine in job.engines]
-        assert [(part.sync_round, part.tensor) for part in parts[0]] == [(s, t) for s in (2, 3, 4, 5) for t in (0, 1)]
+        assert [(part.sync_round, part.tensor) for part in parts[0]] == [
+            (s, t) for s in range(6 - kept, 6) for t in (0, 1)
+        ]
         for mine, theirs in zip(*parts, strict=True):
             total = torch.zeros_like(start[mine.tensor]).reshape(-1, 16)
             for part in (mine, theirs):

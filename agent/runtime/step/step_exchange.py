@@ -174,6 +174,8 @@ class StepExchange:
         if not opened.local:
             self._agreement.propose(opened.batch, own)
         self._phases.begin(opened)
+        if self._local is not None:
+            self._agreement.lag = self._local.lag
 
     def end(self) -> Norms:
         """It is over. What is not of the same batch on all ranks is not used: raises BadInput."""

@@ -16,7 +16,8 @@ from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput, PeerLost
 
 _PROPOSAL: Final = struct.Struct("<QBQQQQQQQ")  # the fields of a Proposal
-KEPT_PASSES: Final = 8
+KEPT_PASSES: Final = 32
+"""More than twice the passes that proposals may be late: a peer may be as far ahead of what is acted on here."""
 _DOING: Final = "agreeing on the plan"
 
 

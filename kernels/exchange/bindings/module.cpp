@@ -70,6 +70,8 @@ void bind_exchange_engine(nb::module_& m) {
         .def("await_snapshot", &P::await_snapshot, "tensors"_a, "sync_round"_a, "deadline_s"_a)
         .def("accumulate", &P::accumulate, "sync_round"_a)
         .def("sum_updates", &P::sum_updates, "sync_round"_a, "weight"_a, "k_blocks"_a, "owner_blocks"_a)
+        .def("change_turns", &P::change_turns, "sync_round"_a, "every"_a, "turns"_a)
+        .def("remember", &P::remember, "rounds"_a)
         .def("fetch", &P::fetch, "tensors"_a, "sync_round"_a, "deadline_s"_a)
         .def("changes", &P::changes, "tensors"_a, "sync_round"_a, "deadline_s"_a)
         .def("versions", &P::versions)

@@ -260,6 +260,10 @@ void PythonEngine::sum_updates(std::int64_t sync_round, double weight, const std
     engine.sum_updates(sync_round, checked_share(weight), checked(k_blocks), checked(owner_blocks));
 }
 
+void PythonEngine::change_turns(std::int64_t sync_round, std::int64_t every, const std::vector<std::int64_t>& turns) {
+    core().change_turns(sync_round, checked_small(every, "every"), turns);
+}
+
 // Returns how many seconds it took.
 double PythonEngine::await(ExchangeEngine& engine, const std::vector<std::size_t>& tensors, std::int64_t sync_round,
                            double deadline_s) {
@@ -372,7 +376,7 @@ nb::tuple PythonEngine::take_stats() {
     const Stats s = core().take_stats();
     return nb::make_tuple(s.queue.tasks, s.queue.queue_s, s.compress_s, s.sum_s, s.update_s, s.publish_s,
                           s.chosen_blocks, s.found_blocks, s.all_blocks, s.nonfinite_blocks, s.payload_bytes,
-                          s.stall_s, s.drift.outstanding, s.drift.update);
+                          s.stall_s, s.drift.outstanding, s.drift.update, s.rounds, s.rounds_s);
 }
 
 }  // namespace atoll_kernels

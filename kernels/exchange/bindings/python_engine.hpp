@@ -65,6 +65,8 @@ class PythonEngine {
     void accumulate(std::int64_t sync_round) { core().accumulate(sync_round); }
     void sum_updates(std::int64_t sync_round, double weight, const std::vector<std::int64_t>& k_blocks,
                      const std::vector<std::int64_t>& owner_blocks);
+    void change_turns(std::int64_t sync_round, std::int64_t every, const std::vector<std::int64_t>& turns);
+    void remember(std::size_t rounds) { core().remember(rounds); }
     nb::tuple fetch(const std::vector<std::size_t>& tensors, std::int64_t sync_round, double deadline_s);
     nb::tuple changes(const std::vector<std::size_t>& tensors, std::int64_t sync_round, double deadline_s);
     std::vector<std::int64_t> versions() { return core().versions(); }

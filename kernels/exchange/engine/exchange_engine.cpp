@@ -38,7 +38,7 @@ ExchangeEngine::Tensor::Tensor(std::size_t tensor, const TensorSettings& setting
       drift(settings.parameters.n),
       owner_sum(settings.owner_sum),
       owner_selector(all.selection, settings.owner_sum, settings.parameters.n),
-      rounds(islands, all.first_round, {all.every, settings.turn, settings.owner}) {}
+      rounds(islands, {all.first_round, all.every, settings.turn}, settings.owner) {}
 
 ExchangeEngine::ExchangeEngine(Settings settings)
     : settings_(std::move(settings)),
@@ -157,6 +157,13 @@ void ExchangeEngine::check_step(const OptimizerStep& step) const {
         if (needs_first && !tensor->weights.has_first())
             refuse("momentum of tensor " + text(tensor->number) + " needs `first`, which it was added without");
     }
+}
+
+void ExchangeEngine::remember(std::size_t rounds) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    check_open();
+    if (rounds == 0) refuse("rounds = 0 remembers nothing; pass 1 or more");
+    recent_rounds_ = rounds;
 }
 
 void ExchangeEngine::order_round_update(std::int64_t sync_round, RoundUpdate round_update) {

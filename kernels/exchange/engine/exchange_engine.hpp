@@ -103,13 +103,13 @@ struct Stats {
     double compress_s = 0, sum_s = 0, update_s = 0, publish_s = 0, stall_s = 0;
     std::uint64_t chosen_blocks = 0, found_blocks = 0, all_blocks = 0, nonfinite_blocks = 0, payload_bytes = 0;
     DriftSquares drift;
+    std::uint64_t rounds = 0;  // that were closed of all tensors
+    double rounds_s = 0;       // from their begins, added up
     QueueStats queue;
 };
 
 class ExchangeEngine {
   public:
-    static constexpr std::size_t recent_rounds = 4;
-
     explicit ExchangeEngine(Settings settings);
     ExchangeEngine(const ExchangeEngine&) = delete;
     ExchangeEngine& operator=(const ExchangeEngine&) = delete;
@@ -142,6 +142,13 @@ class ExchangeEngine {
     // sends back.
     void sum_updates(std::int64_t sync_round, float weight, std::span<const std::size_t> k_blocks,
                      std::span<const std::size_t> owner_blocks);
+
+    // From the next round on, `sync_round`, tensors are exchanged in other rounds: turns is one for each, below `every`.
+    // On all ranks from the same round.
+    void change_turns(std::int64_t sync_round, std::int64_t every, std::span<const std::int64_t> turns);
+
+    // Parts of so many of each tensor's newest rounds are remembered for recent_parts.
+    void remember(std::size_t rounds);
 
     // True when all of `tensors` are at `sync_round` or later, false if one is not at `until`. Throws PeerIsLost after
     // fail.
@@ -240,6 +247,7 @@ class ExchangeEngine {
         std::vector<double> squares;  // of each tensor's total, for clipping
         std::size_t squares_missing = 0;
         std::size_t open = 0;  // tensors that this round is not closed for
+        Clock::time_point begun = Clock::now();
     };
 
     Tensor& at(std::size_t tensor) const;
@@ -291,6 +299,7 @@ class ExchangeEngine {
     std::vector<std::unique_ptr<Tensor>> tensors_;
     bool begun_ = false;
     bool closed_ = false;
+    std::size_t recent_rounds_ = 4;
     std::int64_t ordered_;  // the newest round whose update was ordered
     std::map<std::int64_t, RoundUpdate> round_updates_;
     Outbox outbox_;

@@ -12,6 +12,17 @@ std::size_t RoundTracker::place_of(std::uint64_t rank) const {
     return static_cast<std::size_t>(at - mates.begin());
 }
 
+bool RoundTracker::is_due(std::int64_t sync_round) const {
+    const auto holds = [sync_round](const Turns& one) { return one.from <= sync_round; };
+    const auto found = std::find_if(turns_.rbegin(), turns_.rend(), holds);
+    return sync_round % found->every == found->turn;
+}
+
+void RoundTracker::change(Turns turns) {
+    turns_.push_back(turns);
+    while (turns_.size() > 1 && turns_[1].from <= version_ + 1) turns_.erase(turns_.begin());
+}
+
 RoundTracker::Open& RoundTracker::open(std::int64_t sync_round) {
     const auto [at, is_new] = open_.try_emplace(sync_round);
     if (is_new) {
@@ -32,18 +43,18 @@ const char* RoundTracker::refusal(MessageKind kind, std::uint64_t origin, std::u
     const std::size_t end = part ? islands_->mates().size() : islands_->members.size();
     if (place >= end) return "from nobody";
     if (kind == MessageKind::from_owner) {
-        if (route_.owner != place || owns()) return "not from its owner";
+        if (owner_ != place || owns()) return "not from its owner";
     } else {
         if (place == (part ? islands_->place : islands_->mine)) return "from nobody";
-        const bool for_leader = islands_->follows() || (route_.owner.has_value() && !islands_->leads());
-        if (part ? for_leader : kind == MessageKind::to_owner ? !owns() : route_.owner.has_value())
+        const bool for_leader = islands_->follows() || (owner_.has_value() && !islands_->leads());
+        if (part ? for_leader : kind == MessageKind::to_owner ? !owns() : owner_.has_value())
             return "not for this rank";
     }
     const std::int64_t newest = compressed_ + rounds_ahead;
     if (newest < 0 || sync_round > static_cast<std::uint64_t>(newest)) return "round too far ahead";
     const auto signed_round = static_cast<std::int64_t>(sync_round);
     if (signed_round <= version_) return "old round";
-    if (!is_due(signed_round)) return "not its turn";
+    if (signed_round <= compressed_ && !is_due(signed_round)) return "not its turn";  // later ones' may change yet
     const Open* const known = find(signed_round);
     return known != nullptr && entry(*known, kind, place).claimed ? "twice" : nullptr;
 }
@@ -98,14 +109,14 @@ bool RoundTracker::next_is_complete() const {
     if (!is_due(version_ + 1)) return true;
     const Open* const next = find(version_ + 1);
     if (next == nullptr) return false;
-    return route_.owner.has_value() ? next->total.part != nullptr : next->sums_missing == 0;
+    return owner_.has_value() ? next->total.part != nullptr : next->sums_missing == 0;
 }
 
 std::vector<SharedPart> RoundTracker::take_next_sums() {
     taken_ = version_ + 1;
     if (!is_due(taken_)) return {};
     Open& next = open(taken_);
-    if (route_.owner.has_value()) return {std::exchange(next.total.part, nullptr)};
+    if (owner_.has_value()) return {std::exchange(next.total.part, nullptr)};
     return take_sums(next);
 }
 
@@ -116,9 +127,9 @@ std::vector<std::string> RoundTracker::missing() const {
     const Open* const next = find(version_ + 1);
     if (taken_ > version_ || !is_due(version_ + 1)) return missing;
     note_missing_parts(next, missing);
-    if (route_.owner.has_value() && !owns()) {
+    if (owner_.has_value() && !owns()) {
         if (next != nullptr && next->total.part != nullptr) return {};
-        missing.push_back("total of island " + std::to_string(*route_.owner) + ", its owner, is missing");
+        missing.push_back("total of island " + std::to_string(*owner_) + ", its owner, is missing");
         return missing;
     }
     for (std::size_t island = 0; island < islands_->members.size(); ++island) {
@@ -132,7 +143,7 @@ std::vector<std::string> RoundTracker::missing() const {
 void RoundTracker::note_missing_parts(const Open* next, std::vector<std::string>& missing) const {
     if (compressed_ <= version_)
         missing.push_back("part of rank " + std::to_string(islands_->rank) + ", this one, is missing (not compressed)");
-    if (route_.owner.has_value() && !islands_->leads()) return;
+    if (owner_.has_value() && !islands_->leads()) return;
     if (next != nullptr && next->parts_missing == 0) return;  // the parts themselves are in the sum already
     for (std::size_t place = 0; place < islands_->mates().size(); ++place) {
         if (place == islands_->place || (next != nullptr && next->parts[place].part != nullptr)) continue;

@@ -12,11 +12,10 @@
 
 namespace atoll_kernels {
 
-// How a tensor's rounds go: those after `turn` by a multiple of `every` are exchanged, the others are only counted. With
-// an owner, that island's leader alone takes the islands' sums, and everybody its total.
-struct Route {
-    std::int64_t every = 1, turn = 0;
-    std::optional<std::size_t> owner;
+// The rounds in which a tensor is exchanged, from round `from` on: those after `turn` by a multiple of `every`. The others
+// are only counted.
+struct Turns {
+    std::int64_t from, every = 1, turn = 0;
 };
 
 // The sync rounds of one tensor: what has come for which, what is missing, how far its weights are. Pure: no thread, no
@@ -28,18 +27,23 @@ class RoundTracker {
   public:
     // The number of rounds beyond its own newest one that a rank takes messages for. Peers get no further ahead than
     // the staleness; the rest is for what waits in queues.
-    static constexpr std::int64_t rounds_ahead = 4;
+    static constexpr std::int64_t rounds_ahead = 16;
 
-    RoundTracker(const Islands& islands, std::int64_t first_round, Route route)
+    // With an owner, that island's leader alone takes the islands' sums, and everybody its total.
+    RoundTracker(const Islands& islands, Turns turns, std::optional<std::size_t> owner)
         : islands_(&islands),
-          route_(route),
-          version_(first_round - 1),
-          compressed_(first_round - 1),
-          taken_(first_round - 1) {}
+          owner_(owner),
+          turns_{turns},
+          version_(turns.from - 1),
+          compressed_(turns.from - 1),
+          taken_(turns.from - 1) {}
 
-    std::optional<std::size_t> owner() const { return route_.owner; }
-    bool owns() const { return route_.owner == islands_->mine && islands_->leads(); }
-    bool is_due(std::int64_t sync_round) const { return sync_round % route_.every == route_.turn; }
+    std::optional<std::size_t> owner() const { return owner_; }
+    bool owns() const { return owner_ == islands_->mine && islands_->leads(); }
+    bool is_due(std::int64_t sync_round) const;
+
+    // From a round that was not begun yet, on all ranks alike. Earlier ones go on as they were.
+    void change(Turns turns);
 
     std::int64_t version() const { return version_; }        // the round closed last
     std::int64_t compressed() const { return compressed_; }  // the newest round that this rank began
@@ -100,7 +104,8 @@ class RoundTracker {
     std::vector<SharedPart> take_sums(Open& next);
 
     const Islands* islands_;
-    Route route_;
+    std::optional<std::size_t> owner_;
+    std::vector<Turns> turns_;  // by their first round; those of rounds that are all closed are forgotten
     std::int64_t version_, compressed_;
     std::int64_t taken_;  // the newest round that was taken
     std::map<std::int64_t, Open> open_;

@@ -46,7 +46,7 @@ void ExchangeEngine::run_compress(Tensor& tensor, Scratch& scratch) {
     stats_.nonfinite_blocks += own.selection.nonfinite;
     stats_.all_blocks += block_count(tensor.weights.entries());
     tensor.recent.push_back({MessageKind::part, sync_round, own.encoded.part->count, own.encoded.payload});
-    if (tensor.recent.size() > recent_rounds) tensor.recent.pop_front();
+    while (tensor.recent.size() > recent_rounds_) tensor.recent.pop_front();
     tensor.compressing = !tensor.gradients.empty();
     if (tensor.compressing) push_compress(tensor);
     changed_.notify_all();
@@ -199,7 +199,7 @@ void ExchangeEngine::run_own(Tensor& tensor, std::int64_t sync_round, const std:
     state_lock.lock();
     stats_.sum_s += sum_s;
     tensor.recent_totals.push_back({MessageKind::from_owner, sync_round, total.part->count, total.payload});
-    if (tensor.recent_totals.size() > recent_rounds) tensor.recent_totals.pop_front();
+    while (tensor.recent_totals.size() > recent_rounds_) tensor.recent_totals.pop_front();
     send(MessageKind::from_owner, tensor, sync_round, total.part->count, std::move(total.payload));
     tensor.rounds.put_total(sync_round, std::move(total.part));
     reduce_if_ready(tensor);
@@ -291,7 +291,11 @@ void ExchangeEngine::advance(Tensor& tensor, const RoundUpdate& round_update, st
 void ExchangeEngine::close_round(Tensor& tensor, std::int64_t sync_round) {
     tensor.rounds.close_next();
     const auto round_update = round_updates_.find(sync_round);
-    if (--round_update->second.open == 0) round_updates_.erase(round_update);
+    if (--round_update->second.open == 0) {
+        ++stats_.rounds;
+        stats_.rounds_s += seconds(Clock::now() - round_update->second.begun);
+        round_updates_.erase(round_update);
+    }
     changed_.notify_all();
     reduce_if_ready(tensor);
 }

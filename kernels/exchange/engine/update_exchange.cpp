@@ -96,6 +96,20 @@ void ExchangeEngine::sum_updates(std::int64_t sync_round, float weight, std::spa
     order_round_update(sync_round, {});
 }
 
+void ExchangeEngine::change_turns(std::int64_t sync_round, std::int64_t every, std::span<const std::int64_t> turns) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    check_order(sync_round);
+    if (!settings_.updates) refuse("change_turns makes no sense exchanging gradients, of which every round has all");
+    if (turns.size() != tensors_.size())
+        refuse("turns has " + std::to_string(turns.size()) + " entries, but there are " +
+               std::to_string(tensors_.size()) + " tensors; pass one for each");
+    for (const std::int64_t turn : turns) {
+        if (turn < 0 || turn >= every)
+            refuse("turn = " + std::to_string(turn) + " is not in 0.." + std::to_string(every - 1));
+    }
+    for (const auto& tensor : tensors_) tensor->rounds.change({sync_round, every, turns[tensor->number]});
+}
+
 bool ExchangeEngine::await_compressed(std::span<const std::size_t> tensors, Clock::time_point until) {
     std::unique_lock<std::mutex> lock(mutex_);
     const auto all_quiet = [&] {

@@ -24,6 +24,13 @@ COST = SparsityCostEstimate(dense_s=0.5, error_s=0.01)
 FOLLOWING = Policy(half=LocalStepsController(LocalSteps()), adapts=("density",), split="even")
 
 
+ALL = replace(FOLLOWING, adapts=("density", "every", "staleness"))
+
+
+def seen(**measured: float) -> ExchangeEstimate:
+    return ExchangeEstimate(cost=None, drift=None, **measured)
+
+
 def run(mbit: float, current: PlanRecord = EVEN, policy: Policy = FOLLOWING, **changes: object) -> Given:
     links = dict.fromkeys(ISLANDS, 480e6) | {"lyon": mbit * 1e6}
     seen = ranks(*LIKE, plan=current.id)
@@ -33,7 +40,7 @@ def run(mbit: float, current: PlanRecord = EVEN, policy: Policy = FOLLOWING, **c
 def test_the_density_follows_the_thinnest_link_over_a_trace_and_says_why() -> None:
     """1. The link of one island falls, and falls again, and comes back. 2. Each plan fills it to 60 to 80 % of a step;
     none comes where it is as it was, or nearly. 3. Beyond what teaches something a wide link stays idle."""
-    current, seen = EVEN, []
+    current, filled = EVEN, []
     for mbit in (20.0, 20.0, 21.0, 5.0, 18.0, 2000.0, 2000.0):
         plan = next_plan(run(mbit, current))
         if plan is not None:
@@ -41,9 +48,9 @@ def test_the_density_follows_the_thinnest_link_over_a_trace_and_says_why() -> No
             asked = ExchangeDensityInput.model_validate_json(plan.input, strict=False)
             assert PLANNERS["exchange-density"].run_json(plan.input) == plan.output
             assert LocalStepsPlan(**plan.strategy_params).density == plan.strategy_params["density"]
-            seen.append((mbit, asked.link_s(plan.strategy_params["density"]) / asked.step_s))
-    assert [mbit for mbit, _ in seen] == [20.0, 5.0, 18.0, 2000.0]
-    assert all(FILLED[0] <= filled <= FILLED[1] for _, filled in seen[:3])
+            filled.append((mbit, asked.link_s(plan.strategy_params["density"]) / asked.step_s))
+    assert [mbit for mbit, _ in filled] == [20.0, 5.0, 18.0, 2000.0]
+    assert all(FILLED[0] <= share <= FILLED[1] for _, share in filled[:3])
     assert current.strategy_params["density"] == 0.2
     assert current.reason.startswith("bandwidth 18 → 480 Mbit/s: density ")
     assert current.reason.endswith("→ 20.00 %, more teaches nothing")
@@ -63,8 +70,8 @@ def test_what_the_devices_bear_holds_it_on_a_wide_link() -> None:
 def test_devices_bear_what_keeps_drift_within_its_bound() -> None:
     """1. Devices would bear a density of 3.4 %. 2. At 20 % ten steps' worth of updates wait; at 3.4 % it would be more
     than 16. 3. So 12.5 % are sent, and the reason says why."""
-    seen = ExchangeEstimate(cost=COST, drift=DriftEstimate(drift=10, density=0.2))
-    plan = next_plan(run(480, of_strategy=seen))
+    drifted = ExchangeEstimate(cost=COST, drift=DriftEstimate(drift=10, density=0.2))
+    plan = next_plan(run(480, of_strategy=drifted))
     assert plan is not None
     assert plan.strategy_params["density"] == pytest.approx(0.2 * 10 / 16)
     assert plan.reason.endswith("less would leave more than 16 steps of updates unsent; drift 10 → 16 steps")
@@ -72,8 +79,8 @@ def test_devices_bear_what_keeps_drift_within_its_bound() -> None:
 
 
 def test_a_link_that_carries_too_little_against_drift_is_told_of() -> None:
-    seen = ExchangeEstimate(cost=None, drift=DriftEstimate(drift=10, density=0.2))
-    plan = next_plan(run(2, of_strategy=seen))
+    drifted = ExchangeEstimate(cost=None, drift=DriftEstimate(drift=10, density=0.2))
+    plan = next_plan(run(2, of_strategy=drifted))
     assert plan is not None
     assert plan.strategy_params["density"] < 0.2 * 10 / 16
     assert "as much as the thinnest link carries in 70 % of a step; drift 10 → " in plan.reason
@@ -117,6 +124,49 @@ def test_the_cheapest_density_that_keeps_drift_within_its_bound(
 )
 def test_the_density_stays(quiet: Given) -> None:
     assert next_plan(quiet) is None
+
+
+def test_others_updates_may_be_as_late_as_an_exchange_is_long() -> None:
+    """1. Over a round trip an exchange takes 4.6 steps, of which the link needs little: updates may come 5 late, and
+    the reason says why. 2. It stays while that is so. 3. A shorter round trip takes it back. 4. On a link that is full
+    the queue says nothing of the way."""
+    step_s = 0.172
+    plan = next_plan(run(480, policy=ALL, of_strategy=seen(round_s=4.6 * step_s)))
+    assert plan is not None
+    assert plan.strategy_params == {"density": 0.2, "every": 1, "staleness": 5}
+    assert plan.reason == "bandwidth 480 Mbit/s: others' updates up to 1 → 5 steps late, for an exchange takes 4.6"
+    assert PLANNERS["exchange-density"].run_json(plan.input) == plan.output
+    for late in (4.2, 5.03):
+        assert next_plan(run(480, plan, ALL, of_strategy=seen(round_s=late * step_s))) is None
+    sooner = next_plan(run(480, plan, ALL, of_strategy=seen(round_s=1.9 * step_s)))
+    assert sooner is not None
+    assert sooner.strategy_params["staleness"] == 2
+    full = next_plan(run(5, plan, ALL, of_strategy=seen(round_s=9 * step_s)))
+    assert full is not None
+    assert (full.strategy_params["staleness"], full.strategy_params["density"] < 0.01) == (5, True)
+
+
+def test_turns_come_where_a_look_at_the_model_costs_too_much_and_go_with_a_wide_link() -> None:
+    """1. A look takes 9 % of a step, and the link carries 2 %: an eighth of the model in each step, 16 % of it; fewer
+    turns would cost more, and more of what is due taught less. 2. A wide link carries 20 % of all in each step."""
+    plan = next_plan(run(20, policy=ALL, of_strategy=seen(scan_s=0.09 * 0.172)))
+    assert plan is not None
+    density, every = plan.strategy_params["density"], plan.strategy_params["every"]
+    assert (every, density <= 0.2) == (4, True)
+    thinner = next_plan(run(20, policy=FOLLOWING))
+    assert thinner is not None
+    assert density == pytest.approx(4 * thinner.strategy_params["density"], rel=1e-4)
+    assert "; each entry every 1 → 4 steps, for a look at all of the model takes 9 % of a step" in plan.reason
+    wide = next_plan(run(480, plan, ALL, of_strategy=seen(scan_s=0.09 * 0.172)))
+    assert wide is not None
+    assert wide.strategy_params == {"density": 0.2, "every": 1, "staleness": 1}
+
+
+def test_with_a_density_that_the_job_sets_the_rest_follows() -> None:
+    policy = replace(ALL, adapts=("every", "staleness"), half=LocalStepsController(LocalSteps(density=0.04)))
+    plan = next_plan(run(480, policy=policy, of_strategy=seen(round_s=0.4, scan_s=0.2 * 0.172)))
+    assert plan is not None
+    assert plan.strategy_params == {"every": 4, "staleness": 3}
 
 
 @pytest.mark.parametrize("islands", [2, 4, 40])

@@ -6,9 +6,10 @@ import atoll
 from atoll.errors import SettingError
 from atoll.strategies import registry
 from atoll.strategies.declaration import Shown
+from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import LocalSteps
 from atoll.strategies.local_steps.view import status
-from atoll.strategies.local_steps.worker import density_of
+from atoll.strategies.local_steps.worker import pace_of
 
 
 def test_it_is_found_by_name_and_by_settings() -> None:
@@ -22,7 +23,7 @@ def test_it_is_found_by_name_and_by_settings() -> None:
         ({"density": 0.0}, "density = 0.0"),
         ({"density": 1.5}, "density = 1.5"),
         ({"every": 0}, "every = 0"),
-        ({"staleness": 4}, "staleness = 4"),
+        ({"staleness": 16}, "staleness = 16"),
         ({"values": "int3"}, "values = 'int3'"),
         ({"sparsity": 0.9}, "sparsity = 0.9 is not known. Known: density, every, values, staleness, digest_every"),
     ],
@@ -33,8 +34,15 @@ def test_what_cannot_work_is_refused_by_name(settings: dict[str, object], messag
 
 
 def test_owners_send_back_twice_as_much_and_never_more_than_all() -> None:
-    assert (density_of(0.2).sent, density_of(0.2).returned) == (0.2, 0.4)
-    assert density_of(0.7).returned == 1.0
+    assert (pace_of(0.2).sent, pace_of(0.2).returned) == (0.2, 0.4)
+    assert pace_of(0.7).returned == 1.0
+
+
+def test_a_plan_says_how_much_how_often_and_how_late() -> None:
+    planned = LocalStepsPlan(density=0.4, every=4, staleness=3)
+    assert pace_of(0.4, 4, 3).sparsity == pytest.approx(0.9)
+    said = status(Shown(settings=LocalSteps(), planned=planned, metrics={}))
+    assert said == ["40.0 % sent every 4 steps, int2, up to 3 steps late"]
 
 
 def test_status_says_how_much_is_sent_and_what_it_costs() -> None:

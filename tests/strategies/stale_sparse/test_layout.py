@@ -9,7 +9,7 @@ from atoll.strategies.shared_masters.engine_tensors import EngineTensor, own_mod
 from atoll.strategies.shared_masters.layout import flat_view
 from atoll.strategies.stale_sparse.gradient_layout import adopt_optimizer_state, lay_out_for_gradients
 from atoll.strategies.stale_sparse.optimizer_rules import Rates
-from atoll.strategies.stale_sparse.worker import density_of
+from atoll.strategies.stale_sparse.worker import pace_of
 
 
 class Tied(nn.Module):
@@ -62,7 +62,7 @@ def test_16_bit_parameters_get_32_bit_masters() -> None:
 def test_each_rank_keeps_its_part_of_what_the_sparsity_leaves(rate: float, world_size: int, blocks: int) -> None:
     model = nn.Linear(16, 1000, bias=False)
     (layer,) = laid_out(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert EngineTensor.of(layer).k_blocks(density_of(rate, world_size).sent) == blocks
+    assert EngineTensor.of(layer).k_blocks(pace_of(rate, world_size).sent) == blocks
 
 
 def test_gaps_and_overlaps_have_no_flat_view() -> None:

@@ -76,9 +76,11 @@ class Agreement:
 
     def __init__(self, exchange: ProposalExchange | None, agreed: Agreed, *, lag: int, deadline_s: float) -> None:
         """exchange: None in a run of one worker, which agrees with itself. agreed: what holds at first.
-        lag: of so many passes back proposals are acted on; 0: of the pass itself."""
+        lag: as the attribute."""
         self._exchange, self._agreed = exchange, agreed
-        self._lag, self._deadline_s = lag, deadline_s
+        self._deadline_s = deadline_s
+        self.lag = lag
+        """Of so many passes back proposals are acted on; 0: of the pass itself. Set on all ranks in the same pass."""
         self._passes = self._acted_on = 0  # begun in this run; the one whose proposals `_agreed` is of
         self._updates = 0  # made in this run
 
@@ -106,7 +108,7 @@ class Agreement:
         """After a pass, on every rank alike: take up what all proposed `lag` passes ago. Returns the seconds waited.
 
         Raises PeerLost where a rank does not answer in time, BadInput where ranks train different batches."""
-        number = self._passes - self._lag
+        number = self._passes - self.lag
         if self._exchange is None or number <= self._acted_on:
             return 0.0
         begun_s = time.monotonic()
