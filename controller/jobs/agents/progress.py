@@ -15,6 +15,7 @@ from atoll.controller.deciding.controller_half import ControllerHalf
 from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.run import RunEstimators
+from atoll.controller.jobs.agents.reported import Reported
 from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.jobs.membership.members import members_of
 from atoll.controller.jobs.records.wire import level_from_wire
@@ -70,8 +71,7 @@ class RunProgress:
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     steps_of: dict[int, deque[float]] = field(default_factory=dict)
     waits: deque[Waited] = field(default_factory=lambda: deque(maxlen=RECENT_WAITS))
-    metrics: dict[str, float] = field(default_factory=dict)
-    metrics_step: int = 0
+    reported: Reported = field(default_factory=Reported)
     newest_step: int = 0
     total_batch: int = 0  # the largest under the newest plan: an epoch's last batch may be short
     plan: int = 0
@@ -164,7 +164,7 @@ class RunProgress:
             epoch=lead.last.epoch if lead and lead.last else 0,
             samples_per_s=samples_per_s,
             step_s=step_s,
-            metrics=self.metrics,
+            metrics=self.reported.shown({at: one.last.local_batch for at, one in self.ranks.items() if one.last}),
             strategy_metrics=self._summaries(now_s, lead.last if lead else None),
             left_s=left / samples_per_s if samples_per_s else 0.0,
             trained_share=1 - left / samples if samples and lead and lead.last else 0.0,
@@ -328,11 +328,9 @@ class ProgressBoard:
         found.notices.append(event)
 
     def _observe_words(self, found: RunProgress, position: int, telemetry: agents_pb2.WorkerTelemetry) -> None:
-        if position == 0:
-            for metrics in telemetry.metrics:
-                if metrics.step >= found.metrics_step and len(metrics.values) <= MAX_METRICS:
-                    found.metrics_step = metrics.step
-                    found.metrics = dict(metrics.values)
+        for metrics in telemetry.metrics:
+            if len(metrics.values) <= MAX_METRICS:
+                found.reported.observe(position, metrics.step, metrics.values, self._clock())
         found.checkpoint_step = max(found.checkpoint_step, telemetry.checkpoint_step)
         found.memory_step = max(found.memory_step, telemetry.memory_step)
         for notice in telemetry.notices:
