@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
 from atoll.agent.runtime.step.optimizers.as_one import as_one
@@ -26,6 +27,7 @@ from atoll.strategies.shared_masters.options import ExchangeOptions, ExchangePac
 from atoll.strategies.shared_masters.replica import Replica, ReplicaWeights
 from atoll.strategies.shared_masters.rolling import ResidualPlace
 from atoll.strategies.shared_masters.state import MastersState
+from atoll.v1.common_pb2 import LEVEL_WARNING
 
 PaceOf: TypeAlias = Callable[[PlanParameters | None], ExchangePace]
 """Of what a plan says; None: of the settings alone."""
@@ -108,6 +110,9 @@ class MastersUpdate(ABC):
         islands = self._channel.islands()
         self._exchange.start(self._session, self._options, islands, self._pace)
         self.tally.every = self._pace.every
+        self.tally.islands = len(islands)
+        if len(islands) == 1 and self._options.owners:
+            _warn_alone(self._session)
         if self._options.owners:
             self._replica = Replica.of(self._session, islands, self._model, self._events)
         if self._replica is not None:
@@ -189,3 +194,13 @@ class MastersUpdate(ABC):
 
     def _take_counts(self) -> Mapping[str, float]:
         return self._exchange.engine.take_stats()._asdict()
+
+
+def _warn_alone(session: Session) -> None:
+    """Once a run: a sync round has all islands, so it is in every one of it."""
+    if session.place.is_main and session.link is not None:
+        text = (
+            f"all {session.place.world_size} workers of this run are of one island: its sync rounds have nobody else's "
+            "updates, and masters take what density and values let through. On one island use strategy dense"
+        )
+        session.notice(LEVEL_WARNING, text)

@@ -12,6 +12,8 @@ class Tally:
 
     sparsity = 0.0
     """That holds now."""
+    islands = 1
+    """That a sync round has updates of: all of the run."""
     every = 1
     """Steps between two choices of one layer's entries."""
 
@@ -58,6 +60,7 @@ class Tally:
             "drift": self._drift,
             "round_s": self._round_s,
             "every": self.every,
+            "islands": self.islands,
         }
 
     def _drift_of(self, counted: Mapping[str, float]) -> float:

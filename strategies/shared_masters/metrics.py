@@ -15,6 +15,7 @@ METRICS: Final = (
     Metric("apply_s", "s", "of the training processors for summing and applying what came", "share of the step"),
     Metric("drift", "count", "steps' worth of its own updates that a worker has not sent, where updates are exchanged"),
     Metric("round_s", "s", "from this worker's part of a sync round to the masters that have all", "mean"),
+    Metric("islands", "count", "whose updates a sync round has: all of the run", "newest"),
     Metric("every", "count", "steps between two exchanges of one entry", "newest"),
 )
 

@@ -87,12 +87,22 @@ def test_plans_change_density_turns_and_staleness_and_nothing_on_its_way_is_lost
         assert agent.warnings == []
         assert all(not link.dropped for links in agent.links.values() for link in links.values())
         told = [(one.plan, one.strategy_metrics["every"]) for one in agent.steps[0]]
+        assert {one.strategy_metrics["islands"] for one in agent.steps[0]} == {len(set(names))}
     assert told == [(1, 3)] * 5 + [(2, 1)] * 7 + [(3, 2)] * 8 + [(4, 1)] * 7
     begun, ended = ([kept(tmp_path, 1, rank, what) for rank in range(3)] for what in ("begin", "end"))
     masters = check_alike(ended, "masters")
     assert equal(check_alike(ended, "live"), masters)
     gradients = together(ended, "summed")
     check_nothing_was_lost(check_alike(begun, "masters"), masters, gradients, left(ended), "updates")
+
+
+def test_an_island_alone_is_warned_of_and_told_as_one(start: Start, tmp_path: Path) -> None:
+    with islands(tmp_path, "ww", start=start) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path))
+        assert agent.exit_codes() == [0] * 2, agent.said()
+        (warning,) = agent.warnings
+        assert warning.startswith("all 2 workers of this run are of one island: its sync rounds have nobody else's")
+        assert {one.strategy_metrics["islands"] for one in agent.steps[0]} == {1}
 
 
 @pytest.mark.parametrize("after", [3, 2])
@@ -295,7 +305,7 @@ def test_an_island_of_several_workers_is_one_replica_over_a_stop_and_another_mem
     with islands(tmp_path, then, start=start, run=2, **settings) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), *flags)
         assert agent.exit_codes() == [0] * len(then), agent.said()
-        assert agent.warnings == []
+        assert len(agent.warnings) == (len(set(then)) == 1), agent.warnings
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(len(then))] for what in ("begin", "end"))
     mates_have_the_same_weights(begun, then)
     check_every_sample_once(tmp_path, epochs=3)
