@@ -13,6 +13,8 @@ from racing.course import Lap
 from racing.inner import Setting
 
 SLOW: Final = "an island three times slower"
+SPLIT: Final = f"{SLOW}, batches by speed"
+"""As a plan splits them: all steps take as long, and what is learnt in one is taken to be as much."""
 
 
 def table(
@@ -51,7 +53,7 @@ def times_under(
     trace: Sequence[float],
 ) -> str:
     """Markdown: seconds to the target on worse links, and where one island of many takes three times as long."""
-    columns = [(rho, name) for rho, link in links.items() for name in (*conditions(link, step_s, trace), SLOW)]
+    columns = [(rho, name) for rho, link in links.items() for name in (*conditions(link, step_s, trace), SLOW, SPLIT)]
     rows = [
         "| method |" + "".join(f" s at rho {rho:g}, {name} |" for rho, name in columns),
         "|---|" + "---|" * len(columns),
@@ -60,7 +62,8 @@ def times_under(
         cells = []
         for rho, name in columns:
             link = conditions(links[rho], step_s, trace).get(name, links[rho])
-            timed = [with_slow_island(lap) if name == SLOW else lap for lap in ones]
+            timed = [with_slow_island(lap) if name in {SLOW, SPLIT} else lap for lap in ones]
+            timed = [with_batches_by_speed(lap) if name == SPLIT else lap for lap in timed]
             cells.append(_median([lap.seconds_to(target, link, step_s) for lap in timed], ".1f"))
         rows.append("| " + " | ".join([method, *cells]) + " |")
     return "\n".join(rows)
@@ -69,6 +72,12 @@ def times_under(
 def with_slow_island(lap: Lap) -> Lap:
     """Of several, the last; who is alone is as fast as the others."""
     return replace(lap, speeds=(*lap.speeds[:-1], lap.speeds[-1] / 3)) if len(lap.speeds) > 1 else lap
+
+
+def with_batches_by_speed(lap: Lap) -> Lap:
+    """The same total batch: all are as slow as they are on average."""
+    mean = sum(lap.speeds) / len(lap.speeds)
+    return replace(lap, speeds=(mean,) * len(lap.speeds))
 
 
 def _median(values: Sequence[float | None], spec: str) -> str:
