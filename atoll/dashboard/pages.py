@@ -39,6 +39,7 @@ def job(found: Job, now_s: float) -> dict[str, Any]:
         "run": found.run,
         "view": found.view,
         "lines": views.status_lines(found, now_s),
+        "trained_share": found.progress.trained_share,
         "pins": views.pins_text(found),
         "workers": _table(
             views.WORKER_COLUMNS, views.WORKER_NUMBERS, [views.worker_row(worker) for worker in found.workers]

@@ -29,13 +29,14 @@ const WIDE = new Set(["REASON", "DEVICES", "STRATEGY", "WHAT"]);
 const WORDS = new Set(["PHASE", "STATE", "HEALTH"]);
 
 // A table that is updated in place, row by row: what has the focus keeps it. link: column -> address of a cell's text.
+// On a phone its rows are laid out otherwise (style.css), with each column's name: the roles say what they are still.
 export class Table {
   constructor(caption, link = {}, extra = null) {
-    this.head = el("tr");
+    this.head = el("tr", { role: "row" });
     this.body = el("tbody");
     this.caption = el("caption", {}, caption);
     this.element = el("div", { class: "table", tabindex: "0", role: "region", "aria-label": caption },
-      el("table", {}, this.caption, el("thead", {}, this.head), this.body));
+      el("table", { role: "table" }, this.caption, el("thead", {}, this.head), this.body));
     this.link = link;
     this.extra = extra;
   }
@@ -44,7 +45,7 @@ export class Table {
     const names = this.extra ? [...columns, this.extra.name] : columns;
     if (this.head.childElementCount !== names.length) {
       this.head.replaceChildren(...names.map((name) =>
-        el("th", { scope: "col", class: numbers.includes(name) ? "number" : null }, name)));
+        el("th", { scope: "col", role: "columnheader", class: numbers.includes(name) ? "number" : null }, name)));
     }
     while (this.body.rows.length > rows.length) this.body.deleteRow(-1);
     rows.forEach((row, at) => {
@@ -55,14 +56,13 @@ export class Table {
   }
 
   newRow(columns, numbers) {
-    const line = this.body.insertRow();
-    for (const name of columns) {
-      const cell = line.insertCell();
+    const line = this.body.appendChild(el("tr", { role: "row" }));
+    for (const name of this.extra ? [...columns, this.extra.name] : columns) {
+      const cell = line.appendChild(el("td", { role: "cell", "data-name": name }));
       if (numbers.includes(name)) cell.className = "number";
       else if (WIDE.has(name)) cell.className = "wide";
       if (this.link[name]) cell.append(el("a"));
     }
-    if (this.extra) line.insertCell();
     return line;
   }
 

@@ -26,6 +26,7 @@ export function jobView(id, tab) {
 
 function overview(id) {
   const lines = el("ul", { class: "lines" });
+  const trained = el("progress", { max: "1", "aria-label": "Trained of its epochs" });
   let busy = [];
   const workers = new Table("Workers", {}, { name: "WORK IN A STEP", fill: fillBar });
   const said = el("p", { role: "status", class: "quiet" });
@@ -50,10 +51,12 @@ function overview(id) {
     setText(said, answer.error || "cancelled: its workers end");
   }
   return {
-    element: el("div", {}, lines, workers.element, form, said),
+    element: el("div", {}, lines, trained, workers.element, form, said),
     update(job) {
       while (lines.childElementCount > job.lines.length) lines.lastChild.remove();
       job.lines.forEach((line, at) => setText(lines.children[at] || lines.appendChild(el("li")), line));
+      trained.hidden = !job.trained_share;
+      trained.value = job.trained_share;
       busy = job.busy;
       workers.update(job.workers);
       form.hidden = job.ended;

@@ -21,8 +21,9 @@ export function eventList(path) {
   const older = el("button", { type: "button", hidden: true, onclick: () => more() }, "Show older ones");
   const known = new Map();
   let oldest = null, earlier = 0;
-  const row = (event) => el("tr", {}, el("td", {}, clock(event.unix_s)), el("td", { class: event.level }, event.level),
-    el("td", {}, event.kind), el("td", { class: "wide" }, event.text));
+  const row = (event) => el("tr", { role: "row" }, el("td", { role: "cell" }, clock(event.unix_s)),
+    el("td", { role: "cell", class: event.level }, event.level), el("td", { role: "cell" }, event.kind),
+    el("td", { role: "cell", class: "wide" }, event.text));
   function take(answer) {
     setText(note, answer.error || "");
     if (answer.error) return;
@@ -48,7 +49,7 @@ export function eventList(path) {
     setText(older, `Show older ones (${earlier})`);
   }
   return {
-    element: el("div", {}, el("h2", {}, "Events"), note, el("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Events" }, el("table", {},
+    element: el("div", {}, el("h2", {}, "Events"), note, el("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Events" }, el("table", { role: "table" },
       el("thead", {}, el("tr", {}, ...["TIME", "LEVEL", "KIND", "WHAT"].map((name) => el("th", { scope: "col" }, name)))), body)), older),
     async refresh() {
       const answer = await ask(path);

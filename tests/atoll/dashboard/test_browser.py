@@ -56,6 +56,26 @@ def test_every_view_of_a_wide_job(busy: ScriptedController, dashboard: Dashboard
     expect(page.locator("svg circle.node-lost")).to_have_count(1)
 
 
+def test_on_a_phone_nothing_lies_beside_the_screen(busy: ScriptedController, page: Page) -> None:
+    """Reasons stood to the right of what a phone shows. Rows are laid out below each other there, with the columns'
+    names, and are rows and cells to a screen reader still."""
+    width = 390
+    page.set_viewport_size({"width": width, "height": 800})
+    busy.script.change(
+        "vit-1", reason="so that the row is wide " * 8, progress=pb.Progress(step=41, trained_share=0.25)
+    )
+    outside = (
+        "cells => cells.filter(cell => cell.getBoundingClientRect().right > innerWidth).map(cell => cell.textContent)"
+    )
+    expect(page.get_by_role("cell", name="so that the row is wide")).to_be_visible()
+    assert page.locator("td").evaluate_all(outside) == []
+    page.get_by_role("link", name="vit-1").press("Enter")
+    expect(page.get_by_role("region", name="Workers").get_by_role("row")).to_have_count(65)
+    expect(page.get_by_role("progressbar")).to_have_attribute("value", "0.25")
+    assert page.locator("td").evaluate_all(outside) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
 def test_ten_thousand_events(controller: ScriptedController, page: Page) -> None:
     """The newest 500 first, older ones when asked for, a new one on top without a reload."""
     stored = [
