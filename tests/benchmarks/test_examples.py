@@ -1,4 +1,4 @@
-"""Examples that no other test runs, each alone, on little data. (pipeline.py takes a minute of processor time.)"""
+"""Examples that no other test runs, each alone, on little data; and the demo."""
 
 from __future__ import annotations
 
@@ -37,3 +37,15 @@ def test_an_example_trains_alone(script: str, arguments: tuple[str, ...], data: 
     )
     assert done.returncode == 0, done.stderr
     assert re.search(said, done.stdout), done.stdout
+
+
+@pytest.mark.timeout(600)
+def test_the_demo_loses_a_worker_and_ends_well(tmp_path: Path) -> None:
+    if find_spec("mnist") is None:
+        pytest.skip("mnist is not here: the demo was NOT run (make setup installs it)")
+    command = (sys.executable, EXAMPLES / "demo.py")
+    env = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=570, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"=== killing the worker of rank 1 \(pid \d+\)", done.stdout)
+    assert re.search(r"=== done in \d+ s", done.stdout)

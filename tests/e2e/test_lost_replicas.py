@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -49,3 +51,24 @@ def check_rounds(out: Path, *, lost: int, epochs: int) -> None:
     assert set(by_others.values()) == {1}
     everything = {(one["step"], id_) for one in counted for id_ in one["ids"]}
     assert Counter(id_ for _, id_ in everything) == dict.fromkeys(range(360), epochs)
+
+
+def test_the_example_of_a_pipeline_trains_in_two_stages(cluster: Cluster) -> None:
+    """As its first lines say: the job file alone. It need not train to its end."""
+    cluster.local([1.0, 1.0])
+    config = str(Path(__file__).parents[2] / "examples/pipeline.toml")
+    command = (
+        sys.executable,
+        "-m",
+        "atoll.cli.main",
+        "--controller",
+        cluster.addresses[0],
+        "submit",
+        "--config",
+        config,
+    )
+    job = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    trained = cluster.wait_for(job, "rounds", lambda seen: seen.progress.step >= 2 and "loss" in seen.progress.metrics)
+    assert 0 < trained.progress.metrics["loss"] < 6.5, cluster.story(job)  # log of 256 bytes at first: 5.5
+    cluster.client.cancel(job)
+    assert cluster.wait_for_end(job).phase == pb.PHASE_CANCELLED, cluster.story(job)
