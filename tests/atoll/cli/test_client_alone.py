@@ -28,7 +28,21 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 sys.platform = "darwin"
 """
-COMMAND = ELSEWHERE + "from atoll.cli.main import main; main()"
+WINDOWS = (
+    ELSEWHERE
+    + """
+import os, signal
+sys.platform = "win32"
+for module, names in (
+    (os, "geteuid getuid getgid fork kill killpg setsid getpgid statvfs mkfifo uname getloadavg sched_getaffinity"),
+    (signal, "SIGKILL SIGHUP SIGUSR1 SIGCHLD pthread_sigmask"),
+):
+    for name in names.split():
+        delattr(module, name)
+"""
+)
+MAIN = "from atoll.cli.main import main; main()"
+COMMAND = ELSEWHERE + MAIN
 
 
 def run(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -36,18 +50,21 @@ def run(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **env})
 
 
+@pytest.mark.parametrize("elsewhere", [ELSEWHERE, WINDOWS], ids=["macOS", "Windows"])
 def test_the_commands_of_a_client_run(
-    controller: ScriptedController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    elsewhere: str, controller: ScriptedController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. A job is submitted, from the shell and from Python. 2. It is listed, looked at, followed and cancelled. 3. So
-    are nodes. 4. Certificates are made. 5. Doctor says what this machine is for, and looks at the cluster."""
+    are nodes. 4. Certificates are made. 5. Doctor says what this machine is for, and looks at the cluster. Both systems
+    are played: what they lack is taken away here."""
+    command = elsewhere + MAIN
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ATOLL_CONTROLLER", controller.address)
     Path("train.py").write_text("print('hello')\n")
     Path("job.toml").write_text('strategy = "stale-sparse"\nscript = "train.py"\n[stale_sparse]\nsparsity = 0.9\n')
-    submitted = run(COMMAND, "submit", "--config", "job.toml")
+    submitted = run(command, "submit", "--config", "job.toml")
     assert (submitted.returncode, submitted.stdout) == (0, "train-0000\n"), submitted.stderr
-    python = ELSEWHERE + "import atoll; print(atoll.submit('train.py')); print(len(atoll.Client(sys.argv[1:]).jobs()))"
+    python = elsewhere + "import atoll; print(atoll.submit('train.py')); print(len(atoll.Client(sys.argv[1:]).jobs()))"
     assert run(python, controller.address).stdout.split() == ["train-0001", "2"]
     for words in (
         "jobs",
@@ -58,9 +75,9 @@ def test_the_commands_of_a_client_run(
         "certs init ca",
         "jobs --all --json",
     ):
-        done = run(COMMAND, *words.split())
+        done = run(command, *words.split())
         assert (done.returncode, "Traceback" in done.stderr) == (0, False), (words, done.stderr)
-    doctor = run(COMMAND, "doctor")
+    doctor = run(command, "doctor")
     assert "a client: controllers, agents and workers run on Linux alone" in doctor.stdout
     assert (doctor.returncode, "Traceback" in doctor.stderr) == (0, False)
 
