@@ -1,14 +1,16 @@
 """Runs a job of strategy volunteer on a real cluster: two agents that stay and six volunteers, killed all the time.
 
-    python benchmarks/volunteers.py [--seconds 40] [--kill-every 5] [--stages 2] [--parts alone,calm,kills,gone,servers]
+    python benchmarks/volunteers.py [--seconds 40] [--kill-every 5] [--stages 2] [--server-kills 6]
+        [--cold] [--parts alone,calm,kills,servers,controller,gone]
 
 The job is that of the tests (tests/e2e/scripts/helped.py): tiny, and a sample pretends to take 20 ms wherever it is
 computed, so that cores count little. Parts, one after the other in one run of the job: `alone` the two ranks by
 themselves; `calm` six volunteers help; `kills` every few seconds the worker of one gets SIGKILL, and its agent starts
-another; `gone` all volunteers' agents get SIGKILL at once, and their workers with them; `servers` the worker of each
-rank in turn gets SIGKILL, and told is how long it takes until another step is done. With stages the two ranks hold half
-of the model each. Told are steps a second of each part, how long a volunteer takes from `atoll agent` to its first
-task, and by how much the loss of any step differs from that of the same script by itself."""
+another; `servers` the worker of each rank in turn gets SIGKILL, once a process waits for a launch on its device (with
+--cold at once), and told is how long it takes until another step is done; `controller` the controller gets SIGKILL;
+`gone` all volunteers' agents get SIGKILL at once, and their workers with them. With stages the two ranks hold half of
+the model each. Told are steps a second of each part, how long a volunteer takes from `atoll agent` to its first task,
+and by how much the loss of any step differs from that of the same script by itself."""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ class Run:
 
     def __init__(self, cluster: Cluster, out: Path, stages: int) -> None:
         self._cluster, self._out = cluster, out
-        cluster.local([1.0] * RANKS)
+        cluster.controller(etcd=cluster.etcd())
+        for number in range(RANKS):
+            cluster.agent(f"agent-{number}")
+        cluster.wait_for_nodes(RANKS)
         self._job = cluster.submit(
             "helped.py", f"--out={out}", "--sample-s=0.02", *SCRIPT, workers=(RANKS, RANKS), strategy="volunteer",
             strategy_settings=json.dumps({"stages": stages}), checkpoint_every=1 if stages > 1 else 10,
@@ -50,8 +55,11 @@ class Run:
     def losses(self) -> dict[int, float]:
         """As each step was trained first: a run that goes on at an epoch's end shows its last batch again, without
         effect. One that a loss broke off is shown with 0."""
-        lines = (self._out / "rank-0.jsonl").read_text().splitlines()[:-1]  # the last may be half
-        return {int(one["step"]): float(one["loss"]) for one in map(json.loads, reversed(lines)) if one["loss"]}
+        found: dict[int, float] = {}
+        for path in self._out.glob("rank-*.jsonl"):  # all ranks have the same
+            lines = path.read_text().splitlines()[:-1]  # the last may be half
+            found |= {int(one["step"]): float(one["loss"]) for one in map(json.loads, reversed(lines)) if one["loss"]}
+        return found
 
     def metric(self, name: str) -> float:
         return self._cluster.job(self._job).progress.strategy_metrics.get(name, 0.0)
@@ -76,8 +84,19 @@ class Run:
                 turn = self._kill(turn)
         return (len(self.losses()) - before) / (time.monotonic() - begun_s)
 
-    def after_a_servers_kill(self, rank: int) -> tuple[float, list[str]]:
-        """Seconds until another step is done, and what the controller's events say of them."""
+    def without_controller(self, seconds: float) -> float:
+        """Steps a second while it is gone."""
+        self._cluster.kill("controller")
+        found = self.steps_per_s(seconds)
+        self._cluster.restart("controller")
+        self._cluster.wait_for_nodes(RANKS + VOLUNTEERS)
+        return found
+
+    def after_a_servers_kill(self, place: int) -> tuple[float, list[str]]:
+        """Seconds until another step is done, and what the controller's events say of them. place: of the rank among
+        those that are there then."""
+        wait_until("all ranks", lambda: len(self._cluster.job(self._job).workers) == RANKS, 120)
+        rank = sorted(one.rank for one in self._cluster.job(self._job).workers)[place]
         there, told = max(self.losses()), len(list(self._cluster.client.events(self._job)))
         kill(next(one for one in self._cluster.job(self._job).workers if one.rank == rank).status.pid)
         begun_s, begun_unix_s = time.monotonic(), time.time()
@@ -119,7 +138,7 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=1, choices=(1, RANKS))
     parser.add_argument("--server-kills", type=int, default=6, help="of `servers`, of each rank in turn")
     parser.add_argument("--cold", action="store_true", help="kill them at once, before any process waits for a launch")
-    parser.add_argument("--parts", default="alone,calm,kills,gone,servers")
+    parser.add_argument("--parts", default="alone,calm,kills,servers,controller,gone")
     asked = parser.parse_args()
     quarter_s = min(asked.seconds / 4, 30.0)
     parts = asked.parts.split(",")
@@ -150,6 +169,9 @@ def main() -> None:
                     wait_for_spares(Path(folder), RANKS)
                 took_s, events = run.after_a_servers_kill(turn % RANKS)
                 print(f"rank {turn % RANKS} killed: another step after {took_s:.1f} s", *events, sep="\n  ", flush=True)
+        if "controller" in parts:
+            gone = run.without_controller(quarter_s)
+            print(f"controller killed: {gone:.2f} steps a second while it is gone", flush=True)
         if "gone" in parts:
             run.gone()
             wait_until("nobody helps", lambda: run.metric("volunteers") == 0, 60)

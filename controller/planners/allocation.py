@@ -7,6 +7,7 @@ layers by power.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Final
@@ -114,6 +115,14 @@ def plan_allocation(given: AllocationInput) -> AllocationPlan:
         tuple(AllocatedStage(layers[k], *servers[k], clients[k]) for k in range(len(stages))),
         order_cost(mean_PP, order),
     )
+
+
+def stage_for(edge_P: Sequence[float], supply_P: Sequence[float] | None = None) -> int:
+    """The stage that a volunteer helps: that of the least mean edge, the earlier of equal ones. Where layers are given
+    and do not follow the volunteers (a run under way), of the least edge times the samples a second that the stage has:
+    supply_P; None: all have as much."""
+    supplied = supply_P if supply_P is not None else [1.0] * len(edge_P)
+    return min(range(len(edge_P)), key=lambda k: (edge_P[k] * supplied[k], k))
 
 
 def layers_by_power(cost_L: F64, power_P: F64) -> tuple[tuple[int, int], ...]:
@@ -237,7 +246,7 @@ def _clients(given: AllocationInput, edge_NN: F64, stages: list[Cluster]) -> lis
         if device.reliable:
             continue
         mean_P = [float(edge_NN[i, list(stage)].mean()) for stage in stages]
-        nearest = int(np.argmin(mean_P))
+        nearest = stage_for(mean_P)
         if not np.isfinite(mean_P[nearest]):
             raise NoFeasiblePlan(
                 f"device {i}, a volunteer, has links to all servers of no stage. Leave it out, or give its bandwidths"

@@ -6,13 +6,15 @@ the least clearly more: by less than GAIN nobody moves, so that nobody moves bac
 
 Where a volunteer has measured its edges (both delays, and what travels over both bandwidths), a rank that is so many
 times as far as its nearest one counts as supplied so many times as well: it goes there only where it is missed so much
-more."""
+more. That is the rule of planner `allocation` for layers that are given."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+from atoll.controller.planners.allocation import stage_for
 
 GAIN: Final = 1.25
 """By so much the least supplied rank has to become faster for a volunteer to move: a start costs it seconds."""
@@ -71,7 +73,8 @@ class Supply:
 
     def _least(self, edges: Edges, but: int | None = None) -> int:
         supply, far = self.by_rank, self._far(edges)
-        return min((one for one in supply if one != but), key=lambda one: (supply[one] * far[one], one))
+        ranks = sorted(one for one in supply if one != but)
+        return ranks[stage_for([far[one] for one in ranks], [supply[one] for one in ranks])]
 
     def _far(self, edges: Edges) -> Mapping[int, float]:
         """By rank, of the nearest one's edge."""

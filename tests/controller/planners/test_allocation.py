@@ -16,6 +16,7 @@ from atoll.controller.planners.allocation import (
     AllocationPlan,
     layers_by_power,
     plan_allocation,
+    stage_for,
 )
 from atoll.controller.planners.registry import PLANNERS
 from atoll.errors import BadInput, NoFeasiblePlan
@@ -186,3 +187,9 @@ def test_devices_that_cannot_reach_each_other_have_no_plan() -> None:
     helped = sites((1,), between_s=0.1, volunteers=(0,))
     with pytest.raises(NoFeasiblePlan, match="device 1, a volunteer, has links to all servers of no stage"):
         plan_allocation(helped.model_copy(update={"bandwidth": ((0.0, 0.0), (0.0, 0.0))}))
+
+
+def test_a_volunteer_helps_the_nearest_stage_and_of_given_layers_the_one_that_is_missed_more() -> None:
+    assert stage_for([0.3, 0.1, 0.1]) == 1
+    assert stage_for([0.3, 0.1, 0.1], [1.0, 4.0, 2.0]) == 2
+    assert stage_for([0.3, 0.1, 0.1], [0.5, 4.0, 2.0]) == 0
