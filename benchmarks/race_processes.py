@@ -1,6 +1,6 @@
 """The race's task with real workers: strategies by the held-out loss of the one model, in processes that exchange.
 
-    python benchmarks/race_processes.py [--size XS] [--steps 600] [--seed 1] [--islands 4]
+    python benchmarks/race_processes.py [--size XS] [--steps 600] [--seeds 1] [--islands 4] [--absent] [--pace-s 0.4]
         [--ways alone,dense,stale-sparse,local-steps,local-steps:density=0.02]
 
 Each island is a worker process of one thread with its own domain (P1 of benchmarks/race.py), the same weights, batches,
@@ -10,15 +10,22 @@ the model after run.synchronize(), what an island sent for a parameter and step 
 median step on this machine, where all islands share its cores, and the processor time that an island takes for a step,
 which is the same however busy they are. Drift is how many steps' worth of its own updates an island has not sent, over
 all steps.
+
+--absent: the last island's worker gets SIGKILL at 40 % of the steps. The others go on in place from memory, where two
+machines have each island's state, with what it had not sent; at 60 % another worker takes its place, or as soon as it
+is ready: --pace-s gives it time, as steps of other machines would. Agent and controller are played as in the tests.
+Told is at which steps that was, and from which the others went on; bytes are of the steps since.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -28,81 +35,147 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests"), str(ROOT / "tests/runtime")]
 
 import torch
 from held_ports import free_port
 from racing.inner import CLIP, learning_rate
 from racing.task import SIZES, Batches, Task, shards
+from zmq_agent import FakeAgent
+
+import atoll
+from atoll.strategies import registry
+from atoll.strategies.declaration import as_json
+from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_READY, VIEW_STAGE_TRAINING
 
 PEAK = 2e-3
+MOST_S = 1800.0
+"""That a run may take."""
 
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="XS")
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", default="1", help="separated by commas")
     parser.add_argument("--islands", type=int, default=4)
     parser.add_argument("--ways", default="alone,dense,stale-sparse,local-steps,local-steps:density=0.02")
-    parser.add_argument("--island", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--told", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--absent", action="store_true", help="an island is gone from 40 to 60 %% of the steps")
+    parser.add_argument("--pace-s", type=float, default=0.0, help="pretended work in each step")
+    parser.add_argument("--told", type=Path, help=argparse.SUPPRESS)  # in an island's process: the folder
     return parser
 
 
 def main() -> int:
     options = arguments().parse_args()
-    if options.island is not None:
-        options.told.write_text(json.dumps(trained(options)))
+    if options.told is not None:
+        island = int(os.environ["RANK"])
+        (options.told / f"{island}.json").write_text(json.dumps(trained(options, island)))
         return 0
     print(f"{datetime.date.today()}  {platform.machine()}  torch {torch.__version__}")
-    print(f"{options.size}, {options.islands} islands, {options.steps} steps, seed {options.seed}")
-    print("| way | masters | synchronized | sent bytes | drift | step | processor |\n|---|---|---|---|---|---|---|")
-    for way in options.ways.split(","):
-        found = raced(options, way)
+    print(f"{options.size}, {options.islands} islands, {options.steps} steps")
+    print("| way | seed | masters | synchronized | sent bytes | drift | step | processor |")
+    print("|---|---|---|---|---|---|---|---|")
+    for way, seed in itertools.product(options.ways.split(","), options.seeds.split(",")):
+        found = (left_and_back if options.absent else raced)(options, way, seed)
         best = min(found, key=lambda one: one["masters"])
         sent, drift = (statistics.mean(one[what] for one in found) for what in ("sent_bytes", "drift"))
         step_ms, processor_ms = (
             statistics.median(one[what] for one in found) * 1e3 for what in ("step_s", "processor_s")
         )
         losses = f"{best['masters']:.3f} | {best['synchronized']:.3f}"
-        print(f"| {way} | {losses} | {sent:.4f} | {drift:.1f} | {step_ms:.0f} ms | {processor_ms:.1f} ms |", flush=True)
+        figures = f"{losses} | {sent:.4f} | {drift:.1f} | {step_ms:.0f} ms | {processor_ms:.1f} ms"
+        print(f"| {way} | {seed} | {figures} |", flush=True)
     return 0
 
 
-def raced(options: argparse.Namespace, way: str) -> list[dict[str, float]]:
+def command(options: argparse.Namespace, way: str, seed: str, folder: str) -> list[str]:
+    """Of an island's process, without the interpreter."""
+    said = {"told": folder, "ways": way, "size": options.size, "steps": options.steps, "seeds": seed}
+    said |= {"islands": options.islands, "pace-s": options.pace_s}
+    return [__file__, *(word for name, value in said.items() for word in (f"--{name}", str(value)))]
+
+
+def told(folder: str, islands: int) -> list[dict[str, float]]:
+    return [json.loads(Path(folder, f"{island}.json").read_text()) for island in range(islands)]
+
+
+def raced(options: argparse.Namespace, way: str, seed: str) -> list[dict[str, float]]:
     """What each island tells at the end."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
-        told = [Path(folder, f"{island}.json") for island in range(options.islands)]
         processes = []
-        for island, path in enumerate(told):
+        for island in range(options.islands):
             env = os.environ | {
                 "RANK": str(island), "LOCAL_RANK": str(island), "WORLD_SIZE": str(options.islands),
                 "LOCAL_WORLD_SIZE": str(options.islands), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                 "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "ATOLL_ISLAND": f"island-{island}",
             }  # fmt: skip
-            command = [sys.executable, __file__, "--island", str(island), "--told", str(path), "--ways", way]
-            command += ["--size", options.size, "--steps", str(options.steps), "--seed", str(options.seed)]
-            command += ["--islands", str(options.islands)]
-            processes.append(subprocess.Popen(command, env=env))
-        codes = [process.wait(timeout=1800) for process in processes]
+            processes.append(subprocess.Popen([sys.executable, *command(options, way, seed, folder)], env=env))
+        codes = [process.wait(timeout=MOST_S) for process in processes]
         if any(codes):
             raise SystemExit(f"race_processes: the islands of {way} ended with {codes}")
-        return [json.loads(path.read_text()) for path in told]
+        return told(folder, options.islands)
+
+
+def left_and_back(options: argparse.Namespace, way: str, seed: str) -> list[dict[str, float]]:
+    """As `raced`, where the last island is lost and taken back."""
+    name, settings = parsed(way)
+    *left, lost = range(options.islands)
+    with tempfile.TemporaryDirectory() as folder, FakeAgent(Path(folder), world_size=options.islands) as agent:
+        agent.spec.strategy, agent.spec.strategy_settings = name, as_json(settings)
+        agent.makes_views, agent.own_directories, agent.memory = True, True, Path(folder, "memory")
+        agent.spec.checkpoint.memory_replicas = 2
+        places = [f"island-{island}" for island in (*left, lost, lost)]
+        agent.place(places, places)
+        script, *arguments = command(options, way, seed, folder)
+
+        def step_is(share: float) -> None:
+            agent.wait_until(lambda: agent.alive.get(0, (0, 0))[0] >= share * options.steps, MOST_S)
+
+        def goes_on(view: int) -> int:
+            """The step from which it does."""
+            agent.put_in_force()
+            return next(one.step for one in agent.stands[0] if (one.view, one.stage) == (view, VIEW_STAGE_TRAINING))
+
+        agent.start_workers(script, *arguments)
+        step_is(0.4)
+        agent.workers[lost].send_signal(signal.SIGKILL)
+        agent.wait_for_stage(1, VIEW_STAGE_BROKEN, *left)
+        killed_at = agent.stands[0][-1].step
+        agent.send_view(2, left, [1.0] * len(left), plan_id=2)
+        from_memory = goes_on(2)
+        back = agent.start_joiner(script, *arguments)
+        agent.wait_until(lambda: agent.stands_at(back)[1] == VIEW_STAGE_READY, MOST_S)
+        step_is(0.6)
+        members = [*left, back]
+        shares = [1.0] * options.islands
+        agent.send_view(3, members, shares, plan_id=3, in_force=2, without_state=[back], at_boundary=True)
+        print(f"{way}, seed {seed}: lost in step {killed_at}, the others from {from_memory}, back from {goes_on(3)}")
+        codes = agent.exit_codes(MOST_S)
+        if codes != [0] * len(left) + [-signal.SIGKILL, 0] or any("is lost" in text for text in agent.warnings):
+            raise SystemExit(f"race_processes: the islands of {way} ended with {codes}\n{agent.said()}")
+        return told(folder, options.islands)
+
+
+def parsed(way: str) -> tuple[str, dict[str, Any]]:
+    """The strategy and its settings."""
+    name, *said = way.split(":")
+    return name, {key: json.loads(value) for key, _, value in (one.partition("=") for one in said)}
 
 
 class Island:
     """One island's batches and its judge."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.steps = options.steps
-        self.task = Task(SIZES[options.size], options.seed)
+    def __init__(self, options: argparse.Namespace, number: int) -> None:
+        self.steps, self.islands, self.pace_s = options.steps, options.islands, options.pace_s
+        seed = int(options.seeds)
+        self.task = Task(SIZES[options.size], seed)
         self.model = self.task.model
         for parameter in self.model.parameters():
             parameter.grad, parameter.data = None, parameter.data.clone()  # the race's are of one vector
-        part = shards("P1", options.islands, options.seed)[options.island]
-        self._batches = Batches(part, self.task.size, options.seed, options.island)
+        part = shards("P1", options.islands, seed)[number]
+        self._batches = Batches(part, self.task.size, seed, number)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=PEAK, betas=(0.9, 0.95), weight_decay=0.1)
 
     def loss(self, model: torch.nn.Module, step: int) -> torch.Tensor:
@@ -117,14 +190,10 @@ class Island:
         return Task(self.task.size, 0).held_out(theta)
 
 
-def trained(options: argparse.Namespace) -> dict[str, float]:
+def trained(options: argparse.Namespace, number: int) -> dict[str, float]:
     torch.set_num_threads(1)
-    island = Island(options)
-    name, _, said = options.ways.partition(":")
-    settings = dict(one.split("=") for one in said.split(":")) if said else {}
-    if name == "alone":
-        return alone(island)
-    return together(island, name, {key: json.loads(value) for key, value in settings.items()})
+    island, (name, settings) = Island(options, number), parsed(options.ways)
+    return alone(island) if name == "alone" else together(island, name, settings)
 
 
 def alone(island: Island) -> dict[str, float]:
@@ -138,16 +207,13 @@ def alone(island: Island) -> dict[str, float]:
         took_s.append(time.perf_counter() - begun_s)
     processor_s = (time.process_time() - began_s) / island.steps
     loss = island.held_out(list(island.model.parameters()))
-    told = {"masters": loss, "synchronized": loss, "sent_bytes": 0.0, "drift": 0.0}
-    return told | {"step_s": statistics.median(took_s), "processor_s": processor_s}
+    found = {"masters": loss, "synchronized": loss, "sent_bytes": 0.0, "drift": 0.0}
+    return found | {"step_s": statistics.median(took_s), "processor_s": processor_s}
 
 
 def together(island: Island, name: str, settings: dict[str, Any]) -> dict[str, float]:
-    import atoll
-    from atoll.strategies import registry
-
     run = atoll.init(seed=1, strategy=registry.find(name).settings(**settings))
-    rows = island.task.size.batch * run.world_size
+    rows = island.task.size.batch * island.islands
     dataset = torch.utils.data.TensorDataset(torch.arange(rows * island.steps))
     model, optimizer, loader = run.prepare(island.model, island.optimizer, dataset, batch_size=rows)
     took_s: list[float] = []
@@ -156,6 +222,7 @@ def together(island: Island, name: str, settings: dict[str, Any]) -> dict[str, f
         began_s, begun_s = time.process_time(), time.perf_counter()
         for _ in loader:
             assert loader.current is not None  # inside a step
+            time.sleep(island.pace_s)
             run.backward(island.loss(model, loader.current.step))
             run.clip_grad_norm(CLIP)
             optimizer.step()
@@ -164,14 +231,14 @@ def together(island: Island, name: str, settings: dict[str, Any]) -> dict[str, f
             begun_s = time.perf_counter()
         processor_s = (time.process_time() - began_s) / island.steps
         assert run._training is not None
-        told = run.statistics()
-        sent_bytes = told.get("sent_bytes", 0.0) / island.task.entries / island.steps
+        figures = run.statistics()
+        sent_bytes = figures.get("sent_bytes", 0.0) / island.task.entries / island.steps
         state = run._training._exchange.durable
         run._training._exchange.boundary(wait=True)
         masters = state.masters()
         weights = [masters.get(id(one), one) for one in model.parameters()]
         found = {"masters": island.held_out(weights), "sent_bytes": sent_bytes}
-        found |= {"drift": told.get("drift", 0.0)}
+        found |= {"drift": figures.get("drift", 0.0)}
         found |= {"step_s": statistics.median(took_s), "processor_s": processor_s}
         run.synchronize()
         found["synchronized"] = island.held_out(list(model.parameters()))

@@ -20,6 +20,30 @@ LAYOUTS = [[[0]], [[0], [1]], [[0, 1], [2]], [[0, 1], [2, 3]]]
 SIZES = [1, 40, 1023]
 
 
+@pytest.mark.parametrize("entries", [20_000, 400_000])
+def test_as_many_blocks_leave_as_may(entries: int) -> None:
+    """Where a threshold followed the counts of the rounds before, a fifth less left: what is sent is gone from the
+    difference, and the counts swung. Of up to 4,096 blocks all are looked at for the threshold, of more a sample."""
+    torch.manual_seed(1)
+    engine = ExchangeEngine(
+        rank=0, islands=[[0]], threads=1, values="int2", selection="threshold", error_feedback=False, digest_every=0,
+        seed=1, first_round=1, exchange="updates",
+    )  # fmt: skip
+    live, scale = torch.randn(entries), torch.exp(torch.randn(entries))
+    engine.add_tensor(
+        order=0, rule="sgd", master=live.clone(), residual=None, first=None, second=None, last_step=None, live=live,
+        group=0,
+    )  # fmt: skip
+    k_blocks, rounds, chosen = entries // 16 // 5, 60, 0
+    for number in range(1, rounds + 1):
+        live.add_(scale * torch.randn(entries))
+        engine.sum_updates(number, 1.0, [k_blocks])
+        engine.fetch([0], number, 10.0)
+        chosen += engine.take_stats().chosen_blocks
+    engine.close()
+    assert 0.97 * rounds * k_blocks < chosen <= rounds * k_blocks
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     islands=st.sampled_from(LAYOUTS),

@@ -31,13 +31,13 @@ ExchangeEngine::Tensor::Tensor(std::size_t tensor, const TensorSettings& setting
       rule(settings.rule),
       group(settings.group),
       residual(all.error_feedback ? settings.residual : nullptr),
-      selector(all.selection, residual, settings.parameters.n),
+      selector(all.selection, residual, settings.parameters.n, all.updates),
       weights(settings.parameters),
       weights_version(all.first_round - 1),
       rounding(settings.parameters.n),
       drift(settings.parameters.n),
       owner_sum(settings.owner_sum),
-      owner_selector(all.selection, settings.owner_sum, settings.parameters.n),
+      owner_selector(all.selection, settings.owner_sum, settings.parameters.n, all.updates),
       rounds(islands, {all.first_round, all.every, settings.turn}, settings.owner) {}
 
 ExchangeEngine::ExchangeEngine(Settings settings)

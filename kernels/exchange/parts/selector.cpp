@@ -91,7 +91,7 @@ Selection Selector::choose_above(const Format& format, const Chosen& to, Scratch
                                  const Choose& choose_blocks) {
     const std::size_t blocks = format.blocks();
     if (to.capacity == blocks) return choose_blocks(0.0F);
-    if (controller_.needs_sample()) {
+    if (samples_ || controller_.needs_sample()) {
         const std::size_t count = std::min(blocks, sampled_blocks);
         float* const scores = scratch.scores.of(count);
         sample(count, scores);

@@ -43,8 +43,10 @@ struct Selected {
 // Chooses a tensor's part, sync round after sync round. One caller at a time.
 class Selector {
   public:
-    Selector(SelectionRule rule, float* residual, std::size_t entries)
-        : rule_(rule), residual_(residual), entries_(entries), controller_(1) {}
+    // samples: each round's threshold comes from a sample of it, not from how many blocks the rounds before chose. What
+    // was sent of a difference is gone from it, so that those counts swing, and a fifth of what may be sent is not.
+    Selector(SelectionRule rule, float* residual, std::size_t entries, bool samples)
+        : rule_(rule), residual_(residual), entries_(entries), samples_(samples), controller_(1) {}
 
     // At most gradient.k_blocks blocks of residual + weight * gradient; the rest, and what rounding to the wire's
     // format takes away, stays in the residual. Without a residual both are lost.
@@ -66,6 +68,7 @@ class Selector {
     SelectionRule rule_;
     float* residual_;
     std::size_t entries_;
+    bool samples_;
     ThresholdController controller_;
 };
 

@@ -25,14 +25,13 @@ class ThresholdController {
 
     // scores [count] of blocks drawn evenly out of `blocks`; -1: not finite.
     double start(const float* scores, std::size_t count, std::size_t blocks) {
-        std::vector<double> ranked;
+        std::vector<double> known;
         for (std::size_t k = 0; k < count; ++k) {
-            if (scores[k] > 0 && scores[k] <= std::numeric_limits<float>::max()) ranked.push_back(scores[k]);
+            if (scores[k] > 0 && scores[k] <= std::numeric_limits<float>::max()) known.push_back(scores[k]);
         }
-        std::sort(ranked.begin(), ranked.end(), std::greater<>());
         const auto out_of = static_cast<double>(std::max<std::size_t>(blocks, 1));
         const double chosen = static_cast<double>(target_ * count) / out_of;
-        threshold_ = interpolated(ranked, chosen);
+        threshold_ = interpolated(known, chosen);
         share_ = smallest_share;
         direction_ = held_for_ = off_for_ = 0;
         return threshold_;
@@ -77,12 +76,15 @@ class ThresholdController {
         off_for_ = too_many || too_few ? std::min(off_for_ + 1, lost_updates) : 0;
     }
 
-    static double interpolated(const std::vector<double>& ranked, double chosen) {
-        if (ranked.empty() || chosen >= static_cast<double>(ranked.size())) return 0;
-        if (chosen < 1) return ranked[0];
+    // Between the two of `scores`, in any order, that so many are above; 0 where there are not so many.
+    static double interpolated(std::vector<double>& scores, double chosen) {
+        if (scores.empty() || chosen >= static_cast<double>(scores.size())) return 0;
+        if (chosen < 1) return *std::max_element(scores.begin(), scores.end());
         const auto above = static_cast<std::size_t>(chosen);
         const double share = chosen - static_cast<double>(above);
-        return ranked[above - 1] * (1 - share) + ranked[above] * share;
+        const auto next = scores.begin() + static_cast<std::ptrdiff_t>(above);
+        std::nth_element(scores.begin(), next, scores.end(), std::greater<>());
+        return *std::min_element(scores.begin(), next) * (1 - share) + *next * share;
     }
 
     std::size_t target_;
