@@ -51,7 +51,7 @@ NEEDED_GAP = 0.3
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=SIZES, default="XS")
+    parser.add_argument("--size", choices=SIZES, default="XS", help="of the byte GPT; or words, cnn")
     parser.add_argument("--partition", choices=PARTITIONS, default="P1")
     parser.add_argument("--islands", type=int, default=4)
     parser.add_argument("--steps", type=int, default=1000)
@@ -182,7 +182,7 @@ def measured_step_s(course: Course) -> float:
     """Median processor seconds of one island's step, of 20 after 5: the same however busy the machine is."""
     task = Task(SIZES[course.size], 0)
     lap_s = []
-    replica = Replica(task, Batches(everything(), task.size, 0, 0), 1e-3, 100)
+    replica = Replica(task, Batches(everything(task.size), task.size, 0, 0), 1e-3, 100)
     for step in range(25):
         begun = time.process_time()
         replica.local_step(step)

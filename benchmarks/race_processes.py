@@ -174,7 +174,7 @@ class Island:
         self.model = self.task.model
         for parameter in self.model.parameters():
             parameter.grad, parameter.data = None, parameter.data.clone()  # the race's are of one vector
-        part = shards("P1", options.islands, seed)[number]
+        part = shards(self.task.size, "P1", options.islands, seed)[number]
         self._batches = Batches(part, self.task.size, seed, number)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=PEAK, betas=(0.9, 0.95), weight_decay=0.1)
 

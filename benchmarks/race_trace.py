@@ -110,7 +110,7 @@ def trained(options: argparse.Namespace, seed: int, fixed: float | None) -> tupl
     torch.manual_seed(seed)
     replicas = [
         Clocked(task, Batches(part, task.size, seed, island), PEAK, PARTS)
-        for island, part in enumerate(shards("P1", ISLANDS, seed))
+        for island, part in enumerate(shards(task.size, "P1", ISLANDS, seed))
     ]
     network = link_of(options.rho, task.entries, ISLANDS, step_s=1.0)
     with TRACE.open() as rows:

@@ -59,7 +59,9 @@ class Lap:
 def run(course: Course, task: Task, runner: Runner, setting: Setting) -> Lap:
     """Train and judge. The same course gives every method the same weights, batches and held-out windows."""
     torch.manual_seed(course.seed)
-    parts = [everything()] if runner.whole else shards(course.partition, course.islands, course.seed)
+    parts = (
+        [everything(task.size)] if runner.whole else shards(task.size, course.partition, course.islands, course.seed)
+    )
     replicas = [
         Replica(task, Batches(part, task.size, course.seed, island), setting.learning_rate, course.steps)
         for island, part in enumerate(parts)

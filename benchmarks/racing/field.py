@@ -18,11 +18,11 @@ from racing.local import DiLoCo, SparseLoCo
 from racing.synchronous import Alone, CompressedGradients, Ddp, OneShot, PowerSgd
 from racing.updates import OwnedUpdates, Updates
 
-RATES: Final = (2e-3, 1e-3, 4e-3)
-INNER: Final = tuple(Setting(learning_rate=rate) for rate in (2e-3, 1.4e-3, 1e-3, 7e-4, 5e-4, 4e-3))
+RATES: Final = (2e-3, 4e-3, 1e-3)
+INNER: Final = tuple(Setting(learning_rate=rate) for rate in (2e-3, 1e-3, 2.8e-3, 4e-3, 5.6e-3, 8e-3))
 OUTER: Final = tuple(
     Setting(learning_rate=rate, outer_learning_rate=outer, momentum=0.9)
-    for rate in (2e-3, 1e-3)
+    for rate in (2e-3, 4e-3)
     for outer in (0.7, 0.4, 1.0)
 )
 BITS: Final = {"float32": 32, "float16": 16, "int4": 4, "int2": 2}

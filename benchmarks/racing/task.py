@@ -1,14 +1,16 @@
-"""The task island-lm: a byte-level GPT on four domains, spread over islands.
+"""The race's tasks: island-lm, a byte-level GPT on four domains of text, the next word of them, and a CNN on MNIST's
+digits, spread over islands.
 
-Held-out loss is the mean over the four domains, in nats a byte, on the same windows for every method."""
+Held-out loss is the mean over the domains, in nats a byte, a word or an image, on the same ones for every method."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -18,27 +20,79 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 from byte_gpt import ByteGPT
+from words import NextWord
 
-from racing.domains import DOMAINS, Text, domain
+from racing.examples import Domains, Examples, byte_domains, digit_domains, word_domains
 
 PARTITIONS: Final = ("P0", "P1", "P2", "P3")
 DIRICHLET: Final = 0.3
 
 
+class Size(Hashable, Protocol):
+    """One task: what is trained, and on what."""
+
+    @property
+    def batch(self) -> int:
+        """Examples of an island in a step."""
+
+    def model(self) -> nn.Module:
+        """Its output is logits [..., classes]."""
+
+    def domains(self) -> Domains: ...
+
+
 @dataclass(frozen=True, slots=True)
-class Size:
+class Bytes:
     width: int
     layers: int
     context: int
-    batch: int  # sequences of an island in a step
+    batch: int  # sequences
+
+    def model(self) -> nn.Module:
+        return UntiedGPT(self.width, self.layers, self.context)
+
+    def domains(self) -> Domains:
+        return byte_domains(self.context)
 
 
-SIZES: Final = {
-    "XXS": Size(width=64, layers=2, context=64, batch=8),
-    "XS": Size(width=64, layers=4, context=64, batch=16),
-    "S": Size(width=128, layers=4, context=128, batch=16),
-    "M": Size(width=256, layers=4, context=128, batch=16),
-    "L": Size(width=512, layers=4, context=128, batch=16),
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The next of `words` words by rows of a table."""
+
+    rows: int
+    width: int
+    words: int
+    batch: int
+
+    def model(self) -> nn.Module:
+        return NextWord(self.rows, self.width, self.words, sparse=False)
+
+    def domains(self) -> Domains:
+        return word_domains(self.rows, self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    batch: int
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 8, 5, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(),
+            nn.Flatten(), nn.Linear(400, 64), nn.ReLU(), nn.Linear(64, 10),
+        )  # fmt: skip
+
+    def domains(self) -> Domains:
+        return digit_domains()
+
+
+SIZES: Final[dict[str, Size]] = {
+    "XXS": Bytes(width=64, layers=2, context=64, batch=8),
+    "XS": Bytes(width=64, layers=4, context=64, batch=16),
+    "S": Bytes(width=128, layers=4, context=128, batch=16),
+    "M": Bytes(width=256, layers=4, context=128, batch=16),
+    "L": Bytes(width=512, layers=4, context=128, batch=16),
+    "words": Words(rows=8192, width=16, words=512, batch=64),
+    "cnn": Digits(batch=16),
 }
 
 
@@ -58,79 +112,84 @@ class UntiedGPT(ByteGPT):
         return logits
 
 
+@cache
+def domains_of(size: Size) -> Domains:
+    return size.domains()
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """What one island trains on. `speed` is relative to the fastest."""
 
-    streams: tuple[Text, ...]
-    weights: tuple[float, ...]  # of the streams, sum 1
+    parts: tuple[Examples, ...]
+    weights: tuple[float, ...]  # of the parts, sum 1
     speed: float = 1.0
 
 
-def shards(partition: str, islands: int, seed: int) -> list[Shard]:
+def shards(size: Size, partition: str, islands: int, seed: int) -> list[Shard]:
     """The islands' data. P0: disjoint parts of every domain. P1: one domain an island. P2: domains mixed by
     Dirichlet(0.3). P3: as P0 with sizes 8:4:2:1 and speeds 4:2:1:1."""
-    texts = [domain(name)[0] for name in DOMAINS]
-    even = tuple(1 / len(texts) for _ in texts)
+    domains = [train for train, _ in domains_of(size)]
+    even = tuple(1 / len(domains) for _ in domains)
     match partition:
         case "P1":
-            return [Shard((texts[i % len(texts)],), (1.0,)) for i in range(islands)]
+            return [Shard((domains[i % len(domains)],), (1.0,)) for i in range(islands)]
         case "P2":
-            mixes = np.random.default_rng(seed).dirichlet([DIRICHLET] * len(texts), islands)
-            parts = [np.array_split(text, islands) for text in texts]
+            mixes = np.random.default_rng(seed).dirichlet([DIRICHLET] * len(domains), islands)
+            cut = [_cut(one, [1.0] * islands) for one in domains]
             return [
-                Shard(tuple(part[i] for part in parts), tuple(float(weight) for weight in mix))
+                Shard(tuple(parts[i] for parts in cut), tuple(float(weight) for weight in mix))
                 for i, mix in enumerate(mixes)
             ]
         case "P0" | "P3":
             sizes = [1.0] * islands if partition == "P0" else [2.0 ** (islands - 1 - i) for i in range(islands)]
             speeds = [1.0] * islands if partition == "P0" else [max(0.25, 0.5**i) for i in range(islands)]
-            cuts = np.cumsum(sizes)[:-1] / sum(sizes)
-            parts = [np.split(text, [int(cut * len(text)) for cut in cuts]) for text in texts]
-            return [Shard(tuple(part[i] for part in parts), even, speeds[i]) for i in range(islands)]
+            cut = [_cut(one, sizes) for one in domains]
+            return [Shard(tuple(parts[i] for parts in cut), even, speeds[i]) for i in range(islands)]
         case _:
             raise SystemExit(f"race: no partition {partition!r}; there are {', '.join(PARTITIONS)}")
 
 
-def everything() -> Shard:
+def _cut(examples: Examples, sizes: Sequence[float]) -> list[Examples]:
+    """Parts one after the other, as large beside each other as `sizes`."""
+    ends = [int(end * examples.units) for end in np.cumsum(sizes) / sum(sizes)]
+    return [examples.between(start, end) for start, end in zip((0, *ends[:-1]), ends, strict=True)]
+
+
+def everything(size: Size) -> Shard:
     """All data on one island."""
-    texts = tuple(domain(name)[0] for name in DOMAINS)
-    return Shard(texts, tuple(1 / len(texts) for _ in texts))
+    domains = domains_of(size)
+    return Shard(tuple(train for train, _ in domains), tuple(1 / len(domains) for _ in domains))
 
 
 class Batches:
-    """Random windows of a shard: the same (seed, island, step) gives the same batch to every method."""
+    """Random examples of a shard: the same (seed, island, step) gives the same batch to every method."""
 
     def __init__(self, shard: Shard, size: Size, seed: int, island: int) -> None:
-        self._shard, self._size, self._seed, self._island = shard, size, seed, island
+        self._shard, self._rows, self._seed, self._island = shard, size.batch, seed, island
 
     def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64 [batch, context] twice: bytes, and the byte that follows each."""
+        """Inputs and targets [batch, ...]."""
         random = np.random.default_rng((self._seed, self._island, step))
-        rows = self._size.batch
-        chosen = random.choice(len(self._shard.streams), rows, p=self._shard.weights)
-        windows = np.empty((rows, self._size.context + 1), np.int64)
-        for row, stream in enumerate(chosen):
-            text = self._shard.streams[stream]
-            start = int(random.integers(len(text) - self._size.context - 1))
-            windows[row] = text[start : start + self._size.context + 1]
-        both = torch.from_numpy(windows)
-        return both[:, :-1], both[:, 1:]
+        chosen = random.choice(len(self._shard.parts), self._rows, p=self._shard.weights)
+        parts = [self._shard.parts[one] for one in chosen]
+        rows = [part.at([int(random.integers(len(part)))]) for part in parts]
+        inputs, targets = zip(*rows, strict=True)
+        return torch.cat(inputs), torch.cat(targets)
 
 
 class Task:
     """One model that every island instantiates, with its held-out windows. Parameters are one flat vector theta [N]."""
 
-    def __init__(self, size: Size, seed: int, windows: int = 32) -> None:
-        """windows: held-out ones of each domain."""
+    def __init__(self, size: Size, seed: int) -> None:
         self.size = size
         torch.manual_seed(seed)
-        self.model = UntiedGPT(size.width, size.layers, size.context)
+        self.model = size.model()
         self._parameters = list(self.model.parameters())
         self.shapes = [tuple(parameter.shape) for parameter in self._parameters]
         self.initial = torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters])
         self.entries = self.initial.numel()
-        self._held_out = [_spaced(domain(name)[1], windows, size.context) for name in DOMAINS]
+        self._held_out = [examples.spaced() for _, examples in domains_of(size)]
         self._gradient = torch.zeros_like(self.initial)
         at = 0
         for parameter in self._parameters:
@@ -141,17 +200,14 @@ class Task:
         """Of the mean loss at theta [N]. Returns float32 [N], overwritten by the next call."""
         self._load(theta)
         self._gradient.zero_()
-        functional.cross_entropy(self.model(inputs).flatten(0, 1), targets.flatten()).backward()  # type: ignore[no-untyped-call]
+        loss_of(self.model(inputs), targets).backward()  # type: ignore[no-untyped-call]
         return self._gradient
 
     @torch.no_grad()
     def held_out(self, theta: torch.Tensor) -> float:
-        """Mean over the domains, nats a byte."""
+        """Mean over the domains, nats a target."""
         self._load(theta)
-        losses = [
-            functional.cross_entropy(self.model(both[:, :-1]).flatten(0, 1), both[:, 1:].flatten()).item()
-            for both in self._held_out
-        ]
+        losses = [loss_of(self.model(inputs), targets).item() for inputs, targets in self._held_out]
         return sum(losses) / len(losses)
 
     def _load(self, theta: torch.Tensor) -> None:
@@ -166,6 +222,6 @@ class Task:
         return [slice(int(end) - int(np.prod(shape)), int(end)) for end, shape in zip(ends, self.shapes, strict=True)]
 
 
-def _spaced(text: Text, windows: int, context: int) -> torch.Tensor:
-    starts = np.linspace(0, len(text) - context - 1, windows).astype(int)
-    return torch.from_numpy(np.stack([text[start : start + context + 1] for start in starts]).astype(np.int64))
+def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy of logits [..., classes], nats."""
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())

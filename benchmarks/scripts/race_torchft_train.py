@@ -27,7 +27,7 @@ def train(told: Path, island: int, seed: int, lighthouse: str, options: Mapping[
     model = task.model
     for parameter in model.parameters():
         parameter.grad = None  # the race's own, of one vector
-    batches = Batches(shards("P1", ISLANDS, seed)[island], task.size, seed, island)
+    batches = Batches(shards(task.size, "P1", ISLANDS, seed)[island], task.size, seed, island)
     inner = torch.optim.AdamW(model.parameters(), lr=options["rate"], betas=(0.9, 0.95), weight_decay=0.1)
     outer = torch.optim.SGD(model.parameters(), lr=options["outer"], momentum=options["momentum"], nesterov=True)
     store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
