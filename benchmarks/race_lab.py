@@ -5,8 +5,8 @@
 
 Four islands, a process of one thread in a namespace each, train a byte GPT of 0.9 M parameters over links on which a
 dense float32 ring takes rho steps. A step of an island takes --step-s by waiting, so that two cores do not lie: a third
-before the backward pass, the rest within it, layer by layer. `ddp`, `ddp-bf16` (in float16, as gloo has no
-bfloat16) and `powersgd-2` are torch's own, with its hooks; `local-steps` and `stale-sparse` Atoll's, by their defaults; of the
+before the backward pass, the rest within it, layer by layer. `ddp`, `ddp-bf16` (in float16: gloo has no bfloat16) and
+`powersgd-2` are torch's own, with its hooks; `local-steps` and `stale-sparse` Atoll's, by their defaults; of the
 others, which Atoll does not have, what the race says is sent is sent, as a ring by gloo's all_reduce and as a gather by
 its all_gather.
 
