@@ -15,6 +15,7 @@ from typing import Final
 from atoll.agent.runtime.checkpoints.memory.replication.sealing import Seal, Sealer
 from atoll.agent.runtime.transport.keys import KEY_BYTES
 from atoll.errors import NotAllowed
+from atoll.relay.frames import exactly
 
 PURPOSE: Final = b"atoll passages 1"
 RECORD_BYTES: Final = 128 * 1024
@@ -27,55 +28,49 @@ async def join_sealed(plain: socket.socket, link: socket.socket, sealer: Sealer,
     """Until both ends have closed or either fails; closes both. rank: of the worker at the other end.
 
     Raises NotAllowed where the other end has not its keys, OSError where a connection fails."""
-    outer_reader, outer_writer = await asyncio.open_connection(sock=link, limit=2 * RECORD_BYTES)
-    inner_reader, inner_writer = await asyncio.open_connection(sock=plain, limit=RECORD_BYTES)
+    loop = asyncio.get_running_loop()
+    for one in (plain, link):
+        one.setblocking(False)
     try:
         async with asyncio.timeout(_MEET_S):
-            outer_writer.write(sealer.ephemeral)
-            towards, back = sealer.meet(rank, await _exactly(outer_reader, KEY_BYTES))
-            await _write(outer_writer, towards, b"")
-            if await _read(outer_reader, back):
+            await loop.sock_sendall(link, sealer.ephemeral)
+            towards, back = sealer.meet(rank, await exactly(link, KEY_BYTES))
+            await _write(link, towards, b"")
+            if await _read(link, back):
                 raise NotAllowed(f"rank {rank} began a link with something else than its greeting")
         async with asyncio.TaskGroup() as group:
-            group.create_task(_seal(inner_reader, outer_writer, towards))
-            group.create_task(_open(outer_reader, inner_writer, back))
+            group.create_task(_seal(plain, link, towards))
+            group.create_task(_open(link, plain, back))
     finally:
-        outer_writer.close()
-        inner_writer.close()
+        link.close()
+        plain.close()
 
 
-async def _seal(plain: asyncio.StreamReader, link: asyncio.StreamWriter, seal: Seal) -> None:
-    while data := await plain.read(RECORD_BYTES):
-        await _write(link, seal, data)
+async def _seal(plain: socket.socket, link: socket.socket, seal: Seal) -> None:
+    loop, room = asyncio.get_running_loop(), memoryview(bytearray(RECORD_BYTES))
+    while count := await loop.sock_recv_into(plain, room):
+        await _write(link, seal, room[:count])
     await _write(link, seal, b"")
 
 
-async def _open(link: asyncio.StreamReader, plain: asyncio.StreamWriter, seal: Seal) -> None:
+async def _open(link: socket.socket, plain: socket.socket, seal: Seal) -> None:
+    loop = asyncio.get_running_loop()
     while data := await _read(link, seal):
-        plain.write(data)
-        await plain.drain()
-    plain.write_eof()
+        await loop.sock_sendall(plain, data)
+    plain.shutdown(socket.SHUT_WR)
 
 
-async def _write(link: asyncio.StreamWriter, seal: Seal, data: bytes) -> None:
+async def _write(link: socket.socket, seal: Seal, data: bytes | memoryview) -> None:
     head = _LENGTH.pack(len(data) + _TAG_BYTES)
-    link.write(head + seal.seal(seal.next_number(), head, data))
-    await link.drain()
+    await asyncio.get_running_loop().sock_sendall(link, head + seal.seal(seal.next_number(), head, data))
 
 
-async def _read(link: asyncio.StreamReader, seal: Seal) -> bytes:
-    head = await _exactly(link, _LENGTH.size)
+async def _read(link: socket.socket, seal: Seal) -> bytes:
+    head = await exactly(link, _LENGTH.size)
     (length,) = _LENGTH.unpack(head)
     if not _TAG_BYTES <= length <= RECORD_BYTES + _TAG_BYTES:
         raise NotAllowed(f"a record of {length} bytes came on a sealed link")
-    data = seal.open(seal.newest_number + 1, head, await _exactly(link, length))
+    data = seal.open(seal.newest_number + 1, head, await exactly(link, length))
     if data is None:
         raise NotAllowed("a record on a sealed link is not of the worker that it should be of, or was changed")
     return data
-
-
-async def _exactly(link: asyncio.StreamReader, count: int) -> bytes:
-    try:
-        return await link.readexactly(count)
-    except asyncio.IncompleteReadError as error:
-        raise ConnectionResetError("the link was cut") from error

@@ -14,13 +14,14 @@ from atoll.relay.handshake import LENGTH, MAX_FRAME_BYTES, body_of, framed
 async def exactly(connection: socket.socket, count: int) -> bytes:
     """Raises ConnectionError where the other end closes before."""
     loop = asyncio.get_running_loop()
-    read = b""
-    while len(read) < count:
-        more = await loop.sock_recv(connection, count - len(read))
+    read = bytearray(count)
+    left = memoryview(read)
+    while left:
+        more = await loop.sock_recv_into(connection, left)
         if not more:
             raise ConnectionResetError("the other end closed the connection")
-        read += more
-    return read
+        left = left[more:]
+    return bytes(read)
 
 
 async def read_frame(connection: socket.socket) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Seal:
         self._number += 1
         return self._number
 
-    def seal(self, number: int, head: bytes, payload: bytes) -> bytes:
+    def seal(self, number: int, head: bytes, payload: bytes | memoryview) -> bytes:
         """payload, hidden, and 16 bytes that hold for it and for head. A number of `next_number`, each once."""
         return self._aead.encrypt(_NONCE.pack(number), payload, head)
 
