@@ -63,7 +63,9 @@ def run(course: Course, task: Task, runner: Runner, setting: Setting) -> Lap:
         [everything(task.size)] if runner.whole else shards(task.size, course.partition, course.islands, course.seed)
     )
     replicas = [
-        Replica(task, Batches(part, task.size, course.seed, island), setting.learning_rate, course.steps)
+        Replica(
+            task, Batches(part, task.size, course.seed, island), task.size.rate * setting.learning_rate, course.steps
+        )
         for island, part in enumerate(parts)
     ]
     method = runner.build(replicas, setting)

@@ -35,6 +35,10 @@ class Size(Hashable, Protocol):
     def batch(self) -> int:
         """Examples of an island in a step."""
 
+    @property
+    def rate(self) -> float:
+        """Of the byte GPT's learning rates: what is tried is so many times as large."""
+
     def model(self) -> nn.Module:
         """Its output is logits [..., classes]."""
 
@@ -47,6 +51,7 @@ class Bytes:
     layers: int
     context: int
     batch: int  # sequences
+    rate: float = 1.0
 
     def model(self) -> nn.Module:
         return UntiedGPT(self.width, self.layers, self.context)
@@ -63,6 +68,7 @@ class Words:
     width: int
     words: int
     batch: int
+    rate: float = 16.0
 
     def model(self) -> nn.Module:
         return NextWord(self.rows, self.width, self.words, sparse=False)
@@ -74,11 +80,13 @@ class Words:
 @dataclass(frozen=True, slots=True)
 class Digits:
     batch: int
+    rate: float = 4.0
 
     def model(self) -> nn.Module:
+        """Tensors of whole blocks, which the race's codecs want: 16 classes, of which 10 are there."""
         return nn.Sequential(
-            nn.Conv2d(1, 8, 5, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(),
-            nn.Flatten(), nn.Linear(400, 64), nn.ReLU(), nn.Linear(64, 10),
+            nn.Conv2d(1, 16, 4, stride=2, bias=False), nn.ReLU(), nn.Conv2d(16, 16, 3, stride=2, bias=False), nn.ReLU(),
+            nn.Flatten(), nn.Linear(576, 64), nn.ReLU(), nn.Linear(64, 16),
         )  # fmt: skip
 
     def domains(self) -> Domains:

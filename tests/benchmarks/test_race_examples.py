@@ -25,6 +25,7 @@ class Two:
     """Two domains: the numbers from 0 to 79, and from 100 to 179."""
 
     batch: int = 16
+    rate: float = 1.0
 
     def model(self) -> nn.Module:
         return nn.Linear(1, 200)
