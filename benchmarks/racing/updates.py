@@ -70,9 +70,8 @@ class Updates:
     def _share_second_moments(self, updates: int) -> Sequence[Exchange]:
         """As the strategies do."""
         moments = [replica.second_moments for replica in present(self._replicas)]
-        for one in moments:
-            one.updated()
-            if updates == self._told_due:
+        if updates == self._told_due:
+            for one in moments:
                 one.take(self._told_B)
         if not self._whole_batch or not told_after(updates):
             return ()

@@ -11,8 +11,9 @@ means all. So the mean of the islands' own updates is up to K times too small, u
 the whole batch's would. With one v for all, the mean of their updates is that update.
 
 So each island tells its part w_i = a_i² n_i² + a_i s_i² of v now and then, as means over blocks: the sum of these is v
-where signals agree, and no less than v where they do not. Between, v follows the island's own v_i by their ratio r.
-Adam adds the island's own g² in each step, and so goes from r v_i towards v_i; it is put back every few steps.
+where signals agree, and no less than v where they do not. Between, v is the island's own v_i times their ratio r, entry
+by entry and whatever the gradients are: of the g² that Adam adds in an update all but r of it is taken away again after
+it. In that update it counts in full, so a gradient larger than any before moves nothing further than Adam would.
 
 All that is known of this is in the optimizer's state, so it goes wherever v goes: into each rank's part of a
 checkpoint, and from one process to the next. Sums that are under way are not: what the island told is, and is told once
@@ -21,7 +22,7 @@ more."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,25 +36,20 @@ BLOCK: Final = 64
 """Entries of a parameter that share a ratio."""
 RATIO: Final = "whole_batch_ratio"
 """In the state of a parameter: what v_i was multiplied by last, float32 [blocks]."""
-SINCE: Final = "whole_batch_since"
-"""Beside it: updates since then, one number of all parameters. Loaded, it has the parameter's dtype, which is exact up
-to MOST_UPDATES."""
 OWN: Final = "told_own_means"
 """From telling until the sum is taken: means of v_i when it was told, float32 [blocks]."""
 TOLD: Final = "told_means"
 """As long: what was told of them."""
 TOLD_AFTER: Final = "told_after"
 """As long: after how many updates, as `ToldMoments` counts them; an int."""
+SMALL: Final = 65_536
+"""Entries of parameters that are weighed all at once."""
 TOLD_FIRST: Final = 8
 TOLD_EVERY: Final = 64
 """Updates between two times that islands tell; before, at each power of two."""
 SPANS: Final = (8, 32)
 """Updates, least and most, over which pieces of what is told leave, one in each, so that a thin link is not held up."""
-DRIFT: Final = 0.2
-"""Share of v_i that Adam may have added before v is put back."""
-MOST_UPDATES: Final = 64
-"""Before v is put back."""
-RATIOS: Final = (1e-6, 1e6)
+RATIOS: Final = (1e-4, 1e6)
 TINY: Final = 1e-30
 
 
@@ -63,9 +59,8 @@ class _Adam:
 
     parameter: torch.Tensor
     optimizer: torch.optim.Optimizer
-    beta1: float
-    beta2: float
-    updates: float = 0.0  # of the parameter since the job began; 0: not looked up yet
+    group: Mapping[str, Any]
+    factor: torch.Tensor | None = None  # (r - 1) (1 - beta2), of each entry where it is small, else of each block
 
     @property
     def state(self) -> MutableMapping[str, Any]:
@@ -85,53 +80,70 @@ class _Adam:
     def known(self) -> bool:
         return {"exp_avg", "exp_avg_sq", "step"} <= self.state.keys()
 
-    def count(self) -> None:
-        """One more update was made."""
-        if self.updates:
-            self.updates += 1
-        elif self.known:
-            self.updates = float(self.state["step"])
+    def _unbiased(self, beta: float) -> float:
+        biased: float = float(beta) ** float(self.state["step"])
+        return 1.0 - biased
 
-    def gained(self, since: float) -> float:
-        """Share of v_i that Adam added in so many updates, the last ones."""
-        return float((1 - self.beta2**since) / (1 - self.beta2 ** max(self.updates, since)))
-
-    def due(self, since: int) -> bool:
-        """Whether v, which was put back so many updates ago, is to be now."""
-        return RATIO in self.state and (since >= MOST_UPDATES or self.gained(since + 1) > DRIFT)
-
-    def now_B(self, since: int) -> torch.Tensor | float:
-        """v ÷ v_i."""
-        if RATIO not in self.state:
-            return 1.0
-        gained = self.gained(since) if since else 0.0
-        return gained + (1 - gained) * self._tensor(RATIO)
-
-    def own_mean_B(self, since: int) -> torch.Tensor:
+    def own_mean_B(self) -> torch.Tensor:
         """Of v_i, without the bias of the first updates."""
-        self.updates = float(self.state["step"])
-        unbiased = float(1 - self.beta2**self.updates)
-        return _means(self._tensor("exp_avg_sq")) / self.now_B(since) / unbiased
+        mean_B = _means(self._tensor("exp_avg_sq")) / self._unbiased(self.group["betas"][1])
+        return mean_B / self._tensor(RATIO) if RATIO in self.state else mean_B
 
     def signal_B(self, own_B: torch.Tensor) -> torch.Tensor:
         """Means of s_i²: the first moment's noise is that of a mean of gradients, a known share of v_i."""
-        noise = (1 - self.beta1) / (1 + self.beta1)
-        unbiased = float(1 - self.beta1**self.updates)
-        first_B = _means(self._tensor("exp_avg"), squared=True) / unbiased**2
+        beta1 = float(self.group["betas"][0])
+        noise = (1 - beta1) / (1 + beta1)
+        first_B = _means(self._tensor("exp_avg"), squared=True) / self._unbiased(beta1) ** 2
         return ((first_B - noise * own_B) / (1 - noise)).clamp_min(0).minimum(own_B)
 
-    def put_back(self, ratio_B: torch.Tensor, since: int) -> None:
-        _multiply(self._tensor("exp_avg_sq"), ratio_B / self.now_B(since))
-        self.state[RATIO] = ratio_B
+    def newest(self) -> _Newest | None:
+        """What Adam squared in its last update; None where nothing was, or where it counts as it is."""
+        gradient, decay = self.parameter.grad, self.group.get("weight_decay", 0.0)
+        if gradient is None or RATIO not in self.state:
+            return None
+        coupled = decay != 0 and not self.group.get("decoupled_weight_decay", False)
+        if coupled:
+            gradient = gradient + decay * self.parameter.detach()
+        second = self._tensor("exp_avg_sq")
+        if gradient.stride() != second.stride():
+            gradient = torch.empty_like(second).copy_(gradient)
+        if self.factor is None:
+            factor_B = ((self._tensor(RATIO) - 1) * (1 - self.group["betas"][1])).to(second.dtype)
+            is_small = second.numel() <= SMALL
+            self.factor = factor_B.repeat_interleave(BLOCK)[: second.numel()] if is_small else factor_B
+        return _Newest(_flat(second), _flat(gradient), self.factor, coupled)
+
+    def take(self, ratio_B: torch.Tensor) -> None:
+        """From now on v is so many times v_i."""
+        before = self._tensor(RATIO) if RATIO in self.state else 1.0
+        _multiply(self._tensor("exp_avg_sq"), ratio_B / before)
+        self.state[RATIO], self.factor = ratio_B, None
 
     def forget(self, *names: str) -> None:
         for name in names:
             self.state.pop(name, None)
 
-    def ahead_of(self, wanted_B: torch.Tensor) -> torch.Tensor:
-        """The ratio with which v is `wanted_B` times v_i half way until it is put back."""
-        gains = DRIFT / 2
-        return torch.maximum((wanted_B - gains) / (1 - gains), wanted_B / 4)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Newest:
+    """v and g of one parameter, and what g² is added times once more."""
+
+    second_N: torch.Tensor
+    gradient_N: torch.Tensor
+    factor: torch.Tensor
+    coupled: bool  # g has the weight decay of a parameter that is another one by now
+
+    @property
+    def is_small(self) -> bool:
+        return self.second_N.numel() <= SMALL
+
+    def add(self) -> None:
+        """By rows, as an entry's own factor would take as much memory as the parameter."""
+        whole = self.second_N.numel() // BLOCK
+        rows, tail = self.gradient_N[: whole * BLOCK].view(whole, BLOCK), self.gradient_N[whole * BLOCK :]
+        second, factor_B = self.second_N, self.factor
+        second[: whole * BLOCK].view(whole, BLOCK).addcmul_(rows, rows * factor_B[:whole, None])
+        second[whole * BLOCK :].addcmul_(tail, tail * factor_B[whole:])
 
 
 def told_after(updates: int) -> bool:
@@ -159,29 +171,36 @@ class SecondMoments:
         """parameters: those that are exchanged, in an order that is the same on all ranks."""
         held = {id(one): (by, group) for by in optimizers for group in by.param_groups for one in group["params"]}
         self._adams = [
-            _Adam(one, by, *group["betas"])
+            _Adam(one, by, group)
             for one, (by, group) in ((one, held[id(one)]) for one in parameters if id(one) in held)
             if "betas" in group and not group.get("amsgrad")
         ]
-        found = [float(one.state[SINCE]) for one in self._adams if SINCE in one.state]
-        self._since = torch.tensor(max(found, default=0.0))  # updates since v was put back
-        for adam in self._adams:
-            if RATIO in adam.state:
-                adam.state[SINCE] = self._since
+        self._hooks = [by.register_step_post_hook(self._weigh_newest) for by in optimizers]
+
+    def close(self) -> None:
+        """Nothing is weighed any more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def __len__(self) -> int:
         """Parameters that an Adam has."""
         return len(self._adams)
 
     @torch.no_grad()
-    def updated(self) -> None:
-        """The optimizer made an update: v is put back where it is time."""
-        for adam in self._adams:
-            adam.count()
-        self._since += 1
-        since = int(self._since)
-        if any(adam.due(since) for adam in self._adams):
-            self._put_back([None] * len(self._adams))
+    def _weigh_newest(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Adam added (1 - beta2) g² to v: it counts r times."""
+        found = [one.newest() for one in self._adams if one.optimizer is optimizer]
+        there = [one for one in found if one is not None]
+        if small := [one for one in there if one.is_small]:
+            gradients = [one.gradient_N for one in small]
+            scaled = torch._foreach_mul(gradients, [one.factor for one in small])
+            torch._foreach_addcmul_([one.second_N for one in small], gradients, scaled)
+        for one in there:
+            if not one.is_small:
+                one.add()
+            if one.coupled:
+                one.second_N.clamp_min_(0)  # the parameter has moved since
 
     @torch.no_grad()
     def told(self, share: float, updates: int) -> torch.Tensor:
@@ -189,7 +208,7 @@ class SecondMoments:
         was no update yet. updates: after which it is told."""
         for adam in self._adams:
             if adam.known:
-                own_B = adam.own_mean_B(int(self._since))
+                own_B = adam.own_mean_B()
                 signal_B = adam.signal_B(own_B)
                 told_B = share * share * (own_B - signal_B) + share * signal_B
                 finite_B = told_B.nan_to_num(nan=0.0, posinf=0.0)  # one island's overflow is its own
@@ -213,13 +232,10 @@ class SecondMoments:
     @torch.no_grad()
     def take(self, total_B: torch.Tensor) -> None:
         """The sum of what all islands told, when this one did last."""
-        ratios: list[torch.Tensor | None] = []
         parts = torch.split(total_B, [adam.blocks for adam in self._adams])
         for adam, part_B in zip(self._adams, parts, strict=True):
-            own_B = adam.state.get(OWN)
-            ratio_B = None if own_B is None else ((part_B + TINY) / (own_B + TINY)).clamp(*RATIOS)
-            ratios.append(None if ratio_B is None else adam.ahead_of(ratio_B))
-        self._put_back(ratios)
+            if OWN in adam.state:
+                adam.take(((part_B + TINY) / (adam.state[OWN] + TINY)).clamp(*RATIOS))
         self.forget_told()
 
     def forget_told(self) -> None:
@@ -230,16 +246,8 @@ class SecondMoments:
     def forget(self) -> None:
         """From now on v is the island's own, which is the whole batch's."""
         for adam in self._adams:
-            adam.forget(RATIO, SINCE, OWN, TOLD, TOLD_AFTER)
-
-    def _put_back(self, ratios: Sequence[torch.Tensor | None]) -> None:
-        """ratios: what v is to be of v_i, None: what it was; float32 [blocks]."""
-        since = int(self._since)
-        for adam, ratio_B in zip(self._adams, ratios, strict=True):
-            if ratio_B is not None or RATIO in adam.state:
-                adam.put_back(adam.state[RATIO] if ratio_B is None else ratio_B, since)
-                adam.state[SINCE] = self._since
-        self._since.zero_()
+            adam.forget(RATIO, OWN, TOLD, TOLD_AFTER)
+            adam.factor = None
 
 
 class ToldMoments:
@@ -277,7 +285,6 @@ class ToldMoments:
     def updated(self, updates: int, share: float) -> None:
         """The optimizers made so many updates of the job, as on all ranks; the island has `share` of a whole batch.
         Raises PeerLost."""
-        self._moments.updated()
         together = updates - self.begun
         told = last_told(together - 1)
         if told and together == told + span_of(told):
@@ -323,6 +330,8 @@ def _multiply(moment: torch.Tensor, factor_B: torch.Tensor) -> None:
 
 def _flat(moment: torch.Tensor) -> torch.Tensor:
     """In the order of memory, so in that of the parameter."""
+    if moment.is_contiguous():
+        return moment.detach().view(-1)
     view = flat_view(moment)
     assert view is not None  # torch lays a moment out as its parameter, and of that it is known
     return view

@@ -51,30 +51,31 @@ class UpdateExchange(MastersUpdate):
         self._updated = False  # since the last sync round
         self._hooks = [layer.parameter.register_hook(partial(self._on_gradient, layer)) for layer in self._layers]  # type: ignore[no-untyped-call]
         self._optimizers = context.optimizers
-        self._moments: ToldMoments | None = None
+        self._moments: SecondMoments | None = None
+        self._told: ToldMoments | None = None
         self._is_as_before = False  # its optimizer's state is what a rank of this number had
 
     def start(self, position: Position, share: float, origin: Origin | None) -> None:
         super().start(position, share, origin)
-        moments = SecondMoments(self._optimizers, [one for _, one in trained(self._model)])
+        self._moments = moments = SecondMoments(self._optimizers, [one for _, one in trained(self._model)])
         alone = [[rank] for rank in range(self._session.place.world_size)]
         islands = self._channel.islands() if self._options.owners else alone
         if len(islands) == 1:
             moments.forget()
         elif self._session.group is not None and len(moments):
-            self._moments = ToldMoments(moments, self._session.group, leads=self._exchange.leads)
-            self.state.telling = self._begin_telling(self._moments, islands, origin)
+            self._told = ToldMoments(moments, self._session.group, leads=self._exchange.leads)
+            self.state.telling = self._begin_telling(self._told, islands, origin)
 
     def _begin_telling(
-        self, moments: ToldMoments, islands: Sequence[Sequence[int]], origin: Origin | None
+        self, told: ToldMoments, islands: Sequence[Sequence[int]], origin: Origin | None
     ) -> Sequence[int]:
         """Returns the update of the job after which these islands began to tell each other, and the island of each
         rank."""
         island_of = {rank: number for number, ranks in enumerate(islands) for rank in ranks}
         placed = [island_of[rank] for rank in sorted(island_of)]
         begun, *placed_then = origin.shared["telling"].tolist() if origin and "telling" in origin.shared else [0]
-        moments.begin(self.state.updates, begun if self._is_as_before and placed_then == placed else None)
-        return moments.begun, *placed
+        told.begin(self.state.updates, begun if self._is_as_before and placed_then == placed else None)
+        return told.begun, *placed
 
     def _adopt_optimizer(self) -> int:
         return 0
@@ -145,6 +146,11 @@ class UpdateExchange(MastersUpdate):
 
     # --- the pass
 
+    def _unhook(self) -> None:
+        super()._unhook()
+        if self._moments is not None:
+            self._moments.close()
+
     def expect_local(self) -> None:
         """Of a rank alone in its island a local pass is as any other: what leaves is what the optimizer does."""
         if self._replica is not None:
@@ -191,8 +197,8 @@ class UpdateExchange(MastersUpdate):
         self._round += 1
         self.state.updates += 1
         self._accumulated = False
-        if self._moments is not None:
-            self._moments.updated(self.state.updates, self._share)
+        if self._told is not None:
+            self._told.updated(self.state.updates, self._share)
         self._exchange.engine.sum_updates(self._round, self._share, self._k_blocks, self._owner_blocks)
         for tensor in self._tensors:
             if not self._exchange.on_cpu(tensor) and self._exchange.is_due(tensor, self._round):

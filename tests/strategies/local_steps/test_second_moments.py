@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
-from atoll.strategies.shared_masters.second_moments import BLOCK, RATIO, SecondMoments, span_of, told_after
+from atoll.strategies.shared_masters.second_moments import BLOCK, RATIO, SMALL, SecondMoments, span_of, told_after
 
 ENTRIES = 3 * BLOCK + 5  # a short last block
 ISLANDS = 4
@@ -30,7 +30,6 @@ class Island:
     def update(self, gradient: torch.Tensor) -> None:
         self.weights.grad = gradient
         self.adam.step()
-        self.moments.updated()
 
     @property
     def second(self) -> torch.Tensor:
@@ -70,6 +69,56 @@ def test_what_all_islands_agree_on_is_left_alone() -> None:
     assert all(torch.allclose(one.second, torch.ones(ENTRIES), rtol=0.05) for one in ones)
 
 
+Make = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
+MAKES: dict[str, Make] = {
+    "AdamW": lambda weights: torch.optim.AdamW(weights, lr=0.0, betas=(0.9, 0.95)),
+    "Adam with decay": lambda weights: torch.optim.Adam(weights, lr=0.0, betas=(0.9, 0.95), weight_decay=0.3),
+    "NAdam": lambda weights: torch.optim.NAdam(weights, lr=0.0, betas=(0.9, 0.95)),
+}
+
+
+@pytest.mark.parametrize("shape", [(ENTRIES,), (7, 11), (SMALL + BLOCK + 3,)])
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_v_is_the_ratio_times_its_own_entry_by_entry_whatever_gradients_come(
+    make: Make, shape: tuple[int, ...]
+) -> None:
+    """Gradients come in bursts, of some entries and with a factor of a million between them, after the islands told."""
+    random = torch.Generator().manual_seed(1)
+    weighed, plain = (torch.nn.Parameter(torch.ones(shape)) for _ in range(2))
+    ours, theirs = make([weighed]), make([plain])
+    moments = SecondMoments([ours], [weighed])
+    for step in range(40):
+        burst = torch.rand(shape, generator=random) < 0.1
+        gradient = torch.where(burst, torch.randn(shape, generator=random) * 10.0 ** (step % 7 - 3), torch.tensor(0.0))
+        if step > 20 and step % 5:
+            gradient.zero_()
+        for weights, optimizer in ((weighed, ours), (plain, theirs)):
+            weights.grad = gradient.clone().t().contiguous().t() if len(shape) > 1 else gradient.clone()
+            optimizer.step()
+        if step == 8:
+            moments.take(moments.told(0.25, 8) * torch.linspace(0.5, 40, -(-weighed.numel() // BLOCK)))
+    ratio = ours.state[weighed][RATIO].repeat_interleave(BLOCK)[: weighed.numel()].view(shape)
+    assert ratio.max() > 1 > ratio.min()
+    assert torch.allclose(ours.state[weighed]["exp_avg_sq"], ratio * theirs.state[plain]["exp_avg_sq"], rtol=1e-4)
+    moments.close()
+    after = ours.state[weighed]["exp_avg_sq"].clone()
+    weighed.grad = torch.zeros(shape)
+    ours.step()
+    assert (ours.state[weighed]["exp_avg_sq"] >= 0.95 * after - 1e-12).all()
+
+
+def test_what_stands_still_does_not_move_further_and_further() -> None:
+    """Gradients that end: what Adam still moves by its momentum decays, also of an island whose v is a small part."""
+    islands = trained(noise)[0]
+    moved = []
+    for _ in range(60):
+        before = islands[0].weights.detach().clone()
+        islands[0].update(torch.zeros(ENTRIES))
+        moved.append(float((islands[0].weights.detach() - before).abs().max()))
+    assert moved[-1] < 0.05 * moved[0]
+    assert max(moved) <= 1.01 * moved[0]
+
+
 def test_what_concerns_one_island_moves_by_its_measure_on_all() -> None:
     """1. Three islands have a thousandth of the first one's noise. 2. All divide by the root of a sixteenth of the
     first's v, as one Adam of the whole batch would, not each by its own."""
@@ -81,8 +130,8 @@ def test_what_concerns_one_island_moves_by_its_measure_on_all() -> None:
 
 @pytest.mark.parametrize("told", [False, True])
 def test_who_goes_on_from_a_checkpoint_has_the_same_moments(told: bool) -> None:
-    """1. An island's optimizer is saved five updates after it took what was told, which is between two at which v is
-    put back; or when what it told is being summed. 2. Another goes on with it: the same bits, and it tells the same."""
+    """1. An island's optimizer is saved five updates after it took what was told, or when what it told is being
+    summed. 2. Another goes on with it: the same bits, and it tells the same."""
     island = trained(noise)[0][0]
     random = torch.Generator().manual_seed(2)
     for _ in range(5):
@@ -112,7 +161,6 @@ def test_what_16_bits_do_not_hold_is_told_anew() -> None:
     moments = SecondMoments([adam], [weights])
     weights.grad = torch.ones_like(weights)
     adam.step()
-    moments.updated()
     moments.told(0.5, 8)
     assert moments.told_after == 8
     adam.load_state_dict(copy.deepcopy(adam.state_dict()))
@@ -122,16 +170,15 @@ def test_what_16_bits_do_not_hold_is_told_anew() -> None:
 def test_one_island_alone_has_its_own_again() -> None:
     island = trained(noise)[0][0]
     island.moments.forget()
-    before = island.second.clone()
-    island.moments.updated()
-    assert torch.equal(island.second, before)
+    before, gradient = island.second.clone(), torch.ones(ENTRIES)
+    island.update(gradient)
+    assert torch.allclose(island.second, 0.95 * before + 0.05 * gradient.square())
     assert set(island.adam.state[island.weights]) == {"step", "exp_avg", "exp_avg_sq"}
 
 
 def test_what_no_adam_has_is_neither_told_nor_changed() -> None:
     weights, bias = torch.nn.Parameter(torch.zeros(BLOCK)), torch.nn.Parameter(torch.zeros(3))
     moments = SecondMoments([torch.optim.SGD([weights], lr=1.0, momentum=0.9)], [weights, bias])
-    moments.updated()
     assert len(moments) == 0
     adam = torch.optim.AdamW([weights], amsgrad=True)
     assert len(SecondMoments([adam], [weights])) == 0
