@@ -72,7 +72,7 @@ class Updates:
         moments = [replica.second_moments for replica in present(self._replicas)]
         if updates == self._told_due:
             for one in moments:
-                one.take(self._told_B)
+                one.take(self._told_B, 1 / len(moments))
         if not self._whole_batch or not told_after(updates):
             return ()
         self._told_B = torch.stack([one.told(1 / len(moments), updates) for one in moments]).sum(0)

@@ -15,6 +15,10 @@ where signals agree, and no less than v where they do not. Between, v is the isl
 by entry and whatever the gradients are: of the g² that Adam adds in an update all but r of it is taken away again after
 it. In that update it counts in full, so a gradient larger than any before moves nothing further than Adam would.
 
+Noise alone asks for r = a_i. r stays within a factor of two of that and of its inverse: an island that alone has a
+gradient would move by it 1 / a_i times as far as its Adam does, before the others know of it, which diverges on tasks
+where islands have nothing in common and at rates that are near the edge for the whole batch.
+
 All that is known of this is in the optimizer's state, so it goes wherever v goes: into each rank's part of a
 checkpoint, and from one process to the next. Sums that are under way are not: what the island told is, and is told once
 more."""
@@ -49,7 +53,8 @@ TOLD_EVERY: Final = 64
 """Updates between two times that islands tell; before, at each power of two."""
 SPANS: Final = (8, 32)
 """Updates, least and most, over which pieces of what is told leave, one in each, so that a thin link is not held up."""
-RATIOS: Final = (1e-4, 1e6)
+WITHIN: Final = 2.0
+"""r is so many times an island's share at least, and so many times less than 1 ÷ its share at most."""
 TINY: Final = 1e-30
 
 
@@ -230,12 +235,13 @@ class SecondMoments:
         return found.pop() if len(found) == 1 and exact else 0
 
     @torch.no_grad()
-    def take(self, total_B: torch.Tensor) -> None:
-        """The sum of what all islands told, when this one did last."""
+    def take(self, total_B: torch.Tensor, share: float) -> None:
+        """The sum of what all islands told, when this one did last. share: of a whole batch, now."""
         parts = torch.split(total_B, [adam.blocks for adam in self._adams])
         for adam, part_B in zip(self._adams, parts, strict=True):
             if OWN in adam.state:
-                adam.take(((part_B + TINY) / (adam.state[OWN] + TINY)).clamp(*RATIOS))
+                ratio_B = (part_B + TINY) / (adam.state[OWN] + TINY)
+                adam.take(ratio_B.clamp(share / WITHIN, WITHIN / share))
         self.forget_told()
 
     def forget_told(self) -> None:
@@ -291,7 +297,7 @@ class ToldMoments:
             for under_way in self._under_way:
                 under_way.wait()
             self._under_way = []
-            self._moments.take(self._told_B)
+            self._moments.take(self._told_B, share)
         if told_after(together):
             self._moments.told(share, together)
             self._split(together)

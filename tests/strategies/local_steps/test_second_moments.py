@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.strategies.shared_masters.second_moments import BLOCK, RATIO, SMALL, SecondMoments, span_of, told_after
+from atoll.strategies.shared_masters.second_moments import (
+    BLOCK,
+    RATIO,
+    SMALL,
+    WITHIN,
+    SecondMoments,
+    span_of,
+    told_after,
+)
 
 ENTRIES = 3 * BLOCK + 5  # a short last block
 ISLANDS = 4
@@ -49,7 +57,7 @@ def trained(gradients: Gradients, beta2: float = 0.95) -> tuple[list[Island], Is
         if told_after(step):
             total = torch.stack([island.moments.told(1 / ISLANDS, step) for island in islands]).sum(0)
             for island in islands:
-                island.moments.take(total)
+                island.moments.take(total, 1 / ISLANDS)
         elif step > STEPS // 2:
             ratios += [float(island.second.mean() / whole.second.mean()) for island in islands]
     return islands, whole, sum(ratios) / len(ratios)
@@ -96,7 +104,7 @@ def test_v_is_the_ratio_times_its_own_entry_by_entry_whatever_gradients_come(
             weights.grad = gradient.clone().t().contiguous().t() if len(shape) > 1 else gradient.clone()
             optimizer.step()
         if step == 8:
-            moments.take(moments.told(0.25, 8) * torch.linspace(0.5, 40, -(-weighed.numel() // BLOCK)))
+            moments.take(moments.told(0.25, 8) * torch.linspace(0.5, 40, -(-weighed.numel() // BLOCK)), 0.25)
     ratio = ours.state[weighed][RATIO].repeat_interleave(BLOCK)[: weighed.numel()].view(shape)
     assert ratio.max() > 1 > ratio.min()
     assert torch.allclose(ours.state[weighed]["exp_avg_sq"], ratio * theirs.state[plain]["exp_avg_sq"], rtol=1e-4)
@@ -119,13 +127,13 @@ def test_what_stands_still_does_not_move_further_and_further() -> None:
     assert max(moved) <= 1.01 * moved[0]
 
 
-def test_what_concerns_one_island_moves_by_its_measure_on_all() -> None:
-    """1. Three islands have a thousandth of the first one's noise. 2. All divide by the root of a sixteenth of the
-    first's v, as one Adam of the whole batch would, not each by its own."""
-    islands, _, ratio = trained(lambda random, island: noise(random, island) * (1.0 if island == 0 else 1e-3))
-    assert ratio == pytest.approx(1.0, abs=0.3)
-    means = [float(island.second.mean()) for island in islands]
-    assert max(means) < 6 * min(means)  # a million times without it
+def test_what_concerns_one_island_counts_more_there_and_less_elsewhere_within_bounds() -> None:
+    """Three islands have a thousandth of the first one's noise. One Adam of the whole batch would have a sixteenth of
+    the first's v for all; islands go towards that by as much as is safe."""
+    islands, _, _ = trained(lambda random, island: noise(random, island) * (1.0 if island == 0 else 1e-3))
+    assert torch.allclose(islands[0].adam.state[islands[0].weights][RATIO], torch.tensor(1 / ISLANDS / WITHIN))
+    for island in islands[1:]:
+        assert torch.allclose(island.adam.state[island.weights][RATIO], torch.tensor(WITHIN * ISLANDS))
 
 
 @pytest.mark.parametrize("told", [False, True])
@@ -148,7 +156,7 @@ def test_who_goes_on_from_a_checkpoint_has_the_same_moments(told: bool) -> None:
         assert again.moments.told_after == 64
         assert torch.equal(again.moments.told_last(), island.moments.told_last())
         for one in (island, again):
-            one.moments.take(total)
+            one.moments.take(total, 1 / ISLANDS)
         assert torch.equal(island.second, again.second)
         assert again.moments.told_after == 0
     assert torch.equal(*(one.moments.told(1 / ISLANDS, 128) for one in (island, again)))
@@ -187,7 +195,7 @@ def test_what_no_adam_has_is_neither_told_nor_changed() -> None:
 def test_a_parameter_without_an_update_yet_tells_nothing() -> None:
     island = Island()
     assert torch.equal(island.moments.told(0.5, 8), torch.zeros(4))
-    island.moments.take(torch.ones(4))
+    island.moments.take(torch.ones(4), 0.5)
     assert RATIO not in island.adam.state.get(island.weights, {})
 
 
