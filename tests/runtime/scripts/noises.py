@@ -2,7 +2,7 @@
 moment after the last step. With one process for RANKS ranks it sees the gradient of the whole batch, which they share
 4 : 3 : 2 : 1. own: ranks tell each other nothing.
 
-Of the first half of the entries, the noise of rank R is 10^-R; of the second all ranks' is 1, about a mean of 0.5."""
+Of the first half of the entries, the noise of rank R is 2^-R; of the second all ranks' is 1, about a mean of 0.5."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ run = atoll.init(seed=1)
 def gradient(rank: int, step: int) -> torch.Tensor:
     """float32 [2 HALF]"""
     noise = torch.randn(2 * HALF, generator=torch.Generator().manual_seed(1000 * rank + step))
-    noise[:HALF] *= 10**-rank
+    noise[:HALF] *= 2.0**-rank
     noise[HALF:] += 0.5
     return noise
 

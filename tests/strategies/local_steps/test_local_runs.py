@@ -243,9 +243,9 @@ def test_second_moments_on_their_way_go_through_the_end_of_a_run(
 def test_each_optimizer_has_the_second_moment_of_the_whole_batch(
     start: Start, tmp_path: Path, strategy: str, names: str
 ) -> None:
-    """1. Four workers of unequal batches: half of the entries mean a thousandth to the last of what they mean to the
+    """1. Four workers of unequal batches: half of the entries mean an eighth to the last of what they mean to the
     first, of the others all see the same signal and as much noise. 2. After 60 steps the second moment of each Adam is,
-    in both halves, that of one process with the whole batch. 3. Their own are from a 100,000th to ten times that."""
+    in both halves, that of one process with the whole batch. 3. Their own are from a twelfth to ten times that."""
 
     def of(out: Path, world_size: int, *arguments: str, **settings: Any) -> list[torch.Tensor]:
         out.mkdir()

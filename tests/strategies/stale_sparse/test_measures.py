@@ -11,6 +11,8 @@ def counts(tasks: float) -> dict[str, float]:
     return {"tasks": tasks, "compress_s": tasks, "sum_s": 2 * tasks, "update_s": tasks, "publish_s": tasks} | {
         "outstanding_squares": 9 * tasks,
         "update_squares": tasks,
+        "rounds": tasks,
+        "rounds_s": tasks / 4,
     }
 
 
@@ -25,7 +27,7 @@ def test_what_is_told_of_each_step_adds_up_to_what_is_told_of_the_run() -> None:
     first = tally.take_step(0.5, 100)
     assert first == pytest.approx({
         "sparsity": 0.9, "stall_s": 0.5, "fresh_share": 2 / 3, "sent_bytes": 100, "select_s": 1.5, "apply_s": 4.5 + 3,
-        "drift": 3,
+        "drift": 3, "round_s": 0.25, "every": 1, "islands": 1,
     })  # fmt: skip
     second = tally.take_step(0.0, 0)
     assert (second["fresh_share"], second["drift"]) == (0, 3)
@@ -33,7 +35,7 @@ def test_what_is_told_of_each_step_adds_up_to_what_is_told_of_the_run() -> None:
     assert tally.statistics()["tasks"] == 7
     assert tally.statistics() == pytest.approx({
         "tasks": 7, "compress_s": 7, "sum_s": 14, "update_s": 7, "publish_s": 7, "fresh_share": 3 / 4, "sparsity": 0.9,
-        "drift": 3, "stall_s.a.weight": 0.1, "stall_s.a.bias": 0.1, "stall_s.b.weight": 0.4,
+        "drift": 3, "rounds": 7, "round_s": 0.25, "stall_s.a.weight": 0.1, "stall_s.a.bias": 0.1, "stall_s.b.weight": 0.4,
     })  # fmt: skip
 
 
@@ -47,5 +49,8 @@ def test_drift_is_told_in_steps_and_stays_where_nothing_was_chosen() -> None:
     """1. A layer is chosen from in every fourth step: what is outstanding is 3 times four steps' updates. 2. A step in
     which nothing was chosen tells the drift of before."""
     counted = iter([counts(2), counts(0)])
-    tally = Tally([], lambda: next(counted), threads=1, every=4)
-    assert [tally.take_step(0.0, 0)["drift"] for _ in range(2)] == [12, 12]
+    tally = Tally([], lambda: next(counted), threads=1)
+    tally.every = 4
+    told = [tally.take_step(0.0, 0) for _ in range(2)]
+    assert [one["drift"] for one in told] == [12, 12]
+    assert [one["round_s"] for one in told] == [0.25, 0.25]
