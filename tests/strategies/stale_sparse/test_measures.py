@@ -35,7 +35,8 @@ def test_what_is_told_of_each_step_adds_up_to_what_is_told_of_the_run() -> None:
     assert tally.statistics()["tasks"] == 7
     assert tally.statistics() == pytest.approx({
         "tasks": 7, "compress_s": 7, "sum_s": 14, "update_s": 7, "publish_s": 7, "fresh_share": 3 / 4, "sparsity": 0.9,
-        "drift": 3, "rounds": 7, "round_s": 0.25, "stall_s.a.weight": 0.1, "stall_s.a.bias": 0.1, "stall_s.b.weight": 0.4,
+        "drift": 3, "rounds": 7, "round_s": 0.25,
+        "stall_s.a.weight": 0.1, "stall_s.a.bias": 0.1, "stall_s.b.weight": 0.4,
     })  # fmt: skip
 
 
