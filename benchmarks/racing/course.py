@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -12,6 +13,9 @@ from racing.clock import Exchange, Network, finished_s
 from racing.field import Runner
 from racing.inner import Replica, Setting
 from racing.task import Batches, Task, everything, shards
+
+DIVERGED: Final = 1e4
+"""Nats. A model that saw some of the classes alone may begin with hundreds of them, and learn yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ def run(course: Course, task: Task, runner: Runner, setting: Setting) -> Lap:
         exchanges += method.step(step)
         if (step + 1) % course.judge_every == 0 or step + 1 == course.steps:
             losses.append((step, task.held_out(method.consolidated())))
-            if not losses[-1][1] < 20:  # NaN too: it has diverged, and will not come back
+            if not losses[-1][1] < DIVERGED:  # NaN too
                 break
     return Lap(tuple(losses), tuple(exchanges), tuple(part.speed for part in parts), losses[-1][0] + 1)
 

@@ -15,9 +15,8 @@ where signals agree, and no less than v where they do not. Between, v is the isl
 by entry and whatever the gradients are: of the g² that Adam adds in an update all but r of it is taken away again after
 it. In that update it counts in full, so a gradient larger than any before moves nothing further than Adam would.
 
-Noise alone asks for r = a_i. r stays within a factor of two of that and of its inverse: an island that alone has a
-gradient would move by it 1 / a_i times as far as its Adam does, before the others know of it, which diverges on tasks
-where islands have nothing in common and at rates that are near the edge for the whole batch.
+Noise alone asks for r = a_i, and a gradient that one island alone has for a_i². r stays within a factor of four of a_i
+and of its inverse, so that no island of many runs ahead of what the others know of it by its own count of them.
 
 All that is known of this is in the optimizer's state, so it goes wherever v goes: into each rank's part of a
 checkpoint, and from one process to the next. Sums that are under way are not: what the island told is, and is told once
@@ -53,7 +52,7 @@ TOLD_EVERY: Final = 64
 """Updates between two times that islands tell; before, at each power of two."""
 SPANS: Final = (8, 32)
 """Updates, least and most, over which pieces of what is told leave, one in each, so that a thin link is not held up."""
-WITHIN: Final = 2.0
+WITHIN: Final = 4.0
 """r is so many times an island's share at least, and so many times less than 1 ÷ its share at most."""
 TINY: Final = 1e-30
 
