@@ -131,7 +131,7 @@ def test_what_concerns_one_island_counts_more_there_and_less_elsewhere_within_bo
     """Three islands have a thousandth of the first one's noise. One Adam of the whole batch would have a sixteenth of
     the first's v for all; islands go towards that by as much as is safe."""
     islands, _, _ = trained(lambda random, island: noise(random, island) * (1.0 if island == 0 else 1e-3))
-    assert torch.allclose(islands[0].adam.state[islands[0].weights][RATIO], torch.tensor(1 / ISLANDS / WITHIN))
+    assert float(islands[0].adam.state[islands[0].weights][RATIO].mean()) == pytest.approx(1 / ISLANDS**2, rel=0.3)
     for island in islands[1:]:
         assert torch.allclose(island.adam.state[island.weights][RATIO], torch.tensor(WITHIN * ISLANDS))
 
