@@ -12,8 +12,7 @@ the whole batch's would. With one v for all, the mean of their updates is that u
 
 So each island tells its part w_i = a_i² n_i² + a_i s_i² of v now and then, as means over blocks: the sum of these is v
 where signals agree, and no less than v where they do not. Between, v is the island's own v_i times their ratio r, entry
-by entry and whatever the gradients are: of the g² that Adam adds in an update all but r of it is taken away again after
-it. In that update it counts in full, so a gradient larger than any before moves nothing further than Adam would.
+by entry and whatever the gradients are: before each update v is moved so that r (1 - beta2) g² is what Adam adds to it.
 
 Noise alone asks for r = a_i, and a gradient that one island alone has for a_i². r stays within a factor of four of a_i
 and of its inverse, so that no island of many runs ahead of what the others know of it by its own count of them.
@@ -64,7 +63,9 @@ class _Adam:
     parameter: torch.Tensor
     optimizer: torch.optim.Optimizer
     group: Mapping[str, Any]
-    factor: torch.Tensor | None = None  # (r - 1) (1 - beta2), of each entry where it is small, else of each block
+    factor: torch.Tensor | None = (
+        None  # (r - 1) (1 - beta2) / beta2, of each entry where it is small, else of each block
+    )
 
     @property
     def state(self) -> MutableMapping[str, Any]:
@@ -100,22 +101,22 @@ class _Adam:
         first_B = _means(self._tensor("exp_avg"), squared=True) / self._unbiased(beta1) ** 2
         return ((first_B - noise * own_B) / (1 - noise)).clamp_min(0).minimum(own_B)
 
-    def newest(self) -> _Newest | None:
-        """What Adam squared in its last update; None where nothing was, or where it counts as it is."""
+    def next_square(self) -> _Square | None:
+        """What Adam will square in its next update; None where nothing is, or where it counts as it is."""
         gradient, decay = self.parameter.grad, self.group.get("weight_decay", 0.0)
         if gradient is None or RATIO not in self.state:
             return None
-        coupled = decay != 0 and not self.group.get("decoupled_weight_decay", False)
-        if coupled:
+        if decay != 0 and not self.group.get("decoupled_weight_decay", False):
             gradient = gradient + decay * self.parameter.detach()
         second = self._tensor("exp_avg_sq")
         if gradient.stride() != second.stride():
             gradient = torch.empty_like(second).copy_(gradient)
         if self.factor is None:
-            factor_B = ((self._tensor(RATIO) - 1) * (1 - self.group["betas"][1])).to(second.dtype)
+            beta2 = self.group["betas"][1]
+            factor_B = ((self._tensor(RATIO) - 1) * ((1 - beta2) / beta2)).to(second.dtype)
             is_small = second.numel() <= SMALL
             self.factor = factor_B.repeat_interleave(BLOCK)[: second.numel()] if is_small else factor_B
-        return _Newest(_flat(second), _flat(gradient), self.factor, coupled)
+        return _Square(_flat(second), _flat(gradient), self.factor)
 
     def take(self, ratio_B: torch.Tensor) -> None:
         """From now on v is so many times v_i."""
@@ -129,13 +130,12 @@ class _Adam:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Newest:
+class _Square:
     """v and g of one parameter, and what g² is added times once more."""
 
     second_N: torch.Tensor
     gradient_N: torch.Tensor
     factor: torch.Tensor
-    coupled: bool  # g has the weight decay of a parameter that is another one by now
 
     @property
     def is_small(self) -> bool:
@@ -177,9 +177,9 @@ class SecondMoments:
         self._adams = [
             _Adam(one, by, group)
             for one, (by, group) in ((one, held[id(one)]) for one in parameters if id(one) in held)
-            if "betas" in group and not group.get("amsgrad")
+            if "betas" in group and group["betas"][1] > 0 and not group.get("amsgrad")
         ]
-        self._hooks = [by.register_step_post_hook(self._weigh_newest) for by in optimizers]
+        self._hooks = [by.register_step_pre_hook(self._weigh_next) for by in optimizers]
 
     def close(self) -> None:
         """Nothing is weighed any more."""
@@ -192,9 +192,9 @@ class SecondMoments:
         return len(self._adams)
 
     @torch.no_grad()
-    def _weigh_newest(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Adam added (1 - beta2) g² to v: it counts r times."""
-        found = [one.newest() for one in self._adams if one.optimizer is optimizer]
+    def _weigh_next(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Adam will make beta2 v + (1 - beta2) g² of v: what is added before makes r of the last."""
+        found = [one.next_square() for one in self._adams if one.optimizer is optimizer]
         there = [one for one in found if one is not None]
         if small := [one for one in there if one.is_small]:
             gradients = [one.gradient_N for one in small]
@@ -203,8 +203,6 @@ class SecondMoments:
         for one in there:
             if not one.is_small:
                 one.add()
-            if one.coupled:
-                one.second_N.clamp_min_(0)  # the parameter has moved since
 
     @torch.no_grad()
     def told(self, share: float, updates: int) -> torch.Tensor:
