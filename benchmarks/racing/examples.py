@@ -1,4 +1,4 @@
-"""What there is to train on and to judge by, in domains that differ: each island may see another one's."""
+"""Examples to train on and to judge by, in domains that differ: each island may see another one's."""
 
 from __future__ import annotations
 
