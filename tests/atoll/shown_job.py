@@ -108,6 +108,7 @@ JOB = {
         "metrics": {"accuracy": None, "loss": 0.125},
         "strategy_metrics": {},
         "left_s": 0.0,
+        "trained_share": 0.0,
     },
     "plan": {
         "id": 3,

@@ -88,7 +88,7 @@ def test_what_does_not_exist_is_refused_by_its_name(tmp_path: Path, change: dict
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"total_batch = ", "not valid TOML"), (b"\xff", "not UTF-8"), (b" " * (5 << 20), "4 MiB")]
+    ("content", "said"), [(b"total_batch = ", "not valid TOML"), (b"\xff", "not UTF-8"), (b" " * (5 << 20), "4.0 MiB")]
 )
 def test_a_file_that_is_no_scenario_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "x.toml"
