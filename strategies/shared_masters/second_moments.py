@@ -101,8 +101,8 @@ class _Adam:
         first_B = _means(self._tensor("exp_avg"), squared=True) / self._unbiased(beta1) ** 2
         return ((first_B - noise * own_B) / (1 - noise)).clamp_min(0).minimum(own_B)
 
-    def next_square(self) -> _Square | None:
-        """What Adam will square in its next update; None where nothing is, or where it counts as it is."""
+    def square(self) -> _Square | None:
+        """What Adam squares in the update under way; None where nothing is, or where it counts as it is."""
         gradient, decay = self.parameter.grad, self.group.get("weight_decay", 0.0)
         if gradient is None or RATIO not in self.state:
             return None
@@ -116,7 +116,7 @@ class _Adam:
             factor_B = ((self._tensor(RATIO) - 1) * ((1 - beta2) / beta2)).to(second.dtype)
             is_small = second.numel() <= SMALL
             self.factor = factor_B.repeat_interleave(BLOCK)[: second.numel()] if is_small else factor_B
-        return _Square(_flat(second), _flat(gradient), self.factor)
+        return _Square(_flat(second), _flat(gradient), self.factor, float(self.group["betas"][1]))
 
     def take(self, ratio_B: torch.Tensor) -> None:
         """From now on v is so many times v_i."""
@@ -136,18 +136,19 @@ class _Square:
     second_N: torch.Tensor
     gradient_N: torch.Tensor
     factor: torch.Tensor
+    beta2: float
 
     @property
     def is_small(self) -> bool:
         return self.second_N.numel() <= SMALL
 
-    def add(self) -> None:
+    def add(self, weight: float) -> None:
         """By rows, as an entry's own factor would take as much memory as the parameter."""
         whole = self.second_N.numel() // BLOCK
         rows, tail = self.gradient_N[: whole * BLOCK].view(whole, BLOCK), self.gradient_N[whole * BLOCK :]
         second, factor_B = self.second_N, self.factor
-        second[: whole * BLOCK].view(whole, BLOCK).addcmul_(rows, rows * factor_B[:whole, None])
-        second[whole * BLOCK :].addcmul_(tail, tail * factor_B[whole:])
+        second[: whole * BLOCK].view(whole, BLOCK).addcmul_(rows, rows * factor_B[:whole, None], value=weight)
+        second[whole * BLOCK :].addcmul_(tail, tail * factor_B[whole:], value=weight)
 
 
 def told_after(updates: int) -> bool:
@@ -179,7 +180,11 @@ class SecondMoments:
             for one, (by, group) in ((one, held[id(one)]) for one in parameters if id(one) in held)
             if "betas" in group and group["betas"][1] > 0 and not group.get("amsgrad")
         ]
-        self._hooks = [by.register_step_pre_hook(self._weigh_next) for by in optimizers]
+        self._late = False  # of the update under way nothing is known before
+        self._hooks = [hook for by in optimizers for hook in self._hooked(by)]
+
+    def _hooked(self, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
+        return optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)
 
     def close(self) -> None:
         """Nothing is weighed any more."""
@@ -191,18 +196,34 @@ class SecondMoments:
         """Parameters that an Adam has."""
         return len(self._adams)
 
+    def _before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Where a closure makes the gradients within the step, or the optimizer takes a GradScaler's factor off them
+        itself, they are there after it: then the newest square counts in full in its own update."""
+        closure = args[0] if args else kwargs.get("closure")
+        self._late = closure is not None or getattr(optimizer, "grad_scale", None) is not None
+        if not self._late:
+            self._weigh(optimizer)
+
+    def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        overflow = getattr(optimizer, "found_inf", None)
+        if self._late and (overflow is None or not bool(overflow)):
+            self._weigh(optimizer)
+
     @torch.no_grad()
-    def _weigh_next(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Adam will make beta2 v + (1 - beta2) g² of v: what is added before makes r of the last."""
-        found = [one.next_square() for one in self._adams if one.optimizer is optimizer]
+    def _weigh(self, optimizer: torch.optim.Optimizer) -> None:
+        """Adam makes beta2 v + (1 - beta2) g² of v; with what is added before it, or after, r of the last is left."""
+        found = [one.square() for one in self._adams if one.optimizer is optimizer]
         there = [one for one in found if one is not None]
         if small := [one for one in there if one.is_small]:
             gradients = [one.gradient_N for one in small]
             scaled = torch._foreach_mul(gradients, [one.factor for one in small])
-            torch._foreach_addcmul_([one.second_N for one in small], gradients, scaled)
+            weights = [one.beta2 if self._late else 1.0 for one in small]
+            torch._foreach_addcmul_([one.second_N for one in small], gradients, scaled, weights)
         for one in there:
             if not one.is_small:
-                one.add()
+                one.add(one.beta2 if self._late else 1.0)
+            if self._late:
+                one.second_N.clamp_min_(0)  # a weight decay within g was of the parameter before
 
     @torch.no_grad()
     def told(self, share: float, updates: int) -> torch.Tensor:

@@ -86,9 +86,10 @@ MAKES: dict[str, Make] = {
 
 
 @pytest.mark.parametrize("shape", [(ENTRIES,), (7, 11), (SMALL + BLOCK + 3,)])
+@pytest.mark.parametrize("closure", [False, True])
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_v_is_the_ratio_times_its_own_entry_by_entry_whatever_gradients_come(
-    make: Make, shape: tuple[int, ...]
+    make: Make, shape: tuple[int, ...], closure: bool
 ) -> None:
     """Gradients come in bursts, of some entries and with a factor of a million between them, after the islands told."""
     random = torch.Generator().manual_seed(1)
@@ -101,8 +102,17 @@ def test_v_is_the_ratio_times_its_own_entry_by_entry_whatever_gradients_come(
         if step > 20 and step % 5:
             gradient.zero_()
         for weights, optimizer in ((weighed, ours), (plain, theirs)):
-            weights.grad = gradient.clone().t().contiguous().t() if len(shape) > 1 else gradient.clone()
-            optimizer.step()
+            given = gradient.clone().t().contiguous().t() if len(shape) > 1 else gradient.clone()
+
+            def made(weights: torch.nn.Parameter = weights, given: torch.Tensor = given) -> float:
+                weights.grad = given
+                return 0.0
+
+            if closure:
+                optimizer.step(made)
+            else:
+                made()
+                optimizer.step()
         if step == 8:
             moments.take(moments.told(0.25, 8) * torch.linspace(0.5, 40, -(-weighed.numel() // BLOCK)), 0.25)
     ratio = ours.state[weighed][RATIO].repeat_interleave(BLOCK)[: weighed.numel()].view(shape)
