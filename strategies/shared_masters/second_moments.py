@@ -199,7 +199,7 @@ class SecondMoments:
     def _before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Where a closure makes the gradients within the step, or the optimizer takes a GradScaler's factor off them
         itself, they are there after it: then the newest square counts in full in its own update."""
-        closure = args[0] if args else kwargs.get("closure")
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first is the optimizer itself
         self._late = closure is not None or getattr(optimizer, "grad_scale", None) is not None
         if not self._late:
             self._weigh(optimizer)

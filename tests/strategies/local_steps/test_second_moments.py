@@ -125,6 +125,24 @@ def test_v_is_the_ratio_times_its_own_entry_by_entry_whatever_gradients_come(
     assert (ours.state[weighed]["exp_avg_sq"] >= 0.95 * after - 1e-12).all()
 
 
+def test_an_update_divides_by_the_root_of_the_weighed_moment() -> None:
+    """Of the newest gradient too, which is a hundred times those before: not by what is made of it afterwards."""
+    weights = torch.nn.Parameter(torch.zeros(ENTRIES))
+    adam = torch.optim.AdamW([weights], lr=0.1, betas=(0.9, 0.95), weight_decay=0.0)
+    moments = SecondMoments([adam], [weights])
+    for step in range(1, 12):
+        weights.grad = torch.full((ENTRIES,), 1.0 if step < 11 else 100.0)
+        before = weights.detach().clone()
+        adam.step()
+        if step == 8:
+            moments.take(moments.told(0.25, 8), 0.25)
+    state = adam.state[weights]
+    assert (state[RATIO] < 0.5).all()
+    root = (state["exp_avg_sq"] / (1 - 0.95**11)).sqrt()
+    expected = 0.1 * state["exp_avg"] / (1 - 0.9**11) / (root + 1e-8)
+    assert torch.allclose(before - weights.detach(), expected, rtol=1e-4)
+
+
 def test_what_stands_still_does_not_move_further_and_further() -> None:
     """Gradients that end: what Adam still moves by its momentum decays, also of an island whose v is a small part."""
     islands = trained(noise)[0]
