@@ -40,7 +40,7 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests"), str(ROOT / "tests
 import torch
 from held_ports import free_port
 from racing.inner import CLIP, learning_rate
-from racing.task import SIZES, Batches, Task, shards
+from racing.task import SIZES, Batches, Task, loss_of, shards
 from zmq_agent import FakeAgent
 
 import atoll
@@ -171,9 +171,7 @@ class Island:
         self.steps, self.islands, self.pace_s = options.steps, options.islands, options.pace_s
         seed = int(options.seeds)
         self.task = Task(SIZES[options.size], seed)
-        self.model = self.task.model
-        for parameter in self.model.parameters():
-            parameter.grad, parameter.data = None, parameter.data.clone()  # the race's are of one vector
+        self.model = self.task.own_model()
         part = shards(self.task.size, "P1", options.islands, seed)[number]
         self._batches = Batches(part, self.task.size, seed, number)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=PEAK, betas=(0.9, 0.95), weight_decay=0.1)
@@ -182,7 +180,7 @@ class Island:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(PEAK, step, self.steps)
         inputs, targets = self._batches.at(step)
-        return torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        return loss_of(model(inputs), targets)
 
     def held_out(self, weights: list[torch.Tensor]) -> float:
         """By a copy: the judge loads what it judges."""

@@ -204,6 +204,12 @@ class Task:
             parameter.grad = self._gradient[at : at + parameter.numel()].view_as(parameter)
             at += parameter.numel()
 
+    def own_model(self) -> nn.Module:
+        """The model with parameters of its own, where the race's are of one vector. The race's no more."""
+        for parameter in self._parameters:
+            parameter.grad, parameter.data = None, parameter.data.clone()
+        return self.model
+
     def gradient(self, theta: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Of the mean loss at theta [N]. Returns float32 [N], overwritten by the next call."""
         self._load(theta)

@@ -70,9 +70,7 @@ class Island:
     def __init__(self, asked: Asked) -> None:
         self.rank, self._asked = int(os.environ["RANK"]), asked
         self.task = Task(LAB, 0)
-        self.model = self.task.model
-        for parameter in self.model.parameters():
-            parameter.grad, parameter.data = None, parameter.data.clone()  # the race's are of one vector
+        self.model = self.task.own_model()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
         self._batches = Batches(shards(LAB, "P1", int(os.environ["WORLD_SIZE"]), 0)[self.rank], LAB, 0, self.rank)
         self.pace = Pace(self.model, asked.step_s)

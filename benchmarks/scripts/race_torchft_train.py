@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from racing.inner import CLIP, learning_rate
-from racing.task import SIZES, Batches, Task, shards
+from racing.task import SIZES, Batches, Task, loss_of, shards
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torchft import Manager, ProcessGroupGloo
 from torchft.local_sgd import DiLoCo
@@ -24,9 +24,7 @@ def train(told: Path, island: int, seed: int, lighthouse: str, options: Mapping[
     torch.set_num_threads(1)
     steps = options["steps"]
     task = Task(SIZES[options["size"]], seed)
-    model = task.model
-    for parameter in model.parameters():
-        parameter.grad = None  # the race's own, of one vector
+    model = task.own_model()
     batches = Batches(shards(task.size, "P1", ISLANDS, seed)[island], task.size, seed, island)
     inner = torch.optim.AdamW(model.parameters(), lr=options["rate"], betas=(0.9, 0.95), weight_decay=0.1)
     outer = torch.optim.SGD(model.parameters(), lr=options["outer"], momentum=options["momentum"], nesterov=True)
@@ -55,7 +53,7 @@ def train(told: Path, island: int, seed: int, lighthouse: str, options: Mapping[
                     group["lr"] = learning_rate(options["rate"], step, steps)
                 inputs, targets = batches.at(step)
                 inner.zero_grad()
-                torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()  # type: ignore[no-untyped-call]
+                loss_of(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
                 torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
                 inner.step()
         assert manager.current_step() == steps // options["every"]  # every outer step was committed by all

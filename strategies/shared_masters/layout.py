@@ -65,6 +65,8 @@ class Layer:
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor | None:
     """All entries in the order of memory, without a copy; None where there are gaps or overlaps between them."""
+    if tensor.is_contiguous():
+        return tensor.detach().view(-1)
     strided = sorted(((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1))
     expected = 1
     for stride, size in strided:

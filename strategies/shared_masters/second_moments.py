@@ -63,9 +63,8 @@ class _Adam:
     parameter: torch.Tensor
     optimizer: torch.optim.Optimizer
     group: Mapping[str, Any]
-    factor: torch.Tensor | None = (
-        None  # (r - 1) (1 - beta2) / beta2, of each entry where it is small, else of each block
-    )
+    factor: torch.Tensor | None = None
+    """(r - 1) (1 - beta2) / beta2: of each entry where the parameter is small, else of each block."""
 
     @property
     def state(self) -> MutableMapping[str, Any]:
@@ -101,22 +100,22 @@ class _Adam:
         first_B = _means(self._tensor("exp_avg"), squared=True) / self._unbiased(beta1) ** 2
         return ((first_B - noise * own_B) / (1 - noise)).clamp_min(0).minimum(own_B)
 
-    def square(self) -> _Square | None:
-        """What Adam squares in the update under way; None where nothing is, or where it counts as it is."""
+    def square(self, *, late: bool) -> _Square | None:
+        """What Adam squares in the update under way; None where nothing is, or where it counts as it is. late: it did
+        already."""
         gradient, decay = self.parameter.grad, self.group.get("weight_decay", 0.0)
         if gradient is None or RATIO not in self.state:
             return None
         if decay != 0 and not self.group.get("decoupled_weight_decay", False):
             gradient = gradient + decay * self.parameter.detach()
-        second = self._tensor("exp_avg_sq")
+        second, beta2 = self._tensor("exp_avg_sq"), float(self.group["betas"][1])
         if gradient.stride() != second.stride():
             gradient = torch.empty_like(second).copy_(gradient)
         if self.factor is None:
-            beta2 = self.group["betas"][1]
             factor_B = ((self._tensor(RATIO) - 1) * ((1 - beta2) / beta2)).to(second.dtype)
             is_small = second.numel() <= SMALL
             self.factor = factor_B.repeat_interleave(BLOCK)[: second.numel()] if is_small else factor_B
-        return _Square(_flat(second), _flat(gradient), self.factor, float(self.group["betas"][1]))
+        return _Square(_flat(second), _flat(gradient), self.factor, beta2 if late else 1.0)
 
     def take(self, ratio_B: torch.Tensor) -> None:
         """From now on v is so many times v_i."""
@@ -125,30 +124,29 @@ class _Adam:
         self.state[RATIO], self.factor = ratio_B, None
 
     def forget(self, *names: str) -> None:
+        self.factor = None
         for name in names:
             self.state.pop(name, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Square:
-    """v and g of one parameter, and what g² is added times once more."""
+    """v and g of one parameter: factor times weight is how often g² is added once more."""
 
     second_N: torch.Tensor
     gradient_N: torch.Tensor
     factor: torch.Tensor
-    beta2: float
+    weight: float
 
     @property
     def is_small(self) -> bool:
         return self.second_N.numel() <= SMALL
 
-    def add(self, weight: float) -> None:
+    def add(self) -> None:
         """By rows, as an entry's own factor would take as much memory as the parameter."""
-        whole = self.second_N.numel() // BLOCK
-        rows, tail = self.gradient_N[: whole * BLOCK].view(whole, BLOCK), self.gradient_N[whole * BLOCK :]
-        second, factor_B = self.second_N, self.factor
-        second[: whole * BLOCK].view(whole, BLOCK).addcmul_(rows, rows * factor_B[:whole, None], value=weight)
-        second[whole * BLOCK :].addcmul_(tail, tail * factor_B[whole:], value=weight)
+        seconds, gradients = _by_blocks(self.second_N), _by_blocks(self.gradient_N)
+        for second, gradient, factor in zip(seconds, gradients, _of_blocks(self.factor, self.second_N), strict=True):
+            second.addcmul_(gradient, gradient * factor, value=self.weight)
 
 
 def told_after(updates: int) -> bool:
@@ -212,16 +210,16 @@ class SecondMoments:
     @torch.no_grad()
     def _weigh(self, optimizer: torch.optim.Optimizer) -> None:
         """Adam makes beta2 v + (1 - beta2) g² of v; with what is added before it, or after, r of the last is left."""
-        found = [one.square() for one in self._adams if one.optimizer is optimizer]
+        found = [one.square(late=self._late) for one in self._adams if one.optimizer is optimizer]
         there = [one for one in found if one is not None]
         if small := [one for one in there if one.is_small]:
             gradients = [one.gradient_N for one in small]
             scaled = torch._foreach_mul(gradients, [one.factor for one in small])
-            weights = [one.beta2 if self._late else 1.0 for one in small]
-            torch._foreach_addcmul_([one.second_N for one in small], gradients, scaled, weights)
+            seconds, weights = [one.second_N for one in small], [one.weight for one in small]
+            torch._foreach_addcmul_(seconds, gradients, scaled, weights)
         for one in there:
             if not one.is_small:
-                one.add(one.beta2 if self._late else 1.0)
+                one.add()
             if self._late:
                 one.second_N.clamp_min_(0)  # a weight decay within g was of the parameter before
 
@@ -271,7 +269,6 @@ class SecondMoments:
         """From now on v is the island's own, which is the whole batch's."""
         for adam in self._adams:
             adam.forget(RATIO, OWN, TOLD, TOLD_AFTER)
-            adam.factor = None
 
 
 class ToldMoments:
@@ -335,27 +332,30 @@ class ToldMoments:
 
 def _means(moment: torch.Tensor, *, squared: bool = False) -> torch.Tensor:
     """Over blocks, float32 [blocks]; the last one may be short."""
-    flat = _flat(moment).float()
-    whole = flat.numel() // BLOCK * BLOCK
-    rows = flat[:whole].view(-1, BLOCK)
-    means = [rows.square().mean(1) if squared else rows.mean(1)]
-    if whole < flat.numel():
-        tail = flat[whole:]
-        means.append((tail.square() if squared else tail).mean().view(1))
-    return torch.cat(means)
+    parts = (part.square() if squared else part for part in _by_blocks(_flat(moment).float()))
+    return torch.cat([part.mean(-1).view(-1) for part in parts if part.numel()])
 
 
 def _multiply(moment: torch.Tensor, factor_B: torch.Tensor) -> None:
     flat = _flat(moment)
-    whole = flat.numel() // BLOCK
-    flat[: whole * BLOCK].view(whole, BLOCK).mul_(factor_B[:whole, None])
-    flat[whole * BLOCK :].mul_(factor_B[whole:])
+    for part, factor in zip(_by_blocks(flat), _of_blocks(factor_B, flat), strict=True):
+        part.mul_(factor)
+
+
+def _by_blocks(flat_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The whole blocks [blocks, BLOCK], and the entries of the last one where it is short; views."""
+    whole = flat_N.numel() // BLOCK * BLOCK
+    return flat_N[:whole].view(-1, BLOCK), flat_N[whole:]
+
+
+def _of_blocks(factor_B: torch.Tensor, flat_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Factors of what `_by_blocks` has."""
+    whole = flat_N.numel() // BLOCK
+    return factor_B[:whole, None], factor_B[whole:]
 
 
 def _flat(moment: torch.Tensor) -> torch.Tensor:
     """In the order of memory, so in that of the parameter."""
-    if moment.is_contiguous():
-        return moment.detach().view(-1)
     view = flat_view(moment)
     assert view is not None  # torch lays a moment out as its parameter, and of that it is known
     return view

@@ -151,10 +151,8 @@ def removal_lines(job: Job, checkpoints: CheckpointsReply | None, now_s: float) 
             place = one.path.rpartition("/")[0] + (f" on {', '.join(one.nodes)}" if one.nodes else "")
             by_place.setdefault(place, []).append(one)
     for place, found in by_place.items():
-        steps, shown = (
-            ", ".join(str(one.step) for one in found[:8]),
-            naturalsize(sum(one.bytes for one in found), binary=True),
-        )
+        steps = ", ".join(str(one.step) for one in found[:8])
+        shown = naturalsize(sum(one.bytes for one in found), binary=True)
         lines.append(f"{len(found)} checkpoints in {printable(place)}: {shown}, steps {steps}")
     return [*lines, *(printable(note) for note in checkpoints.notes)]
 

@@ -63,6 +63,23 @@ def strike_once_remembered(agent: FakeAgent, out: Path) -> None:
     (out / "strike").touch()
 
 
+def goes_back(agent: FakeAgent, out: Path, flags: tuple[str, ...], dies: tuple[str, ...], replaced: bool) -> list[int]:
+    """Rank 1 dies in step 16, and the others go on from what is in memory until they end, alone or with one in its
+    stead. Returns who ends. dies: how it does, as the script's arguments say."""
+    arguments = (str(out), "--keep-sums", "--often", "--sleep-s", "0.05", *flags)
+    agent.start_workers("stale_train.py", *arguments, "--hold-at", "16", *dies)
+    strike_once_remembered(agent, out)
+    agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0, 2)
+    ranks = [0, 2]
+    if replaced:
+        ranks = [0, agent.start_joiner("stale_train.py", *arguments), 2]
+        agent.wait_until(lambda: agent.stands_at(ranks[1])[1] == VIEW_STAGE_READY)
+    agent.send_view(2, ranks, [1.0] * len(ranks), plan_id=2, without_state=ranks[1:-1])
+    agent.put_in_force()
+    assert agent.exit_codes() == [0, KILLED, 0, 0][: 1 + len(ranks)], agent.said()
+    return ranks
+
+
 CASES = [
     (UPDATES, ("--raise-at", "16"), False),
     (GRADIENTS, ("--raise-at", "16"), False),
@@ -82,17 +99,7 @@ def test_who_is_left_goes_on_with_the_residuals_of_all(
     residuals, and each sample counted once an epoch."""
     with of_three(tmp_path, start, 2, settings) as agent:
         agent.params = DIVISIBLE if settings is LARGEST else {}
-        arguments = (str(tmp_path), "--keep-sums", "--often", "--sleep-s", "0.05")
-        agent.start_workers("stale_train.py", *arguments, "--hold-at", "16", *dies)
-        strike_once_remembered(agent, tmp_path)
-        agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0, 2)
-        ranks = [0, 2]
-        if replaced:
-            ranks = [0, agent.start_joiner("stale_train.py", *arguments), 2]
-            agent.wait_until(lambda: agent.stands_at(ranks[1])[1] == VIEW_STAGE_READY)
-        agent.send_view(2, ranks, [1.0] * len(ranks), plan_id=2, without_state=ranks[1:-1])
-        agent.put_in_force()
-        assert agent.exit_codes() == [0, KILLED, 0, 0][: 1 + len(ranks)], agent.said()
+        ranks = goes_back(agent, tmp_path, (), dies, replaced)
     again = [line for line in trained(tmp_path) if line["view"] == 2]
     step = min(line["step"] for line in again)
     assert 9 < step <= 16
@@ -123,17 +130,7 @@ def test_second_moments_that_islands_tell_each_other_are_those_of_the_same_islan
     for out in (calm, struck):
         out.mkdir()
     with of_three(struck, start, 2, settings) as agent:
-        arguments = (str(struck), "--keep-sums", "--often", "--sleep-s", "0.05", "--adamw")
-        agent.start_workers("stale_train.py", *arguments, "--hold-at", "16", "--raise-at", "16")
-        strike_once_remembered(agent, struck)
-        agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0, 2)
-        ranks = [0, 2]
-        if replaced:
-            ranks = [0, agent.start_joiner("stale_train.py", *arguments), 2]
-            agent.wait_until(lambda: agent.stands_at(ranks[1])[1] == VIEW_STAGE_READY)
-        agent.send_view(2, ranks, [1.0] * len(ranks), plan_id=2, without_state=ranks[1:-1])
-        agent.put_in_force()
-        assert agent.exit_codes() == [0, KILLED, 0, 0][: 1 + len(ranks)], agent.said()
+        ranks = goes_back(agent, struck, ("--adamw",), ("--raise-at", "16"), replaced)
     step = min(line["step"] for line in trained(struck) if line["view"] == 2)
     assert 9 < step <= 16
     ended = [kept(struck, 1, rank, "end") for rank in ranks]

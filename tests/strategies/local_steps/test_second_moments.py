@@ -85,7 +85,7 @@ MAKES: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("shape", [(ENTRIES,), (7, 11), (SMALL + BLOCK + 3,)])
+@pytest.mark.parametrize("shape", [(ENTRIES,), (2 * BLOCK,), (7, 11), (SMALL + BLOCK,), (SMALL + BLOCK + 3,)])
 @pytest.mark.parametrize("closure", [False, True])
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_v_is_the_ratio_times_its_own_entry_by_entry_whatever_gradients_come(
