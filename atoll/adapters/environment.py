@@ -1,11 +1,14 @@
-"""Joins a run in a process that another framework shall take for one alone."""
+"""The run of a process that another framework shall take for one alone."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Final
 
 from atoll.agent.runtime.api.run import Run, init
+from atoll.telemetry_limits import MAX_METRICS
 
 _SAID_BY_TORCHRUN: Final = ("LOCAL_RANK", "RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -16,3 +19,8 @@ def joined_alone(**options: Any) -> Run:
     for name in _SAID_BY_TORCHRUN:  # or the framework would wrap the model, split the data and meet the others itself
         os.environ.pop(name, None)
     return run
+
+
+def report(run: Run, logged: Mapping[str, float]) -> None:
+    """What the framework logs; where that is more than `run.report` takes, the first of it."""
+    run.report(**dict(islice(logged.items(), MAX_METRICS)))

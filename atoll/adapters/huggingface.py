@@ -11,10 +11,10 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from atoll.adapters.alone import joined, refuse_what_it_cannot_do, show_rank
+from atoll.adapters.environment import report
 from atoll.agent.runtime.api.run import Run
 from atoll.agent.runtime.data.loader import Loader
 from atoll.errors import BadInput
-from atoll.telemetry_limits import MAX_METRICS
 
 
 def join(**options: Any) -> Run:
@@ -117,7 +117,7 @@ class TrainerEpochs(TrainerCallback):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, (int, float))}
-        self._run.report(**dict(list(numbers.items())[:MAX_METRICS]))
+        report(self._run, numbers)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -14,11 +14,10 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader
 
-from atoll.adapters.environment import joined_alone
+from atoll.adapters.environment import joined_alone, report
 from atoll.agent.runtime.api.run import Run
 from atoll.agent.runtime.data.loader import Loader
 from atoll.errors import BadInput
-from atoll.telemetry_limits import MAX_METRICS
 
 # One code under two names, whose classes are no relatives: the one that the script uses, or that is there.
 _USED = "lightning.pytorch" in sys.modules or find_spec("pytorch_lightning") is None
@@ -184,7 +183,7 @@ class RunEpochs(Callback):  # type: ignore[misc]
 
     def _report(self) -> None:
         numbers = {name: value.item() for name, value in self._trainer.callback_metrics.items() if value.numel() == 1}
-        self._run.report(**dict(list(numbers.items())[:MAX_METRICS]))
+        report(self._run, numbers)
 
     def end(self) -> None:
         """Waits for the last checkpoint, also where the Trainer stopped in the middle of an epoch."""

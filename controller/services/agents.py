@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
 from typing import Final
 
@@ -178,8 +178,9 @@ class AgentServicer(AgentServiceServicer):
                             continue
                         if epoch.progress.observe(worker):
                             epoch.nudge()
-                        if worker.id.rank == 0 and worker.metrics and not session.output.full():
-                            session.output.put_nowait(worker)
+                        new = epoch.progress.report(worker)
+                        if new is not None and not session.output.full():
+                            session.output.put_nowait((worker.id, new))
                 case "inventory":
                     check_inventory(message.inventory)
                     session.inventory_taken(message.inventory)
@@ -201,8 +202,8 @@ class AgentServicer(AgentServiceServicer):
             match await session.output.get():
                 case pb.LogBatch() as batch:
                     await self._keep(epoch, session, batch)
-                case pb.WorkerTelemetry() as worker:
-                    await self._keep_reported(epoch, worker)
+                case worker, new:
+                    await self._keep_reported(epoch, worker, new.points())
 
     async def _keep(self, epoch: LeaderEpoch, session: AgentSession, batch: pb.LogBatch) -> None:
         """Write output down, then acknowledge it. What cannot be written stays with the agent, which repeats it."""
@@ -222,10 +223,12 @@ class AgentServicer(AgentServiceServicer):
                 return
         session.send(pb.ControllerMessage(log_ack=pb.LogAck(id=batch.id, offset=kept)))
 
-    async def _keep_reported(self, epoch: LeaderEpoch, worker: pb.WorkerTelemetry) -> None:
-        """What rank 0's script reported; where it cannot be kept, the curves have a gap."""
+    async def _keep_reported(
+        self, epoch: LeaderEpoch, worker: common_pb2.WorkerId, points: Sequence[common_pb2.Metrics]
+    ) -> None:
+        """What a run's scripts reported; where it cannot be kept, the curves have a gap."""
         try:
-            await run(self._disk, self._curves.add, worker.id.job, worker.id.run, time.time(), worker.metrics)
+            await run(self._disk, self._curves.add, worker.job, worker.run, time.time(), points)
         except OSError as error:
             self._cannot_keep(epoch, "curves", error)
 

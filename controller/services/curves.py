@@ -44,8 +44,8 @@ class CurveStore:
         self._newest_run: dict[str, int] = {}  # by job, of what was added by this process
 
     def add(self, job: str, run: int, unix_s: float, reported: Sequence[common_pb2.Metrics]) -> None:
-        """Keep what rank 0 of a run reported. What an earlier run said of these steps, and of later ones, is replaced:
-        its steps were lost. What comes twice is kept once, what comes late of an earlier run not at all."""
+        """Keep what a run reported, in place of what was kept of these steps. What an earlier run said of later ones is
+        gone too: its steps were lost. What comes late of an earlier run is not kept at all."""
         if not reported or run < self._newest_run.get(job, 0):
             return
         self._newest_run[job] = run

@@ -15,7 +15,7 @@ from atoll.controller.deciding.controller_half import ControllerHalf
 from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.run import RunEstimators
-from atoll.controller.jobs.agents.reported import Reported
+from atoll.controller.jobs.agents.reported import NewPoints, Reported
 from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.jobs.membership.members import members_of
 from atoll.controller.jobs.records.wire import level_from_wire
@@ -25,7 +25,7 @@ from atoll.controller.state.views import ViewRecord
 from atoll.step_estimators.wire import estimate_from_wire, norms_from_wire, step_from_wire, syncs_from_wire
 from atoll.strategies import registry
 from atoll.strategies.declaration import read
-from atoll.telemetry_limits import MAX_LINKS, MAX_METRICS
+from atoll.telemetry_limits import MAX_LINKS
 from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
 
 RECENT_S: Final = 5.0
@@ -164,7 +164,7 @@ class RunProgress:
             epoch=lead.last.epoch if lead and lead.last else 0,
             samples_per_s=samples_per_s,
             step_s=step_s,
-            metrics=self.reported.shown({at: one.last.local_batch for at, one in self.ranks.items() if one.last}),
+            metrics=self.reported.shown(),
             strategy_metrics=self._summaries(now_s, lead.last if lead else None),
             left_s=left / samples_per_s if samples_per_s else 0.0,
             trained_share=1 - left / samples if samples and lead and lead.last else 0.0,
@@ -270,8 +270,17 @@ class ProgressBoard:
             found.resumed = found.resumed or (telemetry.resumed.tier, telemetry.resumed.step)
         if telemetry.dropped_steps:
             self._observe_dropped(found, rank, telemetry)
-        self._observe_words(found, position, telemetry)
+        self._observe_words(found, telemetry)
         return not stepped and found.stepped
+
+    def report(self, telemetry: agents_pb2.WorkerTelemetry) -> NewPoints | None:
+        """What a worker's script reported, of whatever view. Of a run that is not current: nothing happens."""
+        found = self.of(telemetry.id.job, telemetry.id.run)
+        if found is None or not telemetry.metrics:
+            return None
+        samples = telemetry.steps[-1].local_batch if telemetry.steps else 0
+        due = found.reported.observe(telemetry.id.rank, samples, telemetry.metrics, self._clock())
+        return NewPoints(found.reported, due) if due else None
 
     def hear(self, strategy: str, message: common_pb2.StrategyMessage) -> None:
         """What a worker told its strategy. Of a run that is not current: nothing happens. Raises BadInput."""
@@ -327,10 +336,7 @@ class ProgressBoard:
             found.notices_dropped += 1
         found.notices.append(event)
 
-    def _observe_words(self, found: RunProgress, position: int, telemetry: agents_pb2.WorkerTelemetry) -> None:
-        for metrics in telemetry.metrics:
-            if len(metrics.values) <= MAX_METRICS:
-                found.reported.observe(position, metrics.step, metrics.values, self._clock())
+    def _observe_words(self, found: RunProgress, telemetry: agents_pb2.WorkerTelemetry) -> None:
         found.checkpoint_step = max(found.checkpoint_step, telemetry.checkpoint_step)
         found.memory_step = max(found.memory_step, telemetry.memory_step)
         for notice in telemetry.notices:

@@ -1,52 +1,129 @@
-"""Sums up the numbers that a run's scripts report: their mean over the members, each by its part of the batch."""
+"""Sums up the numbers that a run's scripts report: the mean over its workers, each by its part of the batch."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-KEPT_REPORTS: Final = 16
-"""Of each member, the newest: others may be so many reports behind."""
+from atoll.v1.common_pb2 import Metrics
+
 SILENT_S: Final = 5.0
-"""Who is so much older than the newest report is not waited for."""
+"""So much behind the newest report a worker is not waited for, and a step is over."""
+KEPT_VALUES: Final = 2**15
+"""Of a run: of more the older half of the steps is over early."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Report:
+@dataclass(slots=True)
+class _Step:
+    """What was said of one step: by name and rank its value and the samples of that rank's part of the batch."""
+
     heard_s: float
-    step: int
-    values: Mapping[str, float]
+    values: dict[str, dict[int, tuple[float, int]]] = field(default_factory=dict)
+    ranks: set[int] = field(default_factory=set)
+    is_due: bool = True
+
+    def add(self, rank: int, samples: int, values: Iterable[tuple[str, float]]) -> int:
+        """Returns how many values there are more."""
+        before = self.count()
+        for name, value in values:
+            self.values.setdefault(name, {})[rank] = value, samples
+        self.ranks.add(rank)
+        self.is_due = True
+        return self.count() - before
+
+    def count(self) -> int:
+        return sum(map(len, self.values.values()))
+
+    def means(self) -> dict[str, float]:
+        """Weighted by samples; equally where these are not known."""
+        found = {}
+        for name, of_ranks in self.values.items():
+            known = all(samples > 0 for _, samples in of_ranks.values())
+            weights = [samples if known else 1 for _, samples in of_ranks.values()]
+            weighed = zip(weights, of_ranks.values(), strict=True)
+            found[name] = sum(weight * value for weight, (value, _) in weighed) / sum(weights)
+        return found
 
 
 @dataclass(slots=True)
 class Reported:
-    """Of one run. Bounded: KEPT_REPORTS a rank."""
+    """Of one run. Bounded: KEPT_VALUES."""
 
-    _of_ranks: dict[int, deque[_Report]] = field(default_factory=dict)
+    _steps: dict[int, _Step] = field(default_factory=dict)  # in the order in which they were first heard of
+    _newest: dict[int, tuple[int, float]] = field(default_factory=dict)  # step, heard; by rank
+    _samples: dict[int, int] = field(default_factory=dict)
+    _values: int = 0
+    _swept_s: float = -SILENT_S
+    _waited_for: int = 0
 
-    def observe(self, rank: int, step: int, values: Mapping[str, float], now_s: float) -> None:
-        """Of a step before the newest of the rank: nothing happens."""
-        reports = self._of_ranks.setdefault(rank, deque(maxlen=KEPT_REPORTS))
-        if reports and step < reports[-1].step:
-            return
-        if reports and step == reports[-1].step:  # more of the same step
-            values = {**reports.pop().values, **values}
-        reports.append(_Report(now_s, step, dict(values)))
+    def observe(self, rank: int, samples: int, reports: Iterable[Metrics], now_s: float) -> list[int]:
+        """samples: of a step of the rank; 0 where nothing is said of them. Returns the steps whose means should be
+        kept now: those that nobody spoke of before, that all who report have spoken of, and that are over."""
+        samples = self._samples[rank] = samples or self._samples.get(rank, 0)
+        self._waited_for += rank not in self._newest
+        due = []
+        for report in reports:
+            step = self._steps.get(report.step)
+            is_new = step is None
+            if step is None:
+                step = self._steps[report.step] = _Step(now_s)
+            elif rank in step.ranks and report.step != self._newest[rank][0]:  # it went back, as all will
+                self._values -= step.count()
+                step.values.clear()
+                step.ranks.clear()
+            self._values += step.add(rank, samples, report.values.items())
+            self._newest[rank] = report.step, now_s
+            if is_new or len(step.ranks) >= self._waited_for:
+                step.is_due = False
+                due.append(report.step)
+        if now_s - self._swept_s >= 1.0 or self._values > KEPT_VALUES:
+            due += self._sweep(now_s)
+        return due
 
-    def shown(self, samples: Mapping[int, int]) -> dict[str, float]:
-        """Of the newest step that all who report have reached: each number is the mean over those who reported it,
-        weighted by their samples of a step; equally where these are not known."""
-        newest_s = max((of[-1].heard_s for of in self._of_ranks.values()), default=0.0)
-        alive = {rank: of for rank, of in self._of_ranks.items() if newest_s - of[-1].heard_s <= SILENT_S}
-        step = min((of[-1].step for of in alive.values()), default=0)
-        known = all(samples.get(rank, 0) > 0 for rank in alive)
-        sums: dict[str, tuple[float, float]] = {}
-        for rank, reports in sorted(alive.items()):
-            report = next((one for one in reversed(reports) if one.step <= step), None)
-            weight = float(samples[rank]) if known else 1.0
-            for name, value in report.values.items() if report is not None else ():
-                total, weights = sums.get(name, (0.0, 0.0))
-                sums[name] = total + weight * value, weights + weight
-        return {name: total / weights for name, (total, weights) in sums.items()}
+    def means(self, steps: Iterable[int]) -> list[Metrics]:
+        """Of those of the steps that are known still, as of now."""
+        return [Metrics(step=number, values=self._steps[number].means()) for number in steps if number in self._steps]
+
+    def shown(self) -> dict[str, float]:
+        """The means of the newest step that all who report have reached, or of the first that is known."""
+        reached = self._reached()
+        numbers = [number for number in self._steps if number <= reached] or sorted(self._steps)[:1]
+        return self._steps[max(numbers)].means() if numbers else {}
+
+    def _alive(self) -> Sequence[int]:
+        """The newest steps of those who still report."""
+        newest_s = max((heard_s for _, heard_s in self._newest.values()), default=0.0)
+        return [step for step, heard_s in self._newest.values() if newest_s - heard_s <= SILENT_S]
+
+    def _reached(self) -> int:
+        return min(self._alive(), default=0)
+
+    def _sweep(self, now_s: float) -> list[int]:
+        """Forgets what has been over for as long again, but for what is shown. Returns the steps that are over, and of
+        which something was said since they were last returned."""
+        self._swept_s, self._waited_for = now_s, len(self._alive())
+        due, reached = [], self._reached()
+        most = KEPT_VALUES // 2 if self._values > KEPT_VALUES else KEPT_VALUES
+        shown = max((number for number in self._steps if number <= reached), default=-1)
+        for number, step in [*self._steps.items()]:
+            if now_s - step.heard_s < SILENT_S and self._values <= most:
+                break
+            if number != shown and (now_s - step.heard_s >= 2 * SILENT_S or self._values > most):
+                self._values -= step.count()
+                del self._steps[number]
+            elif step.is_due:
+                step.is_due = False
+                due.append(number)
+        return due
+
+
+@dataclass(frozen=True, slots=True)
+class NewPoints:
+    """Of a run's curves. Written down later than made, they are of what came meanwhile too."""
+
+    reported: Reported
+    steps: Sequence[int]
+
+    def points(self) -> list[Metrics]:
+        return self.reported.means(self.steps)

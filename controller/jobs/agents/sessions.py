@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable
 from typing import Final, TypeAlias
 
+from atoll.controller.jobs.agents.reported import NewPoints
 from atoll.controller.jobs.lifecycle.observed import PARTED_S, WORKER_DEATH_S, ObservedNode, ObservedWorker
 from atoll.controller.jobs.records.wire import worker_from_wire
 from atoll.controller.jobs.records.wire_views import standing_from_wire
@@ -35,6 +36,9 @@ Outgoing: TypeAlias = agents_pb2.ControllerMessage | bytes
 """A message for an agent; serialised already where many are sent the same."""
 Queued: TypeAlias = Outgoing | Callable[[], Outgoing]
 """Made when it is sent: a thousand launches that wait take no more memory than one."""
+
+Output: TypeAlias = agents_pb2.LogBatch | tuple[common_pb2.WorkerId, NewPoints]
+"""What a worker printed, and what it and its like reported."""
 
 
 class NameTaken(Conflict):
@@ -66,7 +70,7 @@ class AgentSession:
         self.samples: tuple[common_pb2.DeviceSample, ...] = ()
         self.edges: dict[WorkerKey, dict[int, float]] = {}
         """Of a volunteer: by helper, seconds to the ranks that it could help."""
-        self.output: asyncio.Queue[agents_pb2.LogBatch | agents_pb2.WorkerTelemetry] = asyncio.Queue(OUTPUT_BATCHES)
+        self.output: asyncio.Queue[Output] = asyncio.Queue(OUTPUT_BATCHES)
         """Of its workers, not written down yet."""
         self.ended = asyncio.Event()
         self.why: AtollError | None = None

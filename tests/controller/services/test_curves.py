@@ -101,22 +101,24 @@ async def head(etcd: str, tmp_path: Path) -> AsyncIterator[Controller]:
         yield await leading(one)
 
 
-async def test_reports_of_rank_0_are_served_as_curves(head: Controller) -> None:
-    """1. Rank 0 reports, and so does another rank. 2. Its curves are served, thinned where asked for. 3. A name that
-    was never reported is refused with those that were. 4. They are gone with the job."""
+async def test_means_of_what_workers_report_are_served_as_curves(head: Controller) -> None:
+    """1. Rank 0 reports, and so does another rank with a third of its samples. 2. Curves of their means are served,
+    thinned where asked for. 3. A name that was never reported is refused with those that were. 4. They are gone with
+    the job."""
     agent = await FakeAgent("a", devices=2).connect(head.address)
     job = await head.submit((2, 2))
     for rank in (0, 1):
         await agent.running(job, 1, rank)
         identity = common_pb2.WorkerId(job=job, run=1, rank=rank)
         metrics = reported(range(10), loss=1.0 + rank, accuracy=0.5)
-        worker = agents_pb2.WorkerTelemetry(id=identity, metrics=metrics)
+        step = common_pb2.StepSample(step=9, local_batch=(30, 10)[rank], total_batch=40)
+        worker = agents_pb2.WorkerTelemetry(id=identity, metrics=metrics, steps=[step])
         await agent.send(agents_pb2.AgentMessage(telemetry=agents_pb2.Telemetry(workers=[worker])))
-    await agent.log((job, 1, 0), 0, b"written after the reports\n")  # kept in the order in which they came
+    await agent.log((job, 1, 1), 0, b"written after the reports\n")  # kept in the order in which they came
     curves = [curve async for curve in head.stub.Curves(pb.CurvesRequest(job=job, most_points=2), timeout=5)]
     assert [(curve.name, list(curve.steps), list(curve.values)) for curve in curves] == [
         ("accuracy", [4, 9], [0.5, 0.5]),
-        ("loss", [4, 9], [1.0, 1.0]),
+        ("loss", [4, 9], [1.25, 1.25]),
     ]
     with pytest.raises(grpc.aio.AioRpcError, match="reports no 'los', but accuracy, loss") as refused:
         [_ async for _ in head.stub.Curves(pb.CurvesRequest(job=job, names=["los"]), timeout=5)]
