@@ -20,12 +20,15 @@ from atoll.rpc import Tls, leader_hint, open_channel, split_address, translate
 from atoll.v1.jobs_pb2_grpc import JobServiceStub
 
 logger = logging.getLogger(__name__)
+waiting: Final = logging.getLogger(f"{__name__}.waiting")
 
 # Every call may be repeated (Submit has its request id), so whatever says "nobody did it" is tried again.
 _TRY_AGAIN: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 )
 _BACKOFF_S: Final = (0.1, 1.0)
+_SILENCE_S: Final = 2.0
+"""A call that nobody answers for so long is told of; it goes on."""
 _STREAM_LIFE_S: Final = 300.0  # a stream is opened anew after this long: none can hang for ever unnoticed
 
 _T = TypeVar("_T")
@@ -83,8 +86,9 @@ class Leader:
 
     async def call(self, doing: str, attempt: Callable[[JobServiceAsyncStub, float], Awaitable[_T]]) -> _T:
         """One unary call, tried at whoever may lead until it is answered or timeout_s has passed."""
-        ends = time.monotonic() + self._timeout_s
-        pause_s, hinted = _BACKOFF_S[0], False
+        began = time.monotonic()
+        ends = began + self._timeout_s
+        pause_s, hinted, told = _BACKOFF_S[0], False, False
         while True:
             # With several controllers one that hangs must leave time for the others.
             left_s = max(0.05, ends - time.monotonic())
@@ -99,6 +103,9 @@ class Leader:
                 if hint and not hinted:
                     self._current, hinted = hint, True
                     continue
+                if not told and time.monotonic() - began > _SILENCE_S:
+                    told = True
+                    waiting.warning("%s. Trying for %g s", self._no_leader(error), self._timeout_s)
                 self._next_address()
                 hinted = False
             await asyncio.sleep(min(random.uniform(pause_s / 2, pause_s), max(0.0, ends - time.monotonic())))
@@ -138,15 +145,17 @@ class Leader:
         details = error.details() or error.code().name
         if ended_at_once(details):
             return NotAllowed(f"{doing}: {self._current} {refused_in_silence(self._tls)}")
-        # gRPC lists how it failed from the outside in; users need the innermost: "Connection refused".
-        cause = details.rpartition(": ")[2]
-        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            cause = "it does not answer"
-        where = ", ".join(self._addresses)
         return ControllerUnreachable(
-            f"{doing}: no leading controller at {where} within {self._timeout_s:g} s: {cause}. "
+            f"{doing}: {self._no_leader(error, f' within {self._timeout_s:g} s')}. "
             "Start one with `atoll up`, name the right one with --controller HOST:PORT, or see `atoll doctor`"
         )
+
+    def _no_leader(self, error: grpc.aio.AioRpcError, within: str = "") -> str:
+        # gRPC lists how it failed from the outside in; users need the innermost: "Connection refused".
+        cause = (error.details() or error.code().name).rpartition(": ")[2]
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            cause = "it does not answer"
+        return f"no leading controller at {', '.join(self._addresses)}{within}: {cause}"
 
     def _next_address(self) -> None:
         known = self._addresses

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +69,8 @@ def described(given: Options) -> Connection:
     # gRPC's C core writes failed handshakes to stderr, of a controller every one that somebody tries; whoever dials
     # says the same in one line.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    if not sys.stderr.isatty():  # there somebody waits; a script gets the one line of the end
+        logging.getLogger("atoll.leader.waiting").setLevel(logging.ERROR)
     addresses = tuple(part.strip() for part in given.controllers.split(",") if part.strip())
     if not addresses:
         raise BadInput(f"--controller {given.controllers!r} names none. Give HOST:PORT, several with commas between")

@@ -87,6 +87,15 @@ async def test_a_controller_that_hangs_is_passed_over_for_the_next(controller: S
             assert (await client.get("vit-1")).id == "vit-1"
 
 
+async def test_silence_is_told_of_once_while_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing was said for all of the timeout, 10 s where nobody chose another."""
+    port = free_port()
+    async with AsyncClient([f"127.0.0.1:{port}"], timeout_s=4.0) as client:
+        with pytest.raises(ControllerUnreachable):
+            await client.get("vit")
+    assert caplog.messages == [f"no leading controller at 127.0.0.1:{port}: Connection refused. Trying for 4 s"]
+
+
 async def test_nobody_there_is_said_within_the_timeout() -> None:
     port = free_port()
     async with AsyncClient([f"127.0.0.1:{port}"], timeout_s=0.5) as client:

@@ -212,7 +212,8 @@ class LiveScreen:
             parts += [epochs, Text(views.figures(job))] if epochs else [Text(views.progress_line(job))]
         if job.workers:
             rows = [_worker_row(worker) for worker in job.workers[:_MOST_WORKERS_SHOWN]]
-            parts.append(terminal.rich_table(_LIVE_COLUMNS, rows, right=_LIVE_NUMBERS))
+            columns, rows = fitting(rows, self._console.width)
+            parts.append(terminal.rich_table(columns, rows, right=_LIVE_NUMBERS))
         if len(job.workers) > _MOST_WORKERS_SHOWN:
             parts.append(Text(f"and {len(job.workers) - _MOST_WORKERS_SHOWN} more: atoll status {job.id}", "dim"))
         if phase not in ("done", "failed", "cancelled"):
@@ -233,6 +234,8 @@ class LiveScreen:
 
 _MOST_WORKERS_SHOWN: Final = 12
 _LIVE_COLUMNS: Final = ("RANK", "NODE", "STATE", "BATCH", "SHARE", "", "TIME", "WAIT")
+_DISPENSABLE: Final = ("", "STATE", "WAIT", "TIME", "BATCH")
+"""What a narrow terminal goes without, in this order."""
 _LIVE_NUMBERS: Final = ("RANK", "BATCH", "SHARE", "TIME", "WAIT")
 _BAR: Final = 20
 
@@ -241,6 +244,18 @@ def _worker_row(worker: WorkerView) -> tuple[str, ...]:
     rank, node, _, state, batch, share, _, time_text, _, wait = views.worker_row(worker)
     part = "\u2501" * round(worker.share * _BAR)
     return rank, node, state, batch, share, part.ljust(_BAR), time_text, wait
+
+
+def fitting(rows: list[tuple[str, ...]], width: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The columns of the workers' table that a terminal of that width has room for, and their rows."""
+    columns: tuple[str, ...] = _LIVE_COLUMNS
+    for name in _DISPENSABLE:
+        widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+        if sum(widths) + 2 * (len(widths) - 1) <= width:
+            break
+        at = columns.index(name)
+        columns, *rows = ((*line[:at], *line[at + 1 :]) for line in (columns, *rows))
+    return columns, rows
 
 
 def _visible(text: str) -> str:

@@ -21,6 +21,9 @@ function set(element, properties) {
   }
 }
 
+// Whether it is shown on a phone, as style.css has it. What is drawn is made narrower there: scaled down it could not be read.
+export const isNarrow = () => matchMedia("(max-width: 40rem)").matches;
+
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

@@ -1,7 +1,7 @@
 // One curve as SVG: linear axes, round ticks, breaks where values are not finite.
-import { el, svg } from "./dom.js";
+import { el, isNarrow, svg } from "./dom.js";
 
-const WIDTH = 520, HEIGHT = 230, LEFT = 56, RIGHT = 12, TOP = 10, BOTTOM = 26;
+const HEIGHT = 230, LEFT = 56, RIGHT = 22, TOP = 10, BOTTOM = 26;
 
 export function ticks(low, high, count) {
   if (!(high > low)) return [low];
@@ -22,13 +22,14 @@ export function plot({ name, steps, values }) {
   if (finite.length < 2) return figure;
   let low = Math.min(...finite), high = Math.max(...finite);
   if (low === high) { low -= Math.abs(low) / 10 || 1; high += Math.abs(high) / 10 || 1; }
+  const width = isNarrow() ? 340 : 520;
   const first = steps[0], end = Math.max(steps.at(-1), first + 1);
-  const x = (step) => LEFT + ((step - first) / (end - first)) * (WIDTH - LEFT - RIGHT);
+  const x = (step) => LEFT + ((step - first) / (end - first)) * (width - LEFT - RIGHT);
   const y = (value) => TOP + ((high - value) / (high - low)) * (HEIGHT - TOP - BOTTOM);
-  const drawn = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img",
+  const drawn = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img",
     "aria-label": `${name} over steps ${first} to ${end}: from ${short(finite[0])} to ${short(last)}, least ${short(Math.min(...finite))}, most ${short(Math.max(...finite))}` });
   for (const value of ticks(low, high, 4)) {
-    drawn.append(svg("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }),
+    drawn.append(svg("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }),
       svg("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, short(value)));
   }
   for (const step of ticks(first, end, 5)) {
@@ -44,7 +45,7 @@ export function plot({ name, steps, values }) {
   drawn.append(svg("path", { class: "curve", d: path }), marker, told);
   drawn.addEventListener("pointermove", (event) => {
     const box = drawn.getBoundingClientRect();
-    const wanted = first + (((event.clientX - box.left) / box.width) * WIDTH - LEFT) / (WIDTH - LEFT - RIGHT) * (end - first);
+    const wanted = first + (((event.clientX - box.left) / box.width) * width - LEFT) / (width - LEFT - RIGHT) * (end - first);
     let at = 0;
     steps.forEach((step, one) => { if (values[one] !== null && Math.abs(step - wanted) < Math.abs(steps[at] - wanted)) at = one; });
     if (values[at] === null) return;

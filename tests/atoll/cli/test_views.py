@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from atoll.cli.render import views
-from atoll.cli.render.follow import PlainScreen, verdict
+from atoll.cli.render.follow import PlainScreen, fitting, verdict
 from atoll.errors import JobCancelled, JobFailed
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, WORKER_STATE_EXITED, Event, Plan, WorkerStatus
 from atoll.v1.jobs_pb2 import PHASE_CANCELLED, PHASE_FAILED, PHASE_RUNNING, Job, Progress, Recovery, WorkerView
@@ -128,3 +128,12 @@ def test_status_names_the_workers_that_are_reached_through_the_relay() -> None:
     assert line in said(job(workers=workers)).splitlines()
     many = [WorkerView(rank=rank, island=f"home-{rank}", behind_nat=True) for rank in range(14)]
     assert "rank 11 (behind NAT in home-11) and 2 more, from" in said(job(workers=many))
+
+
+def test_a_narrow_terminal_goes_without_columns_and_cuts_none() -> None:
+    row = ("0", "local-0", "running", "218", "85.2 %", "\u2501" * 17 + "   ", "8.01 ms", "6.20 ms")
+    assert fitting([row], 80)[1] == [row]
+    columns, rows = fitting([row], 46)
+    assert columns == ("RANK", "NODE", "BATCH", "SHARE", "TIME", "WAIT")
+    assert rows == [("0", "local-0", "218", "85.2 %", "8.01 ms", "6.20 ms")]
+    assert fitting([row], 10)[0] == ("RANK", "NODE", "SHARE")

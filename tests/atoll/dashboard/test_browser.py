@@ -76,6 +76,28 @@ def test_on_a_phone_nothing_lies_beside_the_screen(busy: ScriptedController, pag
     assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
+def test_a_phone_shows_drawings_that_can_be_read_and_logs_that_wrap(busy: ScriptedController, page: Page) -> None:
+    """The map's letters were a third of their size; the ends of lines lay beside the screen."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    scale = "drawn => drawn.getBoundingClientRect().width / drawn.viewBox.baseVal.width"
+    page.get_by_role("link", name="Map").click()
+    drawn = page.get_by_role("img", name="Map of islands")
+    expect(drawn.get_by_text("east → west 94.0 Mbit/s")).to_be_visible()
+    assert drawn.evaluate(scale) > 0.9
+    letters = "drawn => [...drawn.querySelectorAll('text')].map(text => text.getBoundingClientRect())"
+    assert all(box["left"] >= 0 and box["right"] <= 390 for box in drawn.evaluate(letters))
+    busy.script.curves["loss"] = pb.Curve(name="loss", steps=[0, 1], values=[2, 1], runs=[1, 1], unix_s=[1.7e9] * 2)
+    page.get_by_role("link", name="Cluster").click()
+    page.get_by_role("link", name="vit-1").click()
+    page.get_by_role("link", name="curves").click()
+    assert page.get_by_role("img", name="loss over steps").evaluate(scale) > 0.9
+    busy.script.write(b"a long line " * 40 + b"\n", rank=0)
+    page.get_by_role("link", name="logs").click()
+    expect(page.locator("pre")).to_contain_text("a long line")
+    assert page.locator("pre").evaluate("shown => shown.scrollWidth <= shown.clientWidth")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
 def test_ten_thousand_events(controller: ScriptedController, page: Page) -> None:
     """The newest 500 first, older ones when asked for, a new one on top without a reload."""
     stored = [
