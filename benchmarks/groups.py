@@ -56,10 +56,10 @@ TESTS = HERE.parent / "tests"
 sys.path[:0] = [str(HERE), str(HERE / "scripts"), str(TESTS), str(TESTS / "e2e")]
 
 from cluster import Cluster
+from fork_servers import wait_for_fork_servers
 from grouping.standing import GOALS, Standing, Trained
 from grouping.virtual import Pace, Trial
 from lab.machine import processor
-from lab.spares import wait_for_spares
 from pipelines_train import held_out_loss
 
 from atoll.strategies.declaration import as_json, read
@@ -292,7 +292,7 @@ def lost(stages: int, kills: int, *, cold: bool) -> None:
             )  # fmt: skip
             pids = {one.rank: one.status.pid for one in cluster.wait_for_step(job, 3, deadline_s=60).workers}
             if not cold:
-                wait_for_spares(Path(folder), workers)
+                wait_for_fork_servers(Path(folder), workers)
             killed_s = time.time()
             os.kill(pids[workers - 1], signal.SIGKILL)
 

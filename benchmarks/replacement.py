@@ -29,8 +29,8 @@ sys.path[:0] = [str(HERE), str(TESTS), str(TESTS / "e2e")]
 import psutil
 import torch
 from cluster import Cluster
+from fork_servers import wait_for_fork_servers
 from lab.machine import processor
-from lab.spares import wait_for_spares
 from membership import PARTS, completed, over, told
 
 from atoll.v1.common_pb2 import CheckpointPolicy
@@ -44,7 +44,7 @@ def replaced(cluster: Cluster, job: str, out: Path, number: int, *, calm: bool) 
     trains = cluster.wait_for_step(job, cluster.job(job).progress.step + 20)
     pids = {one.rank: one.status.pid for one in trains.workers if one.status.pid and psutil.pid_exists(one.status.pid)}
     if calm:
-        wait_for_spares(cluster.folder, AGENTS)
+        wait_for_fork_servers(cluster.folder, AGENTS)
     victim = sorted(pids)[number % len(pids)]
     killed_s = time.time()
     os.kill(pids[victim], signal.SIGKILL)

@@ -6,11 +6,12 @@
 The job is that of the tests (tests/e2e/scripts/helped.py): tiny, and a sample pretends to take 20 ms wherever it is
 computed, so that cores count little. Parts, one after the other in one run of the job: `alone` the two ranks by
 themselves; `calm` six volunteers help; `kills` every few seconds the worker of one gets SIGKILL, and its agent starts
-another; `servers` the worker of each rank in turn gets SIGKILL, once a process waits for a launch on its device (with
---cold at once), and told is how long it takes until another step is done; `controller` the controller gets SIGKILL;
-`gone` all volunteers' agents get SIGKILL at once, and their workers with them. With stages the two ranks hold half of
-the model each. Told are steps a second of each part, how long a volunteer takes from `atoll agent` to its first task,
-and by how much the loss of any step differs from that of the same script by itself."""
+another; `servers` the worker of each rank in turn gets SIGKILL (with --cold at once, else once a process waits for
+launches on each device), and told is how long it takes until another step is done; `controller` the controller gets
+SIGKILL, and told is the longest time between two steps until it is back; `gone` all volunteers' agents get SIGKILL at
+once, and their workers with them. With stages the two ranks hold half of the model each. Told are steps a second of
+each part, how long a volunteer takes from `atoll agent` to its first task, and by how much the loss of any step differs
+from that of the same script by itself."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +30,7 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests"), str(ROOT / "tests
 
 import psutil
 from cluster import SCRIPTS, Cluster, kill, wait_until
-from lab.spares import wait_for_spares
+from fork_servers import wait_for_fork_servers
 
 from atoll.v1 import common_pb2 as common
 
@@ -84,13 +86,27 @@ class Run:
                 turn = self._kill(turn)
         return (len(self.losses()) - before) / (time.monotonic() - begun_s)
 
-    def without_controller(self, seconds: float) -> float:
-        """Steps a second while it is gone."""
-        self._cluster.kill("controller")
+    def pauses(self, seconds: float) -> tuple[float, float]:
+        """(steps a second, the longest time between two) from now on."""
+        begun_s = time.monotonic()
         found = self.steps_per_s(seconds)
+        ends = sorted(at_s for at_s in self._ended_s() if at_s >= begun_s)
+        return found, max((after - before for before, after in pairwise([begun_s, *ends])), default=seconds)
+
+    def without_controller(self, seconds: float) -> tuple[float, float]:
+        """As of `pauses`, from its SIGKILL until it has been there again for as long."""
+        self._cluster.kill("controller")
+        begun_s = time.monotonic()
+        gone = self.pauses(seconds)
         self._cluster.restart("controller")
         self._cluster.wait_for_nodes(RANKS + VOLUNTEERS)
-        return found
+        back = self.pauses(seconds + time.monotonic() - begun_s)
+        return gone[0], max(gone[1], back[1])
+
+    def _ended_s(self) -> list[float]:
+        """When each step was, by the machine's clock."""
+        lines = (self._out / "rank-0.jsonl").read_text().splitlines()[:-1]
+        return [float(json.loads(line)["at_s"]) for line in lines]
 
     def after_a_servers_kill(self, place: int) -> tuple[float, list[str]]:
         """Seconds until another step is done, and what the controller's events say of them. place: of the rank among
@@ -166,12 +182,15 @@ def main() -> None:
         if "servers" in parts:
             for turn in range(asked.server_kills):
                 if not asked.cold:
-                    wait_for_spares(Path(folder), RANKS)
+                    wait_for_fork_servers(Path(folder), RANKS)
                 took_s, events = run.after_a_servers_kill(turn % RANKS)
                 print(f"rank {turn % RANKS} killed: another step after {took_s:.1f} s", *events, sep="\n  ", flush=True)
         if "controller" in parts:
+            run.joined(VOLUNTEERS)
+            before = run.pauses(quarter_s)
             gone = run.without_controller(quarter_s)
-            print(f"controller killed: {gone:.2f} steps a second while it is gone", flush=True)
+            print(f"controller killed: {gone[0]:.2f} steps a second while it is gone, {before[0]:.2f} before", end="; ")
+            print(f"the longest pause between two is {gone[1]:.2f} s, and was {before[1]:.2f} s before", flush=True)
         if "gone" in parts:
             run.gone()
             wait_until("nobody helps", lambda: run.metric("volunteers") == 0, 60)

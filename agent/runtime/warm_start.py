@@ -1,21 +1,29 @@
-"""A worker's process before its launch: it has imported what every worker imports, and waits on its standard input.
+"""A worker's process before its launch: it has imported what every worker imports, and forks one for each launch that
+comes on its standard input, a socket (agent/supervisor/fork_server.py), or becomes one.
 
     {"argv": [SCRIPT, ARGUMENT...], "folder": ..., "env": {...}, "module": NAME or ""}
 
-Then it is what a new interpreter with these arguments would be: the script's names are those of `__main__`, tracebacks
+That one is what a new interpreter with these arguments would be: the script's names are those of `__main__`, tracebacks
 begin in the script, spawned children find it. Where the script could notice the difference, it becomes that
-interpreter by exec. An end of input without a launch ends it.
+interpreter by exec. An end of input ends the server, and no worker.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import io
+import itertools
 import json
 import os
 import re
 import runpy
+import signal
+import socket
 import sys
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
@@ -27,6 +35,10 @@ _READ_AT_IMPORT: Final = re.compile(
 )
 """Variables that what is imported here reads once, as it is imported."""
 _STDIN: Final = 0
+NUMBER_BYTES: Final = 4
+READY: Final = b"1"
+_SECRET: Final = "ATOLL_WORKER_SECRET"
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +69,15 @@ class LaunchOrder:
 
 
 def main() -> NoReturn:
-    """Wait for the launch, and carry it out. Ends the process when the script has ended, or where no launch came."""
+    """Serve launches until none can come. Ends the process when the script of one has ended, too."""
+    parent = os.getppid()
     _import()
-    given = b"".join(iter(lambda: os.read(_STDIN, 65536), b""))
-    if given:
-        _carry_out(LaunchOrder.from_json(given))
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy all that is shared
+    with socket.socket(fileno=os.dup(_STDIN)) as agent:
+        launch = _next_launch(agent, parent)
+    if launch is not None:
+        _carry_out(launch)
     sys.exit()
 
 
@@ -74,8 +90,87 @@ def _import() -> None:
     registry.strategies()
 
 
+def _next_launch(agent: socket.socket, parent: int) -> LaunchOrder | None:
+    """This process's own: of one that was forked here, or becomes a worker itself. None: no launch comes any more."""
+    with suppress(OSError):  # it may have its launch already, the last one
+        agent.sendall(READY)
+    while True:
+        head, descriptors, _, _ = socket.recv_fds(agent, NUMBER_BYTES, 1)
+        if not head:
+            return None
+        head += _exactly(agent, NUMBER_BYTES - len(head))
+        given = _exactly(agent, int.from_bytes(head, "little"))
+        if not descriptors or _is_fork(agent, parent, descriptors[0]):
+            return LaunchOrder.from_json(given)
+
+
+def _exactly(agent: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        more = agent.recv(size - len(found))
+        if not more:
+            sys.exit()
+        found += more
+    return found
+
+
+def _is_fork(agent: socket.socket, parent: int, output_fd: int) -> bool:
+    """Fork a worker, and tell its pid; True in that. It is a child of `parent`, which adopts orphans meanwhile: so it
+    has its end told, and this process may end before."""
+    told, tell = os.pipe()
+    waits, go = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads: those of what was imported are its libraries', which expect forks
+        between = os.fork()
+        if between == 0 and os.fork():
+            os._exit(0)
+    if between == 0:
+        os.setsid()
+        for output in (1, 2):
+            os.dup2(output_fd, output)
+        os.write(tell, os.getpid().to_bytes(NUMBER_BYTES, "little"))
+        os.close(go)
+        went = os.read(waits, 1)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if not went or os.getppid() != parent:
+            os._exit(1)
+        _draw_anew()
+    else:
+        os.waitpid(between, 0)
+        os.close(tell)
+        pid = os.read(told, NUMBER_BYTES)
+        if not pid:
+            sys.exit("no process could be forked")
+        os.write(go, b"1")
+        os.close(go)
+        agent.sendall(pid)
+    for descriptor in (output_fd, told, waits, *((tell,) if between == 0 else ())):
+        os.close(descriptor)
+    return between == 0
+
+
+def _draw_anew() -> None:
+    """What was drawn at import would be the same in all forks. Python's own generator does it by itself."""
+    import multiprocessing
+
+    multiprocessing.current_process().authkey = os.urandom(32)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+
+
+def _show(mark: str, value: str) -> None:
+    """In /proc/PID/environ, which stays as it was at exec, by writing over it: whose a process is can be seen there."""
+    variables = ctypes.POINTER(ctypes.c_void_p).in_dll(ctypes.CDLL(None), "environ")
+    for place in itertools.takewhile(bool, (variables[one] for one in itertools.count())):
+        shown = ctypes.string_at(place)
+        if shown.startswith(mark.encode()) and len(shown) == len(mark + value):
+            ctypes.memmove(place + len(mark), value.encode(), len(value))
+
+
 def _carry_out(launch: LaunchOrder) -> None:
     os.chdir(launch.folder)
+    if _SECRET in launch.env:
+        _show(f"{_SECRET}=", launch.env[_SECRET])
     os.environ.update(launch.env)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, _STDIN)

@@ -1,65 +1,69 @@
-"""One worker's process: started in a session of its own, watched through a pidfd, ended with its whole group.
-
-It may be started before there is a worker to be, and wait for a launch (agent/runtime/warm_start.py)."""
+"""One worker's process: started in a session of its own, watched through a pidfd, ended with its whole group."""
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from atoll import die_with_parent
-from atoll.agent.supervisor.environment import SECRET
 from atoll.agent.supervisor.leftovers import PidFile
 
-_PIPE_BYTES: Final = 1024 * 1024
-"""Room for a launch, so that nobody waits for a process to read it: as long as an argument list may be."""
+
+class BegunProcess(NamedTuple):
+    """Of this process, leading a session of its own."""
+
+    pid: int
+    wait: Callable[[], int]
+    """For its end; returns its exit code (negative: the signal)."""
+
+
+def executed(
+    command: Sequence[str], *, folder: Path, env: Mapping[str, str], stdin: int = subprocess.DEVNULL
+) -> Callable[[int], BegunProcess]:
+    """What `WorkerProcess` begins: this command, which the kernel ends with this process."""
+
+    def begin(output_fd: int) -> BegunProcess:
+        process = subprocess.Popen(
+            die_with_parent.command(command, signal.SIGKILL),
+            stdin=stdin,
+            stdout=output_fd,
+            stderr=output_fd,
+            cwd=folder,
+            env=dict(env),
+            start_new_session=True,
+        )
+        return BegunProcess(process.pid, process.wait)
+
+    return begin
 
 
 class WorkerProcess:
     """A running process group. `on_exit` is called on the event loop once its leader is dead; then `reap` is due."""
 
     def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        folder: Path,
-        env: Mapping[str, str],
-        pid_file: Path,
-        on_exit: Callable[[], None],
-        waits: bool = False,
+        self, begin: Callable[[int], BegunProcess], *, secret: str, pid_file: Path, on_exit: Callable[[], None]
     ) -> None:
-        """Raises OSError if the process cannot be made. Its output is to be read from `output_fd`. waits: its input is
-        the launch that `hand_over` gives it."""
+        """Raises OSError if the process cannot be made. begin: makes it, given where its output goes, which is to be
+        read from `output_fd`. secret: the value of SECRET in its environment."""
         self._loop = asyncio.get_running_loop()
         self._on_exit = on_exit
         output_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             os.set_blocking(write_fd, True)
-            self._process = subprocess.Popen(
-                die_with_parent.command(command, signal.SIGKILL),
-                stdin=subprocess.PIPE if waits else subprocess.DEVNULL,
-                bufsize=0,
-                stdout=write_fd,
-                stderr=write_fd,
-                cwd=folder,
-                env=dict(env),
-                start_new_session=True,
-            )
+            self.pid, self._wait = begin(write_fd)
         except BaseException:
             os.close(output_fd)
             raise
         finally:
             os.close(write_fd)
         self.output_fd: Final = output_fd
-        self.pid: Final = self._process.pid
-        self.secret: Final = env[SECRET]
+        self.secret = secret
         self._pid_file = PidFile(pid_file)
         self._pidfd = -1
         try:
@@ -71,25 +75,12 @@ class WorkerProcess:
             self.reap()
             raise
 
-    def hand_over(self, launch: bytes, *, pid_file: Path, on_exit: Callable[[], None]) -> bool:
-        """Make a process that waits a worker. False where it is gone, or the launch is too long for its pipe: it is
-        to be reaped then. Raises OSError where the pid file cannot be written."""
-        pipe = self._process.stdin
-        assert pipe is not None
-        os.set_blocking(pipe.fileno(), False)
-        with suppress(OSError):  # beyond the user's limit: the default takes any usual launch
-            fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        try:
-            whole = os.write(pipe.fileno(), launch) == len(launch)
-        except OSError:
-            whole = False
-        if whole:
-            waiting, self._pid_file = self._pid_file, PidFile(pid_file)
-            self._pid_file.write(self.pid, self.secret)
-            waiting.remove()
-            self._on_exit = on_exit
-            pipe.close()  # only now: at the end of its input it begins
-        return whole
+    def becomes(self, secret: str, pid_file: Path, on_exit: Callable[[], None]) -> None:
+        """It is another's from now on. Raises OSError where the pid file cannot be written."""
+        before, self._pid_file = self._pid_file, PidFile(pid_file)
+        self._pid_file.write(self.pid, secret)
+        before.remove()
+        self.secret, self._on_exit = secret, on_exit
 
     def send_signal(self, number: int) -> None:
         """To every process of the group; gone ones are passed over."""
@@ -102,12 +93,10 @@ class WorkerProcess:
     def reap(self) -> int:
         """Kill what is left of the group and return the leader's exit code (negative: the signal)."""
         self.send_signal(signal.SIGKILL)  # before wait: until then nobody else gets this pid as its group's number
-        code = self._process.wait()
+        code = self._wait()
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
-        if self._process.stdin is not None:
-            self._process.stdin.close()
         self._pid_file.remove()
         return code
 

@@ -1,8 +1,9 @@
-"""Processes that wait for a launch, one for each device: a worker that gets one is there at once, not seconds later.
+"""Fork servers, one for each device: processes that have imported what workers import, and fork one for each launch.
 
-A spare is made for what its device was last used for, or before that for a job without variables of its own. It is
-handed out once and never taken back, so nobody's code has run in it. The next one is made when the worker that has it
-trains, so that importing takes no processor from a recovery; with the lowest priority, where that can be undone."""
+A server is made for what its device was last used for, or before that for a job without variables of its own. Nobody's
+code runs in it. A worker that finds none is started without, or is one that is about to be a server; the next one is
+made when that worker trains, so that importing takes no processor from a recovery; with the lowest priority, where that
+can be undone."""
 
 from __future__ import annotations
 
@@ -10,19 +11,17 @@ import importlib.util
 import logging
 import math
 import os
-import secrets
-import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from atoll.agent.memory_limits import available_bytes
-from atoll.agent.runtime import warm_start
-from atoll.agent.supervisor.environment import SECRET
+from atoll.agent.runtime.warm_start import LaunchOrder
+from atoll.agent.supervisor.fork_server import ForkServer
 from atoll.agent.supervisor.interpreter import Interpreter
 from atoll.agent.supervisor.machine import Phase, Worker
 from atoll.agent.supervisor.process import WorkerProcess
@@ -30,7 +29,6 @@ from atoll.worker_key import WorkerKey
 
 logger = logging.getLogger(__name__)
 
-PROGRAM: Final = warm_start.__file__
 SPARE_BYTES: Final = 350 << 20
 """Resident in a process that waits: torch 2.13 for CPUs, measured 326 MB."""
 LEAST_FREE_BYTES: Final = 4 * SPARE_BYTES
@@ -61,8 +59,7 @@ class DeviceSpare:
     """When a worker of `wanted.job` was here last."""
     failures: int = 0
     polite_until_s: float = math.inf
-    made: Interpreter | None = None
-    process: WorkerProcess | None = None
+    server: ForkServer | None = None
 
 
 def is_due(slot: DeviceSpare, workers: Mapping[WorkerKey, Worker], now_s: float) -> bool:
@@ -91,7 +88,7 @@ class Spares:
         self._pids = pids
         self._idle: Mapping[int, Interpreter] = {}
         self._slots: dict[int, DeviceSpare] = {}
-        self._living: dict[str, WorkerProcess] = {}
+        self._living: set[ForkServer] = set()
         self._enabled = importlib.util.find_spec("torch") is not None
         self._lowers = self._enabled and _priority_can_be_restored()
         self._looked_s = 0.0
@@ -105,26 +102,44 @@ class Spares:
             if not slot.wanted.job:
                 slot.wanted = interpreter
 
-    def take(self, device: int, wanted: Interpreter | None, key: WorkerKey, now_s: float) -> WorkerProcess | None:
-        """The one that waits with this, which is the caller's from now on. None: start without, and the next is made
-        for that. wanted: None where none can wait."""
-        slot = self._slots.get(device)
+    def start(
+        self,
+        device: int,
+        wanted: Interpreter | None,
+        key: WorkerKey,
+        order: LaunchOrder,
+        *,
+        secret: str,
+        pid_file: Path,
+        on_exit: Callable[[], None],
+    ) -> WorkerProcess | None:
+        """A worker, by the server of its device. None: start it without, and the next server is made for that. wanted:
+        None where none can have imported before."""
+        slot, now_s = self._slots.get(device), time.monotonic()
         if slot is None:
             return None
         slot.user, slot.due_s, slot.used_s, slot.failures = key, now_s, now_s, 0
         if wanted is None:
             return None
         slot.wanted = wanted
-        process, slot.process = slot.process, None
-        if process is None:
+        if (server := slot.server) is None:
             return None
-        if slot.made != wanted:
-            process.send_signal(signal.SIGKILL)
+        if server.made != wanted:
+            self._end(slot)
             return None
-        del self._living[process.secret]
         if self._lowers:
-            _restore_priority(process.pid)
-        return process
+            _restore_priority(server.process.pid)
+        try:
+            if server.ready:
+                return server.fork(order, secret=secret, pid_file=pid_file, on_exit=on_exit)
+            slot.server = None
+            begun = server.become(order, secret=secret, pid_file=pid_file, on_exit=on_exit)
+            self._living.discard(server)
+            return begun
+        except OSError as error:
+            logger.warning("a worker is started without the process that has imported for it: %s", error)
+            server.kill()
+            return None
 
     def tick(self, now_s: float, workers: Mapping[WorkerKey, Worker]) -> None:
         """Make what is due, end what is of no use any more."""
@@ -134,22 +149,22 @@ class Spares:
                 slot.used_s = now_s
             elif slot.wanted.job and now_s - slot.used_s > KEPT_S:
                 slot.wanted = self._idle[device]
-            if slot.process is None:
+            if slot.server is None:
                 continue
-            if slot.made != slot.wanted:
+            if slot.server.made != slot.wanted:
                 self._end(slot)
             elif now_s >= slot.polite_until_s:
                 slot.polite_until_s = math.inf
-                _restore_priority(slot.process.pid)
+                _restore_priority(slot.server.process.pid)
         if self._enabled and now_s - self._looked_s >= _LOOK_S:
             self._looked_s = now_s
             self._use_memory(now_s, workers, available_bytes())
 
     def _use_memory(self, now_s: float, workers: Mapping[WorkerKey, Worker], free_bytes: int) -> None:
         for device, slot in self._slots.items():
-            if slot.process is not None and free_bytes < LEAST_FREE_BYTES // 2:
+            if slot.server is not None and free_bytes < LEAST_FREE_BYTES // 2:
                 self._end(slot)
-            elif slot.process is None and free_bytes >= LEAST_FREE_BYTES and is_due(slot, workers, now_s):
+            elif slot.server is None and free_bytes >= LEAST_FREE_BYTES and is_due(slot, workers, now_s):
                 self._make(device, slot, now_s)
                 free_bytes -= SPARE_BYTES
 
@@ -162,51 +177,41 @@ class Spares:
     def close(self) -> None:
         """End all; make none any more."""
         self._slots.clear()
-        living, self._living = list(self._living.values()), {}
-        for process in living:
-            process.send_signal(signal.SIGKILL)
-        for process in living:
-            process.reap()
-            os.close(process.output_fd)
+        living, self._living = self._living, set()
+        for server in living:
+            server.kill()
+        for server in living:
+            server.reap()
 
     def _make(self, device: int, slot: DeviceSpare, now_s: float) -> None:
-        secret = secrets.token_hex(16)
         try:
-            process = WorkerProcess(
-                [*slot.wanted.command, PROGRAM],
-                folder=Path("/"),
-                env={**slot.wanted.env, SECRET: secret},
-                pid_file=self._pids / f"spare-{device}-{secret[:8]}.pid",  # its predecessor may still be dying
-                on_exit=lambda: self._exited(slot, secret),
-                waits=True,
-            )
+            server = ForkServer(slot.wanted, pids=self._pids, device=device, on_exit=lambda: self._exited(slot, server))
         except OSError as error:
             self._failed(slot, now_s, str(error))
             return
-        slot.made, slot.process = slot.wanted, process
-        self._living[secret] = process
+        slot.server = server
+        self._living.add(server)
         if self._lowers:
             slot.polite_until_s = now_s + POLITE_S
             with suppress(ProcessLookupError):
-                os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
+                os.sched_setscheduler(server.process.pid, os.SCHED_IDLE, os.sched_param(0))
 
     def _end(self, slot: DeviceSpare) -> None:
-        assert slot.process is not None
-        slot.process.send_signal(signal.SIGKILL)  # it is reaped when it is gone
-        slot.process = None
+        assert slot.server is not None
+        slot.server.kill()  # it is reaped when it is gone
+        slot.server = None
 
-    def _exited(self, slot: DeviceSpare, secret: str) -> None:
-        process = self._living.pop(secret)
-        code = process.reap()
-        os.close(process.output_fd)
-        if slot.process is process:
-            slot.process = None
+    def _exited(self, slot: DeviceSpare, server: ForkServer) -> None:
+        self._living.remove(server)
+        code = server.reap()
+        if slot.server is server:
+            slot.server = None
             self._failed(slot, time.monotonic(), f"it ended with {code}")
 
     def _failed(self, slot: DeviceSpare, now_s: float, why: str) -> None:
         slot.failures += 1
         slot.due_s = now_s + backoff_s(slot.failures)
-        logger.debug("no process waits for a launch: %s. The next one in %g s", why, backoff_s(slot.failures))
+        logger.debug("no process waits for launches: %s. The next one in %g s", why, backoff_s(slot.failures))
 
 
 def _priority_can_be_restored() -> bool:

@@ -1,4 +1,4 @@
-"""Makes a worker's process: of one that waits for just this launch where there is one, else a new one."""
+"""Makes a worker's process: by a fork server for just such launches where there is one, else a new interpreter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll.agent.supervisor.environment import launch_variables, worker_environm
 from atoll.agent.supervisor.environments.building import activated, interpreter
 from atoll.agent.supervisor.interpreter import Interpreter, can_wait
 from atoll.agent.supervisor.preparation import Prepared
-from atoll.agent.supervisor.process import WorkerProcess
+from atoll.agent.supervisor.process import WorkerProcess, executed
 from atoll.agent.supervisor.spares import Spares
 from atoll.agent.telemetry.devices import Device
 from atoll.agent.telemetry.numa import bindings, read_nodes
@@ -51,23 +51,19 @@ class WorkerStarter:
         wanted = self._interpreter(
             launch.device, launch.local_rank, own, address=address, job=key.job, environment=prepared.environment
         )
-        spare = self.spares.take(launch.device, wanted if can_wait(wanted.env, own) else None, key, time.monotonic())
-        secret = spare.secret if spare is not None else secrets.token_hex(16)
+        secret = secrets.token_hex(16)
         argv = (launch.spec.script, *launch.spec.args)
         variables = launch_variables(launch, agent_socket=self._agent_socket, secret=secret)
         paths = [str(prepared.code), *filter(None, [wanted.env.get("PYTHONPATH")])]
         variables["PYTHONPATH"] = os.pathsep.join(paths)
         order = LaunchOrder(argv, str(prepared.code), variables, launch.spec.module)
         pid_file = self._pids / f"{key.job}.{key.run}.{key.rank}.pid"
-        if spare is not None:
-            if spare.hand_over(order.to_json(), pid_file=pid_file, on_exit=on_exit):
-                return spare
-            spare.reap()
-            os.close(spare.output_fd)
-        return WorkerProcess(
-            [*wanted.command, *order.arguments],
-            folder=prepared.code,
-            env={**wanted.env, **variables},
+        waits = wanted if can_wait(wanted.env, own) else None
+        return self.spares.start(
+            launch.device, waits, key, order, secret=secret, pid_file=pid_file, on_exit=on_exit
+        ) or WorkerProcess(
+            executed([*wanted.command, *order.arguments], folder=prepared.code, env={**wanted.env, **variables}),
+            secret=secret,
             pid_file=pid_file,
             on_exit=on_exit,
         )

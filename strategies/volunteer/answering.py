@@ -23,7 +23,7 @@ from atoll.agent.runtime.step.capabilities import EngineParts
 from atoll.errors import BadInput
 from atoll.ports import host_and_port
 from atoll.strategies.volunteer.checks import Wanted
-from atoll.strategies.volunteer.dialling import measured, prepare
+from atoll.strategies.volunteer.dialling import measuring, prepare
 from atoll.strategies.volunteer.messages import number, read, written
 from atoll.strategies.volunteer.stage_passes import StagePass, StagePasses
 from atoll.strategies.volunteer.task_pool import MOST_OPEN
@@ -44,8 +44,11 @@ def help_out(session: Session, model: nn.Module | Sequence[nn.Module | MakesLaye
     stop. Returns the exit code. Raises BadInput for what cannot be computed."""
     assert session.link is not None
     assert session.helping is not None
-    with zmq.Context() as context, context.socket(zmq.DEALER) as line:
-        session.link.outbox.links(measured(context, session.helping))
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as line,
+        measuring(context, session.helping, session.link.outbox.links),
+    ):
         return Helper(session, StagesHere(session, model, parts), line).run()
 
 

@@ -5,13 +5,17 @@ both bandwidths."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import torch
 import zmq
 from zmq.utils import z85
 
+from atoll.errors import BadInput
 from atoll.ports import host_and_port
 from atoll.strategies.volunteer.messages import Server, from_list, read, written
 from atoll.strategies.volunteer.port import HEARTBEAT_MS, SILENT_MS
@@ -24,6 +28,11 @@ TURNS: Final = 2
 ANSWER_S: Final = 1.0
 MEASURE_S: Final = 3.0
 """For all together: who is not measured by then is taken to be as near as the nearest."""
+PAUSES_S: Final = (0.0, 5.0, 15.0, *(60.0,) * 10)
+"""Before each measurement. By one of them nobody is moved (controller/jobs/volunteers/supply.py)."""
+LOOK_S: Final = 0.1
+"""How often it is looked whether to end."""
+END_S: Final = 5.0
 
 
 def prepare(line: zmq.Socket[bytes], public_key: bytes) -> None:
@@ -41,16 +50,41 @@ def prepare(line: zmq.Socket[bytes], public_key: bytes) -> None:
         line.setsockopt(option, value)
 
 
-def measured(context: zmq.Context[zmq.Socket[bytes]], helping: Helping) -> list[LinkSample]:
+@contextmanager
+def measuring(
+    context: zmq.Context[zmq.Socket[bytes]], helping: Helping, tell: Callable[[list[LinkSample]], None]
+) -> Iterator[None]:
+    """Have the links measured by a thread meanwhile, so that no task waits for that."""
+    stop = threading.Event()
+
+    def measure() -> None:
+        for pause_s in PAUSES_S:
+            if stop.wait(pause_s):
+                return
+            with suppress(BadInput):  # the rank's answer: what it says of tasks is read where these are done
+                tell(measured(context, helping, stop))
+
+    thread = threading.Thread(target=measure, name="edges", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=END_S)
+
+
+def measured(
+    context: zmq.Context[zmq.Socket[bytes]], helping: Helping, stop: threading.Event | None = None
+) -> list[LinkSample]:
     """Of the links to all ranks that could be helped, as the one that is says: what they carried, and how long it took
-    both ways. Who does not answer is left out; nothing where there is no choice."""
+    both ways. Who does not answer is left out; nothing where there is no choice. stop: ends it."""
     ends_s = time.monotonic() + MEASURE_S
     greeting = {"kind": "probe", "name": helping.name, "ticket": helping.ticket.hex()}
     helped = Server(-1, helping.address, helping.port, helping.public_key.hex())
     with _Lines(context) as lines:
         line = lines.dial(helped)
         line.send_multipart(written({**greeting, "servers": True}, []))
-        if not line.poll(int(1000 * MEASURE_S)):
+        if not _heard(line, ends_s, stop):
             return []
         servers = from_list(read(line.recv_multipart())[1])
         if len(servers) < 2:
@@ -64,7 +98,7 @@ def measured(context: zmq.Context[zmq.Socket[bytes]], helping: Helping) -> list[
                 begun_s = time.monotonic()
                 if turn:
                     line.send_multipart(written(greeting, [torch.zeros(PROBE_BYTES, dtype=torch.uint8)]))
-                if not line.poll(max(0, int(1000 * min(ANSWER_S, ends_s - begun_s)))):
+                if not _heard(line, min(begun_s + ANSWER_S, ends_s), stop):
                     break
                 line.recv_multipart()
                 if turn:
@@ -73,6 +107,13 @@ def measured(context: zmq.Context[zmq.Socket[bytes]], helping: Helping) -> list[
         LinkSample(peer=rank, sent_bytes=PROBE_BYTES, received_bytes=PROBE_BYTES, busy_s=edge_s)
         for rank, edge_s in found.items()
     ]
+
+
+def _heard(line: zmq.Socket[bytes], until_s: float, stop: threading.Event | None) -> bool:
+    while (left_s := until_s - time.monotonic()) > 0 and not (stop is not None and stop.is_set()):
+        if line.poll(int(1000 * min(left_s, LOOK_S)) + 1):
+            return True
+    return False
 
 
 class _Lines:

@@ -8,6 +8,7 @@ import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,7 +17,8 @@ from agent_harness import until as until_by
 from test_processes import OBEDIENT
 
 from atoll.agent.settings import AgentSettings
-from atoll.agent.supervisor import spares
+from atoll.agent.supervisor import fork_server, spares
+from atoll.agent.supervisor.fork_server import ForkServer
 from atoll.agent.supervisor.interpreter import Interpreter, can_wait
 from atoll.agent.supervisor.leftovers import PidFile
 from atoll.agent.supervisor.liveness import Life
@@ -24,6 +26,7 @@ from atoll.agent.supervisor.machine import Phase, Worker
 from atoll.agent.supervisor.progress import Progress
 from atoll.agent.supervisor.spares import PLAIN_S, REST_S, DeviceSpare, backoff_s, is_due
 from atoll.v1 import common_pb2
+from atoll.v1.agents_pb2 import StopWorkers
 from atoll.worker_key import WorkerKey
 
 until = partial(until_by, deadline_s=60)  # each process that is started here waits for a processor
@@ -69,64 +72,116 @@ def test_the_next_one_is_made_when_the_worker_trains() -> None:
 
 
 def waits(settings: AgentSettings) -> int:
-    """The pid of what waits on device 0, or 0."""
+    """The pid of the server of device 0, or 0."""
     found = (PidFile(path).read() for path in (settings.state_dir / "pids").glob("spare-0-*.pid"))
     return next((facts[0] for facts in found if facts is not None and is_alive(facts[0])), 0)
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What waits has imported nothing, so it is there at once. tests/runtime/test_warm_start.py has what it imports."""
-    program = tmp_path / "waits.py"
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ForkServer]:
+    """Servers, as they are made: they have imported nothing, so they are ready soon. tests/runtime/test_warm_start.py
+    has what they import. None is while `tmp_path / "busy"` is there."""
+    program, made = tmp_path / "waits.py", []
     program.write_text(
-        "from atoll.agent.runtime import warm_start\nwarm_start._import = lambda: None\nwarm_start.main()"
+        "import os, time\nfrom atoll.agent.runtime import warm_start\n"
+        f"def imports():\n    while os.path.exists({str(tmp_path / 'busy')!r}):\n        time.sleep(0.01)\n"
+        "warm_start._import = imports\nwarm_start.main()"
     )
-    monkeypatch.setattr(spares, "PROGRAM", str(program))
+    monkeypatch.setattr(fork_server, "PROGRAM", str(program))
     for constant, value in (("REST_S", 0.0), ("POLITE_S", 0.0), ("_LOOK_S", 0.1), ("_BACKOFF_S", (0.1, 0.1))):
         monkeypatch.setattr(spares, constant, value)
 
+    class Recorded(ForkServer):
+        def __init__(self, *arguments: Any, **fields: Any) -> None:
+            super().__init__(*arguments, **fields)
+            made.append(self)
 
-@pytest.mark.usefixtures("quick")
-async def test_launches_get_what_waits_for_them(
-    settings: AgentSettings, controller: ScriptedController, monkeypatch: pytest.MonkeyPatch
+    monkeypatch.setattr(spares, "ForkServer", Recorded)
+    return made
+
+
+async def trains(controller: ScriptedController, run: int) -> None:
+    await until("it trains", lambda: (status := controller.status(run=run)) and status.step > 2)
+
+
+async def printed(controller: ScriptedController, job: str, run: int) -> bytes:
+    await until("it has ended", lambda: controller.has_exited(job=job, run=run))
+    return await until("its output", lambda: controller.printed(job=job, run=run))
+
+
+async def test_launches_are_forked_from_what_waits_for_them(
+    settings: AgentSettings, controller: ScriptedController, monkeypatch: pytest.MonkeyPatch, quick: list[ForkServer]
 ) -> None:
-    """1. A process waits before any job is there. 2. Killed while it waits, it is made again; nobody is told of a
-    worker. 3. A job without variables gets it: that process is the worker, with its place, its folder and its output;
-    it is stopped by word. 4. Once it has trained, the next one waits. 5. A job with a secret starts beside it, and
-    what waits after that is for this job: the next run of it gets it, another job does not. 6. It is over when the
-    job's workers are long gone. 7. The agent ends what waits."""
+    """1. A server waits before any job is there. 2. Killed while it waits, it is made again; nobody is told of a
+    worker. 3. A job without variables has a fork of it, a child of the agent, with its place, its folder and its
+    output. 4. The worker is killed: the next one is forked at once, by the same server. 5. The server is killed: the
+    worker lives, is stopped by word, and another one is made. 6. A job with a secret starts beside it, and what waits
+    after that is for this job: its next two runs are forked from it, another job is not. 7. It is over when the job's
+    workers are long gone. 8. The agent ends what waits."""
     agent = RunningAgent(settings)
-    first = await until("a process waits", lambda: waits(settings))
+    first = await until("a server", lambda: waits(settings))
     os.kill(first, signal.SIGKILL)
-    pid = await until("another one waits", lambda: (pid := waits(settings)) != first and pid)
+    pid = await until("another one", lambda: (pid := waits(settings)) != first and pid)
+    await until("it is ready", lambda: quick[-1].process.pid == pid and quick[-1].ready)
     assert not controller.statuses
 
-    controller.launch("import os\nprint(os.getpid(), os.getsid(0), os.environ['RANK'])\n" + OBEDIENT)
-    await until("it trains", lambda: (status := controller.status()) and status.step > 2)
-    assert controller.printed().startswith(b"%d %d 0\n" % (pid, pid))
-    assert controller.is_running() == pid
-    assert psutil.Process(pid).ppid() == os.getpid()
-    second = await until("the next one waits", lambda: waits(settings))
+    script = "import os\nprint(os.getpid(), os.getsid(0), os.getppid(), os.environ['RANK'])\n" + OBEDIENT
+    for run in (1, 2):
+        controller.launch(script, run=run)
+        await trains(controller, run)
+        worker = controller.is_running(run=run)
+        assert controller.printed(run=run).startswith(b"%d %d %d 0\n" % (worker, worker, os.getpid()))
+        assert waits(settings) == pid != worker
+        if run == 1:
+            os.kill(worker, signal.SIGKILL)
+            ended = await until("its end is told", lambda: controller.has_exited(run=1))
+            assert (ended.exit_kind, ended.exit_code) == (common_pb2.EXIT_KIND_SIGNALLED, -signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    second = await until("another server", lambda: (new := waits(settings)) not in (0, pid) and new)
+    assert controller.is_running(run=2) == worker
+    controller.send(stop=StopWorkers(job="job-1", run=2, grace_s=20))
+    ended = await until("it has stopped", lambda: controller.has_exited(run=2))
+    assert ended.exit_kind == common_pb2.EXIT_KIND_DRAINED
 
     secret = {"spec": {"secrets": {"KEY": "of-job-2"}}}
     controller.launch(OBEDIENT, job="job-2", **secret)
-    assert await until("it runs", lambda: controller.is_running(job="job-2")) != second
+    await until("it trains", lambda: (s := controller.status(job="job-2")) and s.step > 2)
     third = await until("one waits for job-2", lambda: (pid := waits(settings)) not in (0, second) and pid)
-    await until("with its secret", lambda: psutil.Process(third).environ().get("KEY") == "of-job-2")  # once executed
+    await until("it is ready", lambda: quick[-1].process.pid == third and quick[-1].ready)
+    for run in (2, 3):
+        controller.launch("import os\nprint(os.getppid(), os.environ['KEY'])", job="job-2", run=run, **secret)
+        assert await printed(controller, "job-2", run) == b"%d of-job-2\n" % os.getpid()
+        assert waits(settings) == third
     controller.launch("print('x')", job="job-3")
     await until("job-3 has ended", lambda: controller.has_exited(job="job-3"))
     await until("what waits is job-3's", lambda: (pid := waits(settings)) not in (0, third) and pid)
-    controller.launch(OBEDIENT, job="job-2", run=2, **secret)
-    await until("job-2 trains", lambda: (s := controller.status(job="job-2", run=2)) and s.step > 2)
-    fourth = await until("one waits for job-2", lambda: waits(settings))
-    controller.launch("import os\nprint(os.getpid(), os.environ['KEY'])", job="job-2", run=3, **secret)
-    await until("run 3 has ended", lambda: controller.has_exited(job="job-2", run=3))
-    await until("its output", lambda: controller.printed(job="job-2", run=3) == b"%d of-job-2\n" % fourth)
+    controller.launch("print('x')", job="job-2", run=4, **secret)
+    await until("run 4 has ended", lambda: controller.has_exited(job="job-2", run=4))
+    await until("one waits for job-2", lambda: (pid := waits(settings)) and "KEY" in psutil.Process(pid).environ())
     monkeypatch.setattr(spares, "KEPT_S", 0.0)
     await until(
         "nothing waits with its secret",
         lambda: (pid := waits(settings)) and "KEY" not in (psutil.Process(pid).environ() or {"KEY"}),
     )
+    await agent.end()
+    assert not psutil.Process().children(recursive=True)
+
+
+async def test_a_launch_takes_what_is_about_to_wait(
+    settings: AgentSettings, controller: ScriptedController, tmp_path: Path, quick: list[ForkServer]
+) -> None:
+    """1. A server still imports. 2. A launch comes: that process is the worker, as soon as it has imported. 3. Once it
+    trains, the next one waits."""
+    (tmp_path / "busy").touch()
+    agent = RunningAgent(settings)
+    pid = await until("a server", lambda: waits(settings))
+    controller.launch(OBEDIENT)
+    await until("it is launched", lambda: controller.is_running() == pid)
+    assert not waits(settings)
+    (tmp_path / "busy").unlink()
+    await until("it trains", lambda: (status := controller.status()) and status.step > 2)
+    await until("the next one waits", lambda: waits(settings) not in (0, pid) and quick[-1].ready)
+    assert controller.is_running() == pid
     await agent.end()
     assert not psutil.Process().children(recursive=True)
 

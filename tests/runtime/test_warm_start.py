@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ import pytest
 from atoll.agent.runtime import warm_start
 from atoll.agent.runtime.warm_start import LaunchOrder, code_of
 from atoll.agent.supervisor.environment import PLACE
+from atoll.agent.supervisor.fork_server import forked
 
 ENDS_S = 120
 WHERE = """
@@ -80,24 +84,55 @@ def write(folder: Path, script: str, module: str = "") -> str:
     return str(path.relative_to(folder))
 
 
-def cold(folder: Path, script: str, env: Mapping[str, str], module: str = "") -> subprocess.Popen[bytes]:
+Ended = tuple[str, int]
+"""What it printed, and its exit code."""
+
+
+def cold(folder: Path, script: str, env: Mapping[str, str], module: str = "") -> Ended:
     path = write(folder, script, module)
     command = [sys.executable, *(("-m", module) if module else (path,)), "--x"]
-    return subprocess.Popen(
-        command, cwd=folder, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=-1, stderr=subprocess.STDOUT
+    whole = {**os.environ, **env}
+    ended = subprocess.run(
+        command, cwd=folder, env=whole, stdin=subprocess.DEVNULL, stdout=-1, stderr=-2, timeout=ENDS_S, check=False
     )
+    return ended.stdout.decode(), ended.returncode
 
 
-def waiting(folder: Path, script: str, env: Mapping[str, str], module: str = "") -> subprocess.Popen[bytes]:
-    order = LaunchOrder((write(folder, script, module), "--x"), str(folder), env, module)
-    process = subprocess.Popen(
-        [sys.executable, warm_start.__file__], cwd="/", stdin=-1, stdout=-1, stderr=subprocess.STDOUT
-    )
-    assert process.stdin is not None
-    process.stdin.write(order.to_json())
-    process.stdin.close()
-    process.stdin = None
-    return process
+@contextmanager
+def server(stdout: int | None = None) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
+    """And this end of its input."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, warm_start.__file__]
+    env = {**os.environ, "ATOLL_WORKER_SECRET": "0" * 32}
+    started = subprocess.Popen(command, cwd="/", env=env, stdin=theirs, stdout=stdout, stderr=stdout and -2)
+    theirs.close()
+    with started as process, ours:
+        yield process, ours
+
+
+def become(folder: Path, script: str, env: Mapping[str, str], module: str = "") -> Ended:
+    """The server itself, which is told before it is one."""
+    order = LaunchOrder((write(folder, script, module), "--x"), str(folder), env, module).to_json()
+    with server(subprocess.PIPE) as (process, line):
+        line.sendall(len(order).to_bytes(warm_start.NUMBER_BYTES, "little") + order)
+        line.close()
+        printed = process.communicate(timeout=ENDS_S)[0]
+    return printed.decode(), process.returncode
+
+
+def fork(folder: Path, script: str, env: Mapping[str, str], module: str = "") -> Ended:
+    """The second fork of a server that ends before the script does."""
+    order = LaunchOrder((write(folder, script, module), "--x"), str(folder), env, module).to_json()
+    with server() as (process, line), tempfile.TemporaryFile() as output:
+        assert line.recv(1) == warm_start.READY
+        first = LaunchOrder((write(folder / "first", "pass"),), str(folder / "first"), {}).to_json()
+        assert forked(line, first, output.fileno()).wait() == 0
+        worker = forked(line, order, output.fileno())
+        line.close()
+        assert process.wait(ENDS_S) == 0
+        code = worker.wait()
+        output.seek(0)
+        return output.read().decode(), code
 
 
 @pytest.mark.parametrize(
@@ -110,30 +145,62 @@ def waiting(folder: Path, script: str, env: Mapping[str, str], module: str = "")
     ],
     ids=["where", "spawns", "interrupted", "becomes-cold"],
 )
-def test_script_cannot_tell(tmp_path: Path, script: str, code: int, ends_with: str) -> None:
+@pytest.mark.parametrize("begun", [become, fork])
+def test_script_cannot_tell(
+    tmp_path: Path, script: str, code: int, ends_with: str, begun: Callable[..., Ended]
+) -> None:
     """Names of `__main__`, arguments, paths, input, threads that outlive the script, pickles of its classes, children
     that are spawned, tracebacks, and the exit code: the same text to the last byte."""
-    env = {"RANK": "4"}
-    started = [begin(tmp_path, script, env) for begin in (cold, waiting)]
-    printed = [process.communicate(timeout=ENDS_S)[0].decode() for process in started]
-    assert [process.returncode for process in started] == [code, code], printed
-    assert printed[0].endswith(ends_with)
-    assert printed[1] == printed[0]
+    there = cold(tmp_path, script, {"RANK": "4"})
+    assert there[0].endswith(ends_with)
+    assert there[1] == code
+    assert begun(tmp_path, script, {"RANK": "4"}) == there
 
 
-def test_module_cannot_tell(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begun", [become, fork])
+def test_module_cannot_tell(tmp_path: Path, begun: Callable[..., Ended]) -> None:
     """As above, of a module of a package with relative imports; its folder and PYTHONPATH are where it finds others."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package/beside.py").write_text("import sys\nARGV = sys.argv[1:]")
     (tmp_path / "deeper").mkdir()
     (tmp_path / "deeper/further.py").write_text("FURTHER = 7")
     env = {"PYTHONPATH": str(tmp_path)}
-    started = [begin(tmp_path, MODULE, env, "package.train") for begin in (cold, waiting)]
-    printed = [process.communicate(timeout=ENDS_S)[0].decode() for process in started]
-    assert [process.returncode for process in started] == [1, 1], printed
-    assert "['--x'] 7" in printed[0]
-    assert printed[0].endswith("ValueError: inner\n")
-    assert printed[1] == printed[0]
+    there = cold(tmp_path, MODULE, env, "package.train")
+    assert "['--x'] 7" in there[0]
+    assert there[0].endswith("ValueError: inner\n")
+    assert there[1] == 1
+    assert begun(tmp_path, MODULE, env, "package.train") == there
+
+
+def test_forks_have_nothing_in_common_that_is_drawn_and_show_whose_they_are(tmp_path: Path) -> None:
+    """1. Two forks draw from each generator that draws without a seed: other numbers. 2. Each has in /proc the secret
+    of its launch, in a session of its own, and this process for a parent, whatever becomes of the server. 3. It ends
+    with this one: the kernel was told."""
+    script = """
+        import ctypes, multiprocessing, os, random, sys, uuid
+        import numpy
+        told = ctypes.c_int()
+        ctypes.CDLL(None).prctl(2, ctypes.byref(told), 0, 0, 0)
+        shown = open("/proc/self/environ", "rb").read().split(b"\\0")
+        assert b"ATOLL_WORKER_SECRET=" + os.environ["ATOLL_WORKER_SECRET"].encode() in shown, shown
+        assert os.getsid(0) == os.getpgid(0) == os.getpid() and told.value == 9
+        print(random.random(), numpy.random.rand(), uuid.uuid4(), bytes(multiprocessing.current_process().authkey))
+        print(os.getppid())
+        """
+    path, seen = write(tmp_path, script), []
+    with server() as (process, line), tempfile.TemporaryFile() as output:
+        assert line.recv(1) == warm_start.READY
+        for secret in ("a" * 32, "b" * 32):
+            order = LaunchOrder((path,), str(tmp_path), {"ATOLL_WORKER_SECRET": secret})
+            output.truncate(0)
+            assert forked(line, order.to_json(), output.fileno()).wait() == 0
+            output.seek(0)
+            drawn, parent = output.read().decode().splitlines()
+            assert int(parent) == os.getpid()
+            seen.append(drawn.split(maxsplit=3))
+        line.close()
+        process.wait(ENDS_S)
+    assert all(one != other for one, other in zip(*seen, strict=True)), seen
 
 
 def test_what_only_a_new_interpreter_runs_alike(tmp_path: Path) -> None:
@@ -177,6 +244,9 @@ def test_nothing_that_is_imported_asks_who_the_worker_is() -> None:
             print(torch.cuda.is_initialized(), torch.distributed.is_initialized())
         """
     command = [sys.executable, "-c", textwrap.dedent(watch), *PLACE]
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=ENDS_S, check=False)
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs:
+        ended = subprocess.run(command, stdin=theirs, capture_output=True, timeout=ENDS_S, check=False)
     assert ended.stdout.decode() == "[]\n['MainThread'] set()\nFalse False\n", ended.stderr.decode()
     assert ended.returncode == 0

@@ -16,6 +16,7 @@ from atoll.controller.jobs.agents.reported import NewPoints
 from atoll.controller.jobs.lifecycle.observed import PARTED_S, WORKER_DEATH_S, ObservedNode, ObservedWorker
 from atoll.controller.jobs.records.wire import worker_from_wire
 from atoll.controller.jobs.records.wire_views import standing_from_wire
+from atoll.controller.jobs.volunteers.supply import MeasuredEdges
 from atoll.controller.state.records import NodeRecord
 from atoll.errors import AtollError, Conflict, ControllerUnreachable
 from atoll.v1 import agents_pb2, common_pb2
@@ -68,8 +69,8 @@ class AgentSession:
         self.statuses: dict[WorkerKey, common_pb2.WorkerStatus] = {}
         self.memory_jobs: frozenset[str] = frozenset()
         self.samples: tuple[common_pb2.DeviceSample, ...] = ()
-        self.edges: dict[WorkerKey, dict[int, float]] = {}
-        """Of a volunteer: by helper, seconds to the ranks that it could help."""
+        self.edges: dict[WorkerKey, MeasuredEdges] = {}
+        """Of a volunteer, by helper: to the ranks that it could help."""
         self.output: asyncio.Queue[Output] = asyncio.Queue(OUTPUT_BATCHES)
         """Of its workers, not written down yet."""
         self.ended = asyncio.Event()
@@ -175,7 +176,8 @@ class AgentSession:
         edges = {link.peer: link.busy_s for link in telemetry.links if link.busy_s > 0}
         key = WorkerKey.of(telemetry.id)
         if self.record.volunteer and edges and key in self.workers:
-            self.edges = {one: kept for one, kept in self.edges.items() if one in self.workers} | {key: edges}
+            self.edges = {one: kept for one, kept in self.edges.items() if one in self.workers}
+            self.edges[key] = self.edges.get(key, MeasuredEdges()).again(edges)
 
     def sampled(self, samples: Iterable[common_pb2.DeviceSample]) -> None:
         """The newest samples of all the node's devices; nothing where there is nothing new."""

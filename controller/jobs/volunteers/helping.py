@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from atoll.controller.jobs.lifecycle.observed import ForgetWorker, ObservedNode, StopRun, WorkerPhase
-from atoll.controller.jobs.volunteers.supply import Edges, HelpedRank, Supply
+from atoll.controller.jobs.volunteers.supply import MEASURED, Edges, HelpedRank, Supply
 from atoll.jobspec import MAX_WORKERS
 from atoll.message_limits import MAX_RANK
 from atoll.worker_key import WorkerKey
@@ -69,11 +69,12 @@ def helping_actions(
     *,
     settled: Container[tuple[str, int]] = (),
     edges: Mapping[tuple[str, int, str], Edges] = MappingProxyType({}),
-    fresh: Container[tuple[str, WorkerKey]] = (),
+    fresh: Mapping[tuple[str, WorkerKey], int] = MappingProxyType({}),
 ) -> Iterator[HelpingAction]:
     """nodes: of volunteers, connected. resting: (node, device, job) that failed just now, and wait. settled: (job, run)
     where for a while nobody came, left or moved, and what ranks measured is of who is there. edges: of (node, device,
-    job). fresh: (node, helper) that measured theirs just now, and move at once."""
+    job). fresh: (node, helper) that measured theirs just now, and for which time: not the first time, and once it has
+    done tasks, it moves at once."""
     volunteers = sorted(nodes, key=lambda node: node.record.name)
     busy: dict[str, set[int]] = {}
     helpers: dict[tuple[str, int], list[_Helper]] = defaultdict(list)
@@ -87,7 +88,8 @@ def helping_actions(
                 yield StopRun(node.record.name, key.job, key.run, STOP_GRACE_S, why, (key.rank,))
             else:
                 here.add(device_of(key.rank))
-                helpers[key.job, key.run].append(_Helper(node.record.name, key, _power(node, device_of(key.rank))))
+                power = _power(node, device_of(key.rank))
+                helpers[key.job, key.run].append(_Helper(node.record.name, key, power, worker.step))
     supplies = {
         one: Supply(ranks, [(helped_by(each.key.rank), each.power) for each in helpers[one]])
         for one, ranks in runs.items()
@@ -106,7 +108,7 @@ def helping_actions(
             helps = supplies[chosen].take(device.speed, there)
             yield LaunchHelper(name, device.index, *chosen, helps)
     for one, supply in supplies.items():
-        may = [each for each in helpers[one] if one in settled or (each.node, each.key) in fresh]
+        may = [each for each in helpers[one] if one in settled or _knows(each, fresh)]
         yield from _moves(may, supply, edges)
 
 
@@ -115,6 +117,14 @@ class _Helper:
     node: str
     key: WorkerKey
     power: float
+    tasks: int
+    """That it has answered."""
+
+
+def _knows(helper: _Helper, fresh: Mapping[tuple[str, WorkerKey], int]) -> bool:
+    """Whether what it measured just now may move it: a start that is not over, on a machine that imports, says little
+    of a link."""
+    return helper.tasks > 0 and fresh.get((helper.node, helper.key), 0) >= MEASURED
 
 
 def _moves(

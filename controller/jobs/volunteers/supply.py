@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from atoll.controller.planners.allocation import stage_for
 
@@ -23,8 +23,27 @@ GAIN: Final = 1.25
 NEAR_S: Final = 0.1
 """Added to all edges: differences of less are turns of busy processes."""
 
+MEASURED: Final = 2
+"""So often a helper measures its edges, and does tasks meanwhile, before it moves for them."""
+
 Edges: TypeAlias = Mapping[int, float]
 """Seconds from a volunteer to a rank and back, by rank, as far as it measured."""
+
+
+class MeasuredEdges(NamedTuple):
+    """What a helper measured of its edges: how often, and the last times."""
+
+    times: int = 0
+    last: tuple[Edges, ...] = ()
+
+    def again(self, edges: Edges) -> MeasuredEdges:
+        return MeasuredEdges(self.times + 1, (*self.last, edges)[-MEASURED:])
+
+    @property
+    def edges(self) -> Edges:
+        """The shortest: what a busy machine adds to one measurement is not of the link."""
+        ranks = {rank for one in self.last for rank in one}
+        return {rank: min(one[rank] for one in self.last if rank in one) for rank in ranks}
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class Volunteers:
         )
         self._changed_s: dict[tuple[str, int], float] = {}  # by job and run, when its helpers did
         self._edges: dict[tuple[str, int, str], Edges] = {}  # of (node, device, job), as measured last
-        self._judged: set[tuple[str, WorkerKey]] = set()  # helpers whose edges were looked at
+        self._judged: dict[tuple[str, WorkerKey], int] = {}  # how many measurements of a helper
         self._helpers: dict[tuple[str, int], frozenset[tuple[str, int]]] = {}  # who they were then: node, number
         self._noted: set[tuple[str, WorkerKey]] = set()
         self._failures: dict[tuple[str, int, str], int] = {}
@@ -92,14 +92,15 @@ class Volunteers:
                 case _:
                     self._dispatch.act(None, action, now_s)
 
-    def _take_edges(self, sessions: dict[str, AgentSession]) -> frozenset[tuple[str, WorkerKey]]:
-        """What helpers measured. Returns those that nobody looked at before."""
-        told = {(name, key): edges for name, session in sessions.items() for key, edges in session.edges.items()}
-        for (name, key), edges in told.items():
-            self._edges[name, device_of(key.rank), key.job] = edges
+    def _take_edges(self, sessions: dict[str, AgentSession]) -> dict[tuple[str, WorkerKey], int]:
+        """What helpers measured. Returns who did so since the last call, and how often so far."""
+        told = {(name, key): measured for name, session in sessions.items() for key, measured in session.edges.items()}
+        for (name, key), measured in told.items():
+            self._edges[name, device_of(key.rank), key.job] = measured.edges
         self._edges = {who: edges for who, edges in self._edges.items() if who[2] in self._ledger.jobs}
-        fresh = frozenset(told) - self._judged
-        self._judged = set(told)
+        times = {who: measured.times for who, measured in told.items()}
+        fresh = {who: count for who, count in times.items() if count > self._judged.get(who, 0)}
+        self._judged = times
         return fresh
 
     def _settled(self, runs: HelpedRuns, sessions: dict[str, AgentSession], now_s: float) -> frozenset[tuple[str, int]]:

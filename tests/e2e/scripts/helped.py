@@ -66,4 +66,5 @@ with (options.out / f"rank-{run.rank}.jsonl").open("a") as log:
         for each in loader:
             step, loss = run.step, train_step(each).item()
             run.report(loss=loss)
-            print(json.dumps({"step": step, "loss": loss, "pid": os.getpid()}), file=log, flush=True)
+            line = {"step": step, "loss": loss, "pid": os.getpid(), "at_s": time.monotonic()}
+            print(json.dumps(line), file=log, flush=True)

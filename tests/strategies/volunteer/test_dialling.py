@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,10 +15,12 @@ from held_ports import free_port
 from zmq.utils import z85
 
 from atoll.agent.runtime.transport.keys import generate
-from atoll.strategies.volunteer.dialling import PROBE_BYTES, measured
+from atoll.strategies.volunteer import dialling
+from atoll.strategies.volunteer.dialling import PROBE_BYTES, measured, measuring
 from atoll.strategies.volunteer.messages import Server, read, written
 from atoll.strategies.volunteer.task_server import MOST_PROBES, TaskServer
 from atoll.v1.agents_pb2 import Helping
+from atoll.v1.common_pb2 import LinkSample
 
 TICKET = b"t" * 32
 NO_WORK: Any = None  # nobody asks for tasks
@@ -67,6 +70,22 @@ def test_links_to_all_ranks_are_measured_and_who_does_not_answer_is_left_out() -
         found = measured(context, helping(servers[0]))
     assert sorted(one.peer for one in found) == [0, 1]
     assert all(0 < one.busy_s < 1 and one.sent_bytes == one.received_bytes == PROBE_BYTES for one in found)
+
+
+def test_links_are_measured_again_while_tasks_are_done_and_that_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. Meanwhile two measurements come. 2. The rank that is asked answers no more: who wants to end does not wait for
+    it."""
+    monkeypatch.setattr(dialling, "PAUSES_S", (0.0, 0.01, 0.0))
+    monkeypatch.setattr(dialling, "MEASURE_S", 600.0)
+    told: queue.SimpleQueue[list[LinkSample]] = queue.SimpleQueue()
+    with zmq.Context() as context, ExitStack() as stack:
+        with rank(context, 0) as (only, server):
+            server.servers = [only, only._replace(rank=1)]
+            stack.enter_context(measuring(context, helping(only), told.put))
+            for _ in range(2):
+                assert sorted(one.peer for one in told.get(timeout=20)) == [0, 1]
+        stack.close()
+    assert "edges" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_there_is_nothing_to_measure_where_there_is_no_choice() -> None:

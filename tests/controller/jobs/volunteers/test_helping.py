@@ -16,7 +16,7 @@ from atoll.controller.jobs.volunteers.helping import (
     helper_number,
     helping_actions,
 )
-from atoll.controller.jobs.volunteers.supply import HelpedRank
+from atoll.controller.jobs.volunteers.supply import MEASURED, HelpedRank, MeasuredEdges
 from atoll.controller.state.records import WorkerExitKind
 from atoll.jobspec import MAX_WORKERS
 from atoll.message_limits import MAX_RANK
@@ -94,12 +94,16 @@ def test_the_run_with_the_fewest_helpers_comes_first_and_who_helps_stays() -> No
 
 
 def test_who_measured_its_links_goes_to_the_nearer_rank_at_once_and_comes_back_there() -> None:
-    """1. v helps rank 0, to which 64 KiB take two seconds and back; rank 1 is near. 2. As soon as it told, it is
-    stopped there, and why is said. 3. Its device helps rank 1 then, though that has more help, and stays."""
+    """1. v helps rank 0, to which 64 KiB take two seconds and back; rank 1 is near. 2. As soon as it told that a second
+    time, and has done a task, it is stopped there, and why is said: not before. 3. Its device helps rank 1 then, though
+    that has more help, and stays."""
     edges = {("v", 0, JOB): {0: 2.0, 1: 0.05}}
-    far, near = (node("v", {helper_number(0, rank, 5): worker()}) for rank in (0, 1))
-    fresh = {("v", WorkerKey(JOB, 1, helper_number(0, rank, 5))) for rank in (0, 1)}
+    far, near = (node("v", {helper_number(0, rank, 5): worker(step=1)}) for rank in (0, 1))
+    fresh = {("v", WorkerKey(JOB, 1, helper_number(0, rank, 5))): MEASURED for rank in (0, 1)}
     assert not list(helping_actions([far], RUNS, set(), edges=edges))
+    assert not list(helping_actions([far], RUNS, set(), edges=edges, fresh=dict.fromkeys(fresh, 1)))
+    begins = node("v", {helper_number(0, 0, 5): worker()})
+    assert not list(helping_actions([begins], RUNS, set(), edges=edges, fresh=fresh))
     (move,) = helping_actions([far], RUNS, set(), edges=edges, fresh=fresh)
     assert isinstance(move, MoveHelper)
     assert (move.node, move.rank) == ("v", 1)
@@ -109,6 +113,20 @@ def test_who_measured_its_links_goes_to_the_nearer_rank_at_once_and_comes_back_t
     assert isinstance(back, LaunchHelper)
     assert back.helps == SECOND
     assert not list(helping_actions([near], RUNS, set(), edges=edges, fresh=fresh, settled={(JOB, 1)}))
+
+
+def test_one_measurement_of_a_busy_machine_moves_nobody() -> None:
+    """1. As it starts, a device measures two seconds to the rank beside it. 2. The next time it is what the link takes:
+    of each rank the shorter one of the last two counts. 3. A link that has become long is seen by the second time."""
+    busy = MeasuredEdges().again({0: 2.0, 1: 0.06})
+    calm = busy.again({0: 0.05, 1: 0.08, 2: 0.3})
+    assert (busy.times, calm.times) == (1, 2)
+    assert calm.edges == {0: 0.05, 1: 0.06, 2: 0.3}
+    number = helper_number(0, 0, 5)
+    helping, fresh = [node("v", {number: worker(step=3)})], {("v", WorkerKey(JOB, 1, number)): calm.times}
+    for edges, moves in ((busy.edges, 1), (calm.edges, 0)):
+        assert len(list(helping_actions(helping, RUNS, set(), edges={("v", 0, JOB): edges}, fresh=fresh))) == moves
+    assert calm.again({0: 3.0, 1: 0.07}).again({0: 3.0, 1: 0.07}).edges == {0: 3.0, 1: 0.07}
 
 
 def test_helpers_of_runs_that_are_over_end_and_ends_are_forgotten() -> None:

@@ -15,7 +15,7 @@ CALM_S: Final = 1.0
 """A process that took no processor for so long has imported all."""
 
 
-def wait_for_spares(folder: Path, agents: int) -> None:
+def wait_for_fork_servers(folder: Path, agents: int) -> None:
     """Until what waits on each of agent-0, agent-1, ... has nothing more to do. folder: of their state."""
     used: dict[int, tuple[float, float]] = {}
 

@@ -1,0 +1,124 @@
+"""A process that has imported what every worker imports, and forks one for each launch (agent/runtime/warm_start.py).
+
+From the agent: the length of the order (4 bytes, little endian) and the order; with it the descriptor of the new
+process's output, unless the server itself is to become it. From the server: b"1" once all is imported; of each process
+that it forked the pid (4 bytes, little endian).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from atoll.agent.runtime import warm_start
+from atoll.agent.runtime.warm_start import LaunchOrder
+from atoll.agent.supervisor.environment import SECRET
+from atoll.agent.supervisor.interpreter import Interpreter
+from atoll.agent.supervisor.process import BegunProcess, WorkerProcess, executed
+
+PROGRAM: Final = warm_start.__file__
+FORK_S: Final = 2.0
+"""In which it forks; the agent waits for it. It took 70 ms in the median of 30, 360 at most (two cores at load 17)."""
+_PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
+
+
+class ForkServer:
+    """A process of the agent's, and no parent of workers: it may be ended while they live."""
+
+    def __init__(self, made: Interpreter, *, pids: Path, device: int, on_exit: Callable[[], None]) -> None:
+        """Raises OSError if it cannot be made. pids: the folder of pid files."""
+        secret = secrets.token_hex(16)
+        self.made: Final = made
+        self._ready = False
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            command, env = [*made.command, PROGRAM], {**made.env, SECRET: secret}
+            try:
+                self.process: Final = WorkerProcess(
+                    executed(command, folder=Path("/"), env=env, stdin=theirs.fileno()),
+                    secret=secret,
+                    pid_file=pids / f"spare-{device}-{secret[:8]}.pid",  # its predecessor may still be dying
+                    on_exit=on_exit,
+                )
+            except BaseException:
+                self._socket.close()
+                raise
+
+    @property
+    def ready(self) -> bool:
+        """Whether it forks at once. If not, it can become a worker itself, once it has imported all."""
+        if not self._ready:
+            with suppress(BlockingIOError):
+                self._ready = bool(self._socket.recv(1, socket.MSG_DONTWAIT))
+        return self._ready
+
+    def fork(self, order: LaunchOrder, *, secret: str, pid_file: Path, on_exit: Callable[[], None]) -> WorkerProcess:
+        """A new worker. Raises OSError where there is none, and the server is of no use any more."""
+        text = order.to_json()
+        return WorkerProcess(
+            lambda output_fd: forked(self._socket, text, output_fd), secret=secret, pid_file=pid_file, on_exit=on_exit
+        )
+
+    def become(self, order: LaunchOrder, *, secret: str, pid_file: Path, on_exit: Callable[[], None]) -> WorkerProcess:
+        """The server's process is the worker from now on, and the caller's. Raises OSError where it is gone, or the
+        launch too long for its socket."""
+        text = order.to_json()
+        whole = _head(text) + text
+        if self._socket.send(whole, socket.MSG_DONTWAIT) != len(whole):
+            raise OSError("a launch is too long for a process that waits")
+        self.process.becomes(secret, pid_file, on_exit)
+        self._socket.close()  # only now: at the end of its input it begins
+        return self.process
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+
+    def reap(self) -> int:
+        """As a worker's process is."""
+        self._socket.close()
+        code = self.process.reap()
+        os.close(self.process.output_fd)
+        return code
+
+
+def forked(server: socket.socket, order: bytes, output_fd: int) -> BegunProcess:
+    """A child of this process, made by a server at the other end. Raises OSError."""
+    server.settimeout(FORK_S)
+    with _adopting():
+        sent = socket.send_fds(server, [_head(order)], [output_fd])
+        server.sendall(_head(order)[sent:] + order)
+        told = b""
+        while len(told) < warm_start.NUMBER_BYTES:
+            more = server.recv(warm_start.NUMBER_BYTES - len(told))
+            if not more:
+                raise OSError("the process that forks workers is gone")
+            told += more
+    pid = int.from_bytes(told, "little")
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError as error:  # it ends itself: nobody would be told of its end
+        raise OSError(f"process {pid}, which was forked, is no child of the agent") from error
+    return BegunProcess(pid, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def _head(order: bytes) -> bytes:
+    return len(order).to_bytes(warm_start.NUMBER_BYTES, "little")
+
+
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Processes below this one whose parent ends become its children, meanwhile: those that a server forks twice. Not
+    always: what workers leave behind is init's."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
