@@ -33,15 +33,12 @@ class Replica:
 
     def __init__(self, task: Task, batches: Batches, peak: float, steps: int) -> None:
         self.task, self._batches, self._peak, self._steps = task, batches, peak, steps
-        self._parameter = nn.Parameter(task.initial.clone())
-        self._adam = torch.optim.AdamW([self._parameter], lr=peak, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        self.theta = task.initial.clone()
+        self._parameters = [nn.Parameter(part_N) for part_N in task.tensors(self.theta)]
+        self._adam = torch.optim.AdamW(self._parameters, lr=peak, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
         self.away = False
         """It neither trains nor exchanges now, and has what the others did when it is back."""
-        self.second_moments = SecondMoments([self._adam], [self._parameter])
-
-    @property
-    def theta(self) -> torch.Tensor:
-        return self._parameter.data
+        self.second_moments = SecondMoments([self._adam], self._parameters)
 
     def gradient(self, step: int, theta_N: torch.Tensor) -> torch.Tensor:
         """Of this replica's batch at these weights: float32 [N], overwritten by the next call of any replica."""
@@ -51,7 +48,9 @@ class Replica:
     def update(self, gradient_N: torch.Tensor, step: int) -> None:
         """One AdamW step on the clipped gradient."""
         norm = gradient_N.norm()
-        self._parameter.grad = gradient_N * torch.clamp(CLIP / (norm + 1e-6), max=1.0)
+        clipped_N = gradient_N * torch.clamp(CLIP / (norm + 1e-6), max=1.0)
+        for parameter, part_N in zip(self._parameters, self.task.tensors(clipped_N), strict=True):
+            parameter.grad = part_N
         for group in self._adam.param_groups:
             group["lr"] = learning_rate(self._peak, step, self._steps)
         self._adam.step()

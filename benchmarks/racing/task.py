@@ -195,14 +195,13 @@ class Task:
         self.model = size.model()
         self._parameters = list(self.model.parameters())
         self.shapes = [tuple(parameter.shape) for parameter in self._parameters]
+        self._sizes = [parameter.numel() for parameter in self._parameters]
         self.initial = torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters])
         self.entries = self.initial.numel()
         self._held_out = [examples.spaced() for _, examples in domains_of(size)]
         self._gradient = torch.zeros_like(self.initial)
-        at = 0
-        for parameter in self._parameters:
-            parameter.grad = self._gradient[at : at + parameter.numel()].view_as(parameter)
-            at += parameter.numel()
+        for parameter, part_N in zip(self._parameters, self.tensors(self._gradient), strict=True):
+            parameter.grad = part_N
 
     def own_model(self) -> nn.Module:
         """The model with parameters of its own, where the race's are of one vector. The race's no more."""
@@ -225,10 +224,12 @@ class Task:
         return sum(losses) / len(losses)
 
     def _load(self, theta: torch.Tensor) -> None:
-        at = 0
-        for parameter in self._parameters:
-            parameter.data = theta[at : at + parameter.numel()].view_as(parameter)
-            at += parameter.numel()
+        for parameter, part in zip(self._parameters, self.tensors(theta), strict=True):
+            parameter.data = part
+
+    def tensors(self, theta: torch.Tensor) -> list[torch.Tensor]:
+        """Views of theta [N], by the parameters' shapes."""
+        return [part.view(shape) for part, shape in zip(torch.split(theta, self._sizes), self.shapes, strict=True)]
 
     def blocks(self) -> Sequence[slice]:
         """The tensors' places in theta."""

@@ -10,9 +10,10 @@ island to which a parameter means nothing divides its noise by its own small roo
 means all. So the mean of the islands' own updates is up to K times too small, unevenly, and learns less in a step than
 the whole batch's would. With one v for all, the mean of their updates is that update.
 
-So each island tells its part w_i = a_i² n_i² + a_i s_i² of v now and then, as means over blocks: the sum of these is v
-where signals agree, and no less than v where they do not. Between, v is the island's own v_i times their ratio r, entry
-by entry and whatever the gradients are: before each update v is moved so that r (1 - beta2) g² is what Adam adds to it.
+So each island tells its part w_i = a_i² n_i² + a_i s_i² of v now and then, as means over blocks, which are rows or lie
+within one: neighbours may be words that another island alone reads. The sum of these is v where signals agree, and no
+less than v where they do not. Between, v is the island's own v_i times their ratio r, entry by entry and whatever the
+gradients are: before each update v is moved so that r (1 - beta2) g² is what Adam adds to it.
 
 Noise alone asks for r = a_i, and a gradient that one island alone has for a_i². r stays within a factor of four of a_i
 and of its inverse, so that no island of many runs ahead of what the others know of it by its own count of them.
@@ -23,6 +24,7 @@ more."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +37,8 @@ from atoll.agent.runtime.transport.process_groups import Group
 from atoll.strategies.shared_masters.layout import flat_view
 
 BLOCK: Final = 64
-"""Entries of a parameter that share a ratio."""
+NARROW: Final = 8
+"""Entries of a parameter that share a ratio, at most, and at least where its rows have no more."""
 RATIO: Final = "whole_batch_ratio"
 """In the state of a parameter: what v_i was multiplied by last, float32 [blocks]."""
 OWN: Final = "told_own_means"
@@ -46,6 +49,8 @@ TOLD_AFTER: Final = "told_after"
 """As long: after how many updates, as `ToldMoments` counts them; an int."""
 SMALL: Final = 65_536
 """Entries of parameters that are weighed all at once."""
+AT_ONCE: Final = 262_144
+"""Entries of a larger one."""
 TOLD_FIRST: Final = 8
 TOLD_EVERY: Final = 64
 """Updates between two times that islands tell; before, at each power of two."""
@@ -63,6 +68,8 @@ class _Adam:
     parameter: torch.Tensor
     optimizer: torch.optim.Optimizer
     group: Mapping[str, Any]
+    block: int
+    """Its entries that share a ratio."""
     factor: torch.Tensor | None = None
     """(r - 1) (1 - beta2) / beta2: of each entry where the parameter is small, else of each block."""
 
@@ -78,7 +85,7 @@ class _Adam:
 
     @property
     def blocks(self) -> int:
-        return -(-self.parameter.numel() // BLOCK)
+        return -(-self.parameter.numel() // self.block)
 
     @property
     def known(self) -> bool:
@@ -90,14 +97,14 @@ class _Adam:
 
     def own_mean_B(self) -> torch.Tensor:
         """Of v_i, without the bias of the first updates."""
-        mean_B = _means(self._tensor("exp_avg_sq")) / self._unbiased(self.group["betas"][1])
+        mean_B = _means(self._tensor("exp_avg_sq"), self.block) / self._unbiased(self.group["betas"][1])
         return mean_B / self._tensor(RATIO) if RATIO in self.state else mean_B
 
     def signal_B(self, own_B: torch.Tensor) -> torch.Tensor:
         """Means of s_i²: the first moment's noise is that of a mean of gradients, a known share of v_i."""
         beta1 = float(self.group["betas"][0])
         noise = (1 - beta1) / (1 + beta1)
-        first_B = _means(self._tensor("exp_avg"), squared=True) / self._unbiased(beta1) ** 2
+        first_B = _means(self._tensor("exp_avg"), self.block, squared=True) / self._unbiased(beta1) ** 2
         return ((first_B - noise * own_B) / (1 - noise)).clamp_min(0).minimum(own_B)
 
     def square(self, *, late: bool) -> _Square | None:
@@ -114,13 +121,13 @@ class _Adam:
         if self.factor is None:
             factor_B = ((self._tensor(RATIO) - 1) * ((1 - beta2) / beta2)).to(second.dtype)
             is_small = second.numel() <= SMALL
-            self.factor = factor_B.repeat_interleave(BLOCK)[: second.numel()] if is_small else factor_B
-        return _Square(_flat(second), _flat(gradient), self.factor, beta2 if late else 1.0)
+            self.factor = factor_B.repeat_interleave(self.block)[: second.numel()] if is_small else factor_B
+        return _Square(_flat(second), _flat(gradient), self.block, self.factor, beta2 if late else 1.0)
 
     def take(self, ratio_B: torch.Tensor) -> None:
         """From now on v is so many times v_i."""
         before = self._tensor(RATIO) if RATIO in self.state else 1.0
-        _multiply(self._tensor("exp_avg_sq"), ratio_B / before)
+        _multiply(self._tensor("exp_avg_sq"), self.block, ratio_B / before)
         self.state[RATIO], self.factor = ratio_B, None
 
     def forget(self, *names: str) -> None:
@@ -135,6 +142,7 @@ class _Square:
 
     second_N: torch.Tensor
     gradient_N: torch.Tensor
+    block: int
     factor: torch.Tensor
     weight: float
 
@@ -143,10 +151,15 @@ class _Square:
         return self.second_N.numel() <= SMALL
 
     def add(self) -> None:
-        """By rows, as an entry's own factor would take as much memory as the parameter."""
-        seconds, gradients = _by_blocks(self.second_N), _by_blocks(self.gradient_N)
-        for second, gradient, factor in zip(seconds, gradients, _of_blocks(self.factor, self.second_N), strict=True):
-            second.addcmul_(gradient, gradient * factor, value=self.weight)
+        """By rows, as an entry's own factor would take as much memory as the parameter, and a few of them at once: new
+        memory costs more than what is computed in it."""
+        seconds, gradients = _by_blocks(self.second_N, self.block), _by_blocks(self.gradient_N, self.block)
+        factors = _of_blocks(self.factor, self.second_N, self.block)
+        rows = AT_ONCE // self.block
+        for second, gradient, factor in zip(seconds, gradients, factors, strict=True):
+            parts = (torch.split(all_rows, rows) for all_rows in (second, gradient, factor))
+            for second_rows, gradient_rows, factor_rows in zip(*parts, strict=True):
+                second_rows.addcmul_(gradient_rows, gradient_rows * factor_rows, value=self.weight)
 
 
 def told_after(updates: int) -> bool:
@@ -174,7 +187,7 @@ class SecondMoments:
         """parameters: those that are exchanged, in an order that is the same on all ranks."""
         held = {id(one): (by, group) for by in optimizers for group in by.param_groups for one in group["params"]}
         self._adams = [
-            _Adam(one, by, group)
+            _Adam(one, by, group, block_of(one))
             for one, (by, group) in ((one, held[id(one)]) for one in parameters if id(one) in held)
             if "betas" in group and group["betas"][1] > 0 and not group.get("amsgrad")
         ]
@@ -330,27 +343,36 @@ class ToldMoments:
             self._under_way.append(self._group.begin_sum(self._left.popleft(), "telling second moments"))
 
 
-def _means(moment: torch.Tensor, *, squared: bool = False) -> torch.Tensor:
+def block_of(parameter: torch.Tensor) -> int:
+    """Entries that share a ratio: whole rows, or whole parts of one. What a row is of, a word or a class, may be one
+    island's alone."""
+    row = math.prod(parameter.shape[1:]) if parameter.dim() > 1 and parameter.is_contiguous() else 0
+    if 0 < row <= BLOCK:
+        return row * -(-NARROW // row)
+    return next((part for part in range(BLOCK, BLOCK // 2, -1) if row % part == 0), BLOCK)
+
+
+def _means(moment: torch.Tensor, block: int, *, squared: bool = False) -> torch.Tensor:
     """Over blocks, float32 [blocks]; the last one may be short."""
-    parts = (part.square() if squared else part for part in _by_blocks(_flat(moment).float()))
+    parts = (part.square() if squared else part for part in _by_blocks(_flat(moment).float(), block))
     return torch.cat([part.mean(-1).view(-1) for part in parts if part.numel()])
 
 
-def _multiply(moment: torch.Tensor, factor_B: torch.Tensor) -> None:
+def _multiply(moment: torch.Tensor, block: int, factor_B: torch.Tensor) -> None:
     flat = _flat(moment)
-    for part, factor in zip(_by_blocks(flat), _of_blocks(factor_B, flat), strict=True):
+    for part, factor in zip(_by_blocks(flat, block), _of_blocks(factor_B, flat, block), strict=True):
         part.mul_(factor)
 
 
-def _by_blocks(flat_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The whole blocks [blocks, BLOCK], and the entries of the last one where it is short; views."""
-    whole = flat_N.numel() // BLOCK * BLOCK
-    return flat_N[:whole].view(-1, BLOCK), flat_N[whole:]
+def _by_blocks(flat_N: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The whole blocks [blocks, block], and the entries of the last one where it is short; views."""
+    whole = flat_N.numel() // block * block
+    return flat_N[:whole].view(-1, block), flat_N[whole:]
 
 
-def _of_blocks(factor_B: torch.Tensor, flat_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _of_blocks(factor_B: torch.Tensor, flat_N: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Factors of what `_by_blocks` has."""
-    whole = flat_N.numel() // BLOCK
+    whole = flat_N.numel() // block
     return factor_B[:whole, None], factor_B[whole:]
 
 

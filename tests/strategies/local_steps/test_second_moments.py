@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from atoll.strategies.shared_masters.second_moments import (
     SMALL,
     WITHIN,
     SecondMoments,
+    block_of,
     span_of,
     told_after,
 )
@@ -85,7 +86,18 @@ MAKES: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("shape", [(ENTRIES,), (2 * BLOCK,), (7, 11), (SMALL + BLOCK,), (SMALL + BLOCK + 3,)])
+SHAPES: Final = [
+    (ENTRIES,),
+    (2 * BLOCK,),
+    (7, 11),
+    (SMALL + BLOCK,),
+    (SMALL + BLOCK + 3,),
+    (SMALL // 16 + 1, 16),
+    (3, 7),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("closure", [False, True])
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_v_is_the_ratio_times_its_own_entry_by_entry_whatever_gradients_come(
@@ -114,8 +126,9 @@ def test_v_is_the_ratio_times_its_own_entry_by_entry_whatever_gradients_come(
                 made()
                 optimizer.step()
         if step == 8:
-            moments.take(moments.told(0.25, 8) * torch.linspace(0.5, 40, -(-weighed.numel() // BLOCK)), 0.25)
-    ratio = ours.state[weighed][RATIO].repeat_interleave(BLOCK)[: weighed.numel()].view(shape)
+            told_B = moments.told(0.25, 8)
+            moments.take(told_B * torch.linspace(0.5, 40, len(told_B)), 0.25)
+    ratio = ours.state[weighed][RATIO].repeat_interleave(block_of(weighed))[: weighed.numel()].view(shape)
     assert ratio.max() > 1 > ratio.min()
     assert torch.allclose(ours.state[weighed]["exp_avg_sq"], ratio * theirs.state[plain]["exp_avg_sq"], rtol=1e-4)
     moments.close()
@@ -123,6 +136,41 @@ def test_v_is_the_ratio_times_its_own_entry_by_entry_whatever_gradients_come(
     weighed.grad = torch.zeros(shape)
     ours.step()
     assert (ours.state[weighed]["exp_avg_sq"] >= 0.95 * after - 1e-12).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "block"),
+    [
+        ((8192, 16), 16), ((10, 50), 50), ((64, 576), 64), ((9, 300), 60), ((16, 16, 3, 3), 48), ((5, 127), BLOCK),
+        ((7, 3), 9), ((7, 1), 8), ((700,), BLOCK), ((), BLOCK), ((0, 5), 10), ((5, 0), BLOCK),
+    ],
+)  # fmt: skip
+def test_what_shares_a_ratio_is_of_whole_rows_or_within_one(shape: tuple[int, ...], block: int) -> None:
+    assert block_of(torch.zeros(shape)) == block
+
+
+def test_a_row_that_one_island_alone_touches_is_weighed_by_itself() -> None:
+    """Of a table, as of words: neighbours are other islands', and each moves as far as with the whole batch."""
+    random = torch.Generator().manual_seed(1)
+    shape = (2 * ISLANDS, BLOCK // ISLANDS)
+    tables = [torch.nn.Parameter(torch.zeros(shape)) for _ in range(ISLANDS + 1)]
+    adams = [torch.optim.AdamW([table], betas=(0.9, 0.99)) for table in tables]
+    moments = [SecondMoments([adam], [table]) for adam, table in zip(adams[1:], tables[1:], strict=True)]
+    for step in range(1, STEPS + 1):
+        for island, table in enumerate(tables[1:]):
+            table.grad = torch.zeros(shape)
+            table.grad[island::ISLANDS] = torch.randn(2, shape[1], generator=random)
+        tables[0].grad = torch.stack([table.grad for table in tables[1:] if table.grad is not None]).mean(0)
+        for adam in adams:
+            adam.step()
+        if told_after(step):
+            total_B = torch.stack([one.told(1 / ISLANDS, step) for one in moments]).sum(0)
+            for one in moments:
+                one.take(total_B, 1 / ISLANDS)
+    whole = adams[0].state[tables[0]]["exp_avg_sq"]
+    for island, (adam, table) in enumerate(zip(adams[1:], tables[1:], strict=True)):
+        own = adam.state[table]["exp_avg_sq"][island::ISLANDS]
+        assert torch.allclose(own.mean(1), whole[island::ISLANDS].mean(1), rtol=0.25)  # four times as much by blocks
 
 
 def test_an_update_divides_by_the_root_of_the_weighed_moment() -> None:
