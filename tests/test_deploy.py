@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -186,6 +187,20 @@ def test_systemd_starts_what_the_command_takes(daemon: str) -> None:
     given = parse(words.split())
     assert given["token_file"] == Path(f"/etc/atoll/{daemon}/join-token")
     assert re.search(rf"^Environment=ATOLL_TLS_DIR=/etc/atoll/{daemon}$", unit, re.MULTILINE)
+
+
+def test_systemd_knows_every_setting(tmp_path: Path) -> None:
+    """By its own check of all units at once. A setting that it does not know is a line of its, and would do nothing."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd is not here: its units were NOT checked by it")
+    units = [tmp_path / path.name for path in (ROOT / "deploy/systemd").glob("*.service")]
+    assert len(units) == 2
+    for unit in units:
+        text = (ROOT / "deploy/systemd" / unit.name).read_text()
+        unit.write_text(text.replace("/opt/atoll/bin/atoll", sys.executable))  # what is to be run must be there
+    command = ["systemd-analyze", "verify", "--man=no", *units]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_slurm_runs_what_the_commands_take() -> None:

@@ -167,6 +167,8 @@ def recovery_line(recovery: Recovery, now_s: float) -> str:
     where = "begun anew" if recovery.tier == "start" else f"{recovery.tier}, step {recovery.step}"
     what = "resized in {:.1f} s after run {}" if recovery.resize else "recovered in {:.1f} s from the loss of run {}"
     text = f"{what.format(took_s, recovery.run)}: {where}"
+    if recovery.reached_step < recovery.step:  # whoever heard of its steps was lost as well
+        return f"{text}, steps lost unknown"
     return f"{text}, {lost or 'no'} step{'s' * (lost != 1)} lost"
 
 

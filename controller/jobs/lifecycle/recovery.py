@@ -103,7 +103,8 @@ def recovery_sentence(recovery: RecoveryRecord) -> str:
     where = "the beginning" if recovery.tier == "start" else f"{recovery.tier}, step {recovery.step}"
     done = "resized" if recovery.resize else "recovered"
     text = f"{done} in {recovery.resumed_unix_s - recovery.seen_unix_s:.1f} s: {', '.join(parts)}; from {where}, "
-    text += f"{lost or 'no'} step{'s' * (lost != 1)} lost"
+    unknown = recovery.reached_step < recovery.step  # whoever heard of its steps was lost as well
+    text += "steps lost unknown" if unknown else f"{lost or 'no'} step{'s' * (lost != 1)} lost"
     came = "joined" if recovery.resize else "took over"
     return f"{text}; {', '.join(recovery.joined[:8])} {came}" if recovery.joined else text
 

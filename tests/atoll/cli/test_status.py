@@ -56,7 +56,9 @@ def test_status_tells_of_a_recovery_under_way_and_of_one_that_is_over(
     job.recovery.MergeFrom(pb.Recovery(run=1, cause="rank 1 on b was killed", seen_unix_s=1e9, detected_unix_s=1e9 + 1))
     lines = atoll(runner, controller, "status", "vit-3f9a")[1].splitlines()
     assert re.fullmatch(r"recovering for \d+\.\d s: rank 1 on b was killed", lines[4])
-    job.recovery.MergeFrom(pb.Recovery(resumed_unix_s=1e9 + 3.9, tier="memory", step=812, steps_lost=1))
+    job.recovery.MergeFrom(
+        pb.Recovery(resumed_unix_s=1e9 + 3.9, tier="memory", step=812, reached_step=813, steps_lost=1)
+    )
     lines = atoll(runner, controller, "status", "vit-3f9a")[1].splitlines()
     assert lines[4] == "recovered in 3.9 s from the loss of run 1: memory, step 812, 1 step lost"
 

@@ -37,10 +37,11 @@ def test_what_ended_with_the_job_is_not_shown_of_it() -> None:
 
 
 def test_a_recovery_that_came_about_stays_in_the_story() -> None:
-    recovery = Recovery(run=1, seen_unix_s=110.0, resumed_unix_s=114.0, tier="memory", step=400)
-    assert "recovered in 4.0 s from the loss of run 1: memory, step 400" in said(
-        job(recovery=recovery, ended_unix_s=155.0)
-    )
+    recovery = Recovery(run=1, seen_unix_s=110.0, resumed_unix_s=114.0, tier="memory", step=400, reached_step=400)
+    told = "recovered in 4.0 s from the loss of run 1: memory, step 400, "
+    assert told + "no steps lost" in said(job(recovery=recovery, ended_unix_s=155.0))
+    recovery.reached_step = 0  # controller and agents were lost together: nobody heard of its last steps
+    assert told + "steps lost unknown" in said(job(recovery=recovery, ended_unix_s=155.0))
 
 
 @pytest.mark.parametrize("ended", [False, True])

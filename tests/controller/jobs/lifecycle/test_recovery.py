@@ -55,6 +55,8 @@ def test_the_sentence_at_its_end() -> None:
         "recovered in 3.9 s: 0.4 detecting, 0.9 ending, 1.0 waiting for devices, 1.6 starting; from the beginning, "
         "no steps lost; c took over"
     )
+    unheard = replace(recovery, reached_step=0)  # its controller and its agents were lost with it
+    assert recovery_sentence(unheard).endswith("from memory, step 812, steps lost unknown")
 
 
 def test_a_run_that_stops_to_grow_is_followed_like_one_that_is_lost() -> None:
