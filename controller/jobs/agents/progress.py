@@ -279,7 +279,9 @@ class ProgressBoard:
         if found is None or not telemetry.metrics:
             return None
         samples = telemetry.steps[-1].local_batch if telemetry.steps else 0
-        due = found.reported.observe(telemetry.id.rank, samples, telemetry.metrics, self._clock())
+        due = found.reported.observe(
+            telemetry.id.rank, samples, telemetry.metrics, self._clock(), workers=len(found.positions)
+        )
         return NewPoints(found.reported, due) if due else None
 
     def hear(self, strategy: str, message: common_pb2.StrategyMessage) -> None:

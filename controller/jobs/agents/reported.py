@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,6 +13,8 @@ SILENT_S: Final = 5.0
 """So much behind the newest report a worker is not waited for, and a step is over."""
 KEPT_VALUES: Final = 2**15
 """Of a run: of more the older half of the steps is over early."""
+FEW: Final = 8
+"""Workers after whose first words each is written down; of more, when all have spoken."""
 
 
 @dataclass(slots=True)
@@ -54,14 +57,18 @@ class Reported:
     _newest: dict[int, tuple[int, float]] = field(default_factory=dict)  # step, heard; by rank
     _samples: dict[int, int] = field(default_factory=dict)
     _values: int = 0
-    _swept_s: float = -SILENT_S
-    _waited_for: int = 0
+    _swept_s: float = math.inf
+    _waited_for: int = 0  # known once all had time for a first word, a second after it
 
-    def observe(self, rank: int, samples: int, reports: Iterable[Metrics], now_s: float) -> list[int]:
-        """samples: of a step of the rank; 0 where nothing is said of them. Returns the steps whose means should be
-        kept now: those that nobody spoke of before, that all who report have spoken of, and that are over."""
+    def observe(self, rank: int, samples: int, reports: Iterable[Metrics], now_s: float, *, workers: int) -> list[int]:
+        """samples: of a step of the rank; 0 where nothing is said of them. workers: of the run. Returns the steps whose
+        means should be kept now: those that nobody spoke of before, that all who report have spoken of, and that are
+        over."""
         samples = self._samples[rank] = samples or self._samples.get(rank, 0)
-        self._waited_for += rank not in self._newest
+        self._swept_s = min(self._swept_s, now_s)
+        self._waited_for += rank not in self._newest and self._waited_for > 0
+        spoken = len(self._newest.keys() | {rank})
+        waited_for = self._waited_for or (spoken if spoken <= FEW else workers)
         due = []
         for report in reports:
             step = self._steps.get(report.step)
@@ -74,7 +81,7 @@ class Reported:
                 step.ranks.clear()
             self._values += step.add(rank, samples, report.values.items())
             self._newest[rank] = report.step, now_s
-            if is_new or len(step.ranks) >= self._waited_for:
+            if is_new or len(step.ranks) >= waited_for:
                 step.is_due = False
                 due.append(report.step)
         if now_s - self._swept_s >= 1.0 or self._values > KEPT_VALUES:
@@ -100,19 +107,18 @@ class Reported:
         return min(self._alive(), default=0)
 
     def _sweep(self, now_s: float) -> list[int]:
-        """Forgets what has been over for as long again, but for what is shown. Returns the steps that are over, and of
-        which something was said since they were last returned."""
+        """Forgets what has been over for as long again, but for what is shown. Returns the steps of which something was
+        said since they were last returned, and nothing is waited for."""
         self._swept_s, self._waited_for = now_s, len(self._alive())
-        due, reached = [], self._reached()
+        reached, due = self._reached(), []
         most = KEPT_VALUES // 2 if self._values > KEPT_VALUES else KEPT_VALUES
         shown = max((number for number in self._steps if number <= reached), default=-1)
         for number, step in [*self._steps.items()]:
-            if now_s - step.heard_s < SILENT_S and self._values <= most:
-                break
-            if number != shown and (now_s - step.heard_s >= 2 * SILENT_S or self._values > most):
+            old_s = now_s - step.heard_s
+            if number != shown and (old_s >= 2 * SILENT_S or self._values > most):
                 self._values -= step.count()
                 del self._steps[number]
-            elif step.is_due:
+            elif step.is_due and (old_s >= SILENT_S or len(step.ranks) >= self._waited_for):
                 step.is_due = False
                 due.append(number)
         return due
