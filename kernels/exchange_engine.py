@@ -20,8 +20,7 @@ is there can be finished and saved. A forked child cannot use its parent's engin
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -358,10 +357,10 @@ class ExchangeEngine:
         with _refusals("versions"):
             return self._native.versions()
 
-    def take_outgoing(self, limit: int = 64) -> list[Outgoing]:
-        """Messages to send, the most urgent first."""
+    def take_outgoing(self, limit: int = 64, most_bytes: int = 2**62) -> list[Outgoing]:
+        """Messages to send, the most urgent first: at most `limit`, and none more once they have `most_bytes`."""
         with _refusals("take_outgoing"):
-            return [Outgoing._make(row) for row in self._native.take_outgoing(limit)]
+            return [Outgoing._make(row) for row in self._native.take_outgoing(limit, most_bytes)]
 
     def deliver(  # noqa: PLR0917 - the fields of a frame, in its order
         self, kind: int, origin: int, sync_round: int, tensor: int, count: int, payload: Any
@@ -419,14 +418,15 @@ class ExchangeEngine:
             return EngineStats._make(self._native.take_stats())
 
 
-@contextmanager
-def _refusals(name: str) -> Iterator[None]:
-    try:
-        with refusals(name):
-            yield
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"{name}: {error}") from error
-    except ConnectionError as error:
-        raise PeerLost(str(error)) from error
-    except RuntimeError as error:
-        raise AtollError(f"{name}: {error}") from error
+class _refusals(refusals):
+    __slots__ = ()
+
+    def _translated(self, error: BaseException) -> AtollError | None:
+        match error:
+            case TimeoutError():
+                return DeadlineExceeded(f"{self._name}: {error}")
+            case ConnectionError():
+                return PeerLost(str(error))
+            case RuntimeError():
+                return AtollError(f"{self._name}: {error}")
+        return super()._translated(error)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
-from atoll.errors import BadInput
+from atoll.errors import AtollError, BadInput
 
 
-@contextmanager
-def refusals(name: str) -> Iterator[None]:
-    """Around the call of the kernel `name`: raises BadInput for what does not fit."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"{name}: {error}") from error
+class refusals:
+    """Around the call of the kernel `name`: raises BadInput for what does not fit.
+
+    No generator: the engine is called some fifty times a step, mostly with cold caches."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and (translated := self._translated(error)) is not None:
+            raise translated from error
+
+    def _translated(self, error: BaseException) -> AtollError | None:
+        return BadInput(f"{self._name}: {error}") if isinstance(error, TypeError | ValueError) else None

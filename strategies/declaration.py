@@ -198,6 +198,10 @@ class Strategy:
     """Steps to a loss for one of `dense`, at the least and by the default settings, as benchmarks/race.py measured
     (docs/performance.md); by other settings it is taken to be 1. 0: such steps cannot be compared."""
 
+    steps_of_plan: str = ""
+    """From settings and the newest plan's parameters, None before the first, to how many of its steps teach what one
+    does by the default settings; empty: one."""
+
     scheduler: str = ""
     """Makes the Scheduler of a run, from the job's settings; empty where none answers."""
 

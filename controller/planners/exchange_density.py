@@ -57,7 +57,8 @@ class Drift(Schema):
 
 class ExchangeDensityInput(Schema):
     """entries: of the model. every: steps between two exchanges of one. value_bytes: of one on the wire. returned: what
-    an owner sends back for what an island sends. bandwidths: bytes a second of each island's link, each way. step_s: of
+    an owner sends back for what an island sends. bandwidths: bytes a second of each island's link in the
+    direction that carries less, for as much comes as goes. step_s: of
     the slowest device, without waiting. used: of a link's time in a step, that may be filled. exchange_s: a step takes
     so much longer on the devices with density 1 than with 0; bearable: of a step, that the exchange may take there.
     enough: the density beyond which more teaches nothing. drift: as measured; most_drift: the steps' worth of updates

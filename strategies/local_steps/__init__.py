@@ -20,6 +20,7 @@ STRATEGY: Final = Strategy(
     exchanges=True,
     relayed=True,
     steps_for_one=1.0,
+    steps_of_plan="atoll.strategies.local_steps.learning:steps_of_plan",
     worker="atoll.strategies.local_steps.worker:build",
     controller="atoll.strategies.local_steps.controller:LocalStepsController",
     view="atoll.strategies.local_steps.view:status",

@@ -14,6 +14,7 @@ from atoll.controller.planners.registry import EXCHANGE_DENSITY, Decision
 from atoll.controller.planners.wire_bytes import VALUE_BYTES
 from atoll.controller.state.records import PlanRecord
 from atoll.step_estimators.estimates import RankProfile
+from atoll.strategies.local_steps import learning
 from atoll.strategies.local_steps.exchange_estimator import ExchangeEstimate, ExchangeEstimator
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import RETURNED, LocalSteps
@@ -31,7 +32,7 @@ SPARE: Final = 0.15
 """Of a step: an exchange that is so much shorter than it may be is so for good."""
 NOTHING_SEEN: Final = ExchangeEstimate(cost=None, drift=None)
 _WHY: Final = {
-    "links": "as much as the thinnest link carries in {used:.0f} % of a step",
+    "links": "as much as the thinnest uplink carries in {used:.0f} % of a step",
     "devices": "more would take the devices over a tenth of a step",
     "learning": "more teaches nothing",
     "given": "as it is pinned",
@@ -163,8 +164,9 @@ def moves(asked: ExchangeDensityInput, now: float, planned: float, held_by: Held
 def _reason(
     given: Given, decision: Decision[ExchangeDensityInput, ExchangeDensityPlan], now: LocalSteps, after: LocalSteps
 ) -> str:
-    """'bandwidth 95 → 20 Mbit/s: density 20.00 → 4.20 %, as much as the thinnest link carries in 70 % of a step; drift
-    3 → 14.3 steps; others' updates up to 1 → 3 steps late, for an exchange takes 2.8'."""
+    """'bandwidth 95 → 20 Mbit/s: density 20.00 → 4.20 %, as much as the thinnest uplink carries in 70 % of a step;
+    drift 3 → 14.3 steps; others' updates up to 1 → 3 steps late, for an exchange takes 2.8; learning takes about 1.5
+    times the steps'."""
     asked = decision.given
     link = mbit(min(asked.bandwidths) * 8)
     before = link
@@ -184,7 +186,7 @@ def _reason(
         takes = f"an exchange takes {asked.late(_shared(asked, after)):.2g}"
         moved = changed("others' updates up to", now.staleness, after.staleness, " steps late")
         said.append(f"{moved}, for {takes}")
-    return f"{changed('bandwidth', before, link, ' Mbit/s')}: {'; '.join(said)}"
+    return f"{changed('bandwidth', before, link, ' Mbit/s')}: {'; '.join([*said, *learning.told(after)])}"
 
 
 def _drift(asked: ExchangeDensityInput, now: float, then: float) -> str:

@@ -21,6 +21,7 @@ from atoll.errors import DeadlineExceeded, PeerLost
 from atoll.strategies.shared_masters.engine_tensors import EngineTensor
 from atoll.strategies.shared_masters.exchange import LayerExchange
 from atoll.strategies.shared_masters.layout import Layer
+from atoll.strategies.shared_masters.second_moments import kept_bytes
 
 ResidualPlace = Literal["live", "engine", "none"]
 """Where a rank's residuals are: in its live weights, in memory that the engine changes, nowhere."""
@@ -42,6 +43,10 @@ class RollingMasters:
     @property
     def own_moments(self) -> bool:
         return self._place == "live"
+
+    @property
+    def beside_moments(self) -> int:
+        return sum(kept_bytes(layer.parameter) for layer in self._layers) if self.own_moments else 0
 
     def shared(self) -> Mapping[str, torch.Tensor]:
         return {f"{kind}.{layer.name}": tensor for layer in self._layers for kind, tensor in _buffers(layer).items()}

@@ -162,6 +162,12 @@ class _Square:
                 second_rows.addcmul_(gradient_rows, gradient_rows * factor_rows, value=self.weight)
 
 
+def kept_bytes(parameter: torch.Tensor) -> int:
+    """Of its state, at most: what it was multiplied by, and until a sum is taken its own means and what was
+    told of them."""
+    return 3 * torch.float32.itemsize * -(-parameter.numel() // block_of(parameter))
+
+
 def told_after(updates: int) -> bool:
     """Whether islands tell each other after so many updates together."""
     return updates > 0 and last_told(updates) == updates

@@ -72,7 +72,11 @@ class Gatekeeper:
         self._name_of = name_of
 
     def answer(self) -> None:
-        """One question."""
+        """All that is asked now."""
+        while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._answer_one()
+
+    def _answer_one(self) -> None:
         parts = self.socket.recv_multipart(zmq.NOBLOCK)
         name = None
         if len(parts) == _ZAP_PARTS and parts[0] == b"1.0" and parts[2] == ZAP_DOMAIN and parts[5] == b"CURVE":

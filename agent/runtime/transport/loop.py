@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +23,9 @@ from atoll.agent.runtime.transport.topology import Topology
 from atoll.errors import AtollError, PeerLost
 
 _TICK_S: Final = 0.1
-_FLUSH_MS: Final = 5  # how often closing looks whether everything has left
+_FLUSH_S: Final = 0.005  # how often closing looks whether everything has left
 _AT_ONCE: Final = 64  # messages or payloads of one source before the others have their turn
+_TAKEN_BYTES: Final = 1024 * 1024  # and so many bytes of payloads before it is seen whether there is room
 _EMPTY_TAKES: Final = 16  # in a row from a source that says it has something: it failed, and says so elsewhere
 
 
@@ -53,7 +55,7 @@ class Source(Protocol):
     def fileno(self) -> int:
         """A descriptor that is readable while `take_outgoing` has something."""
 
-    def take_outgoing(self, limit: int) -> Sequence[OutgoingPayload]: ...
+    def take_outgoing(self, limit: int, most_bytes: int) -> Sequence[OutgoingPayload]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,11 @@ class Submissions:
 
 
 class Loop:
-    """Everything here runs on the wire's thread. `run` returns when its end was asked for."""
+    """Everything here runs on the wire's thread. `run` returns when its end was asked for.
+
+    It is woken up a dozen times a step, between others' work and so with cold caches: what it does each time, whatever
+    there is to do, costs more than the frames. So it waits for descriptors by epoll. ZeroMQ's say that something may
+    have changed, and only until it is asked: who is woken up takes all that a socket has."""
 
     def __init__(
         self,
@@ -118,17 +124,18 @@ class Loop:
         self._limits = limits
         self._ready = self._lost = False
         self._next_tick_s = 0.0
-        self._writing: set[int] = set()  # peers whose socket is watched for room
-        self._by_monitor = {peer.monitor: peer for peer in peers.values()}
-        self._poller = zmq.Poller()
-        self._poller.register(submissions.wake, zmq.POLLIN)
-        self._poller.register(router, zmq.POLLIN)
-        for monitor in self._by_monitor:
-            self._poller.register(monitor, zmq.POLLIN)
-        if gatekeeper is not None:
-            self._poller.register(gatekeeper.socket, zmq.POLLIN)
-        if self._source_fd is not None:
-            self._poller.register(self._source_fd, zmq.POLLIN)
+        self._queued: set[int] = set()  # peers for whom something waits
+        self._writing: set[int] = set()  # of these, whose socket is watched for room
+        self._router_fd = router.fileno()
+        self._gatekeeper_fd = gatekeeper.socket.fileno() if gatekeeper is not None else None
+        self._by_monitor = {peer.monitor.fileno(): rank for rank, peer in peers.items()}
+        self._more = True  # the router may have messages that its descriptor does not tell of
+        self._epoll = select.epoll()
+        zeromq = {self._router_fd, self._gatekeeper_fd, *self._by_monitor}
+        for descriptor in (submissions.wake, self._source_fd, *zeromq):
+            if descriptor is not None:
+                self._epoll.register(descriptor, select.EPOLLIN)
+        self._ready_first = {one for one in zeromq if one is not None}  # their descriptors may have told already
 
     def run(self) -> None:
         """Until the submissions say so; an error of this thread itself is a loss too, and goes on to its owner."""
@@ -141,6 +148,8 @@ class Loop:
         except BaseException as error:
             self._lose(AtollError(f"the wire's thread failed: {error!r}. This is a bug"))
             raise
+        finally:
+            self._epoll.close()
 
     def _over(self, now_s: float) -> bool:
         ends_s = self._submissions.ends_s
@@ -150,15 +159,19 @@ class Loop:
             return True
         return not self._submissions.frames and all(peer.empty for peer in self._peers.values())
 
-    def _pause_ms(self, now_s: float) -> int:
+    def _pause_s(self, now_s: float) -> float:
         if self._lost:
-            return 1000
+            return 1.0
+        if self._more:
+            return 0.0
         if self._submissions.ends_s is not None:
-            return _FLUSH_MS
-        return int(1000 * max(self._next_tick_s - now_s, 0)) + 1
+            return _FLUSH_S
+        return max(self._next_tick_s - now_s, 0) + 0.001
 
     def _turn(self) -> None:
-        ready = dict(self._poller.poll(self._pause_ms(time.monotonic())))
+        ready = {descriptor for descriptor, _ in self._epoll.poll(self._pause_s(time.monotonic()))}
+        ready |= self._ready_first
+        self._ready_first = set()
         now_s = time.monotonic()
         if self._submissions.wake in ready:
             os.eventfd_read(self._submissions.wake)
@@ -167,16 +180,18 @@ class Loop:
         while self._submissions.frames:
             ranks, encoded = self._submissions.frames.popleft()
             self._send(ranks, encoded, now_s)
-        if self._gatekeeper is not None and self._gatekeeper.socket in ready:
+        if self._gatekeeper is not None and self._gatekeeper_fd in ready:
             self._gatekeeper.answer()
-        if self._router in ready:
+        if self._more or self._router_fd in ready:
             self._receive(now_s)
-        for monitor, peer in self._by_monitor.items():
-            if monitor in ready and peer.observe(now_s):
-                self._greet(peer, now_s)
+        for monitor in ready & self._by_monitor.keys():
+            rank = self._by_monitor[monitor]
+            if self._peers[rank].observe(now_s):
+                self._greet(rank, now_s)
         if self._source is not None and self._source_fd in ready:
             self._take(self._source, now_s)
-        self._flush()
+        if self._queued:
+            self._flush()
         if self._source is not None:
             self._watch_source()
         if now_s >= self._next_tick_s:
@@ -193,10 +208,12 @@ class Loop:
             peer.give_up()
 
     def _receive(self, now_s: float) -> None:
+        self._more = True
         for _ in range(_AT_ONCE):
             try:
                 message = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
+                self._more = False
                 return
             for peer, frame, encoded in self.inbox.open(message):
                 self._on_frame(peer, frame, encoded, now_s)
@@ -223,23 +240,20 @@ class Loop:
             self._ready = True
             self._callbacks.ready()
 
-    def _greet(self, peer: Peer, now_s: float) -> None:
+    def _greet(self, rank: int, now_s: float) -> None:
+        peer = self._peers[rank]
         offer = peer.arena.offer if peer.arena is not None else b""
         hello = Frame(Kind.HELLO, self._run, 0, 0, 0, self._topology.me.rank, 0, offer)
-        peer.push(EncodedFrame(Kind.HELLO, 0, 0, encode(hello), offer), now_s)
+        self._send((rank,), EncodedFrame(Kind.HELLO, 0, 0, encode(hello), offer), now_s)
         if not self._ready and all(each.ready for each in self._peers.values()):
             self._ready = True
             self._callbacks.ready()
 
     def _take(self, source: Source, now_s: float) -> None:
         me = self._topology.me
-        for at in range(_AT_ONCE):
-            taken = source.take_outgoing(1)  # one by one: how large it is, is not known before
-            if not taken:
-                self._empty_takes += at == 0
-                return
-            self._empty_takes = 0
-            (out,) = taken
+        taken = source.take_outgoing(_AT_ONCE, _TAKEN_BYTES)
+        self._empty_takes = 0 if taken else self._empty_takes + 1
+        for out in taken:
             kind = Kind(out.kind)
             origin = me.rank if kind is Kind.PART else me.island
             header = encode(
@@ -247,24 +261,29 @@ class Loop:
             )
             receivers = self._topology.routes(kind) if out.to < 0 else (out.to,)
             self._send(receivers, EncodedFrame(kind, out.sync_round, out.order, header, out.payload), now_s)
-            if self._full:
-                return
 
     @property
     def _full(self) -> bool:
-        return any(peer.queue.bytes > self._limits.send_buffer_bytes for peer in self._peers.values())
+        return any(self._peers[rank].queue.bytes > self._limits.send_buffer_bytes for rank in self._queued)
 
     def _send(self, ranks: Sequence[int], encoded: EncodedFrame, now_s: float) -> None:
         for rank in ranks:
             self._peers[rank].push(encoded, now_s)
+        self._queued.update(ranks)
 
     def _flush(self) -> None:
         waited = bool(self._writing)
-        for rank, peer in self._peers.items():
-            waits = peer.flush() if peer.queue else False
-            if waits != (rank in self._writing):
-                self._poller.register(peer.dealer, zmq.POLLOUT if waits else 0)
-                (self._writing.add if waits else self._writing.discard)(rank)
+        for rank in tuple(self._queued):
+            peer = self._peers[rank]
+            waits = peer.flush()
+            if waits and rank not in self._writing:
+                self._epoll.register(peer.dealer.fileno(), select.EPOLLIN)  # its room is news like any other
+                self._writing.add(rank)
+            elif not waits and rank in self._writing:
+                self._epoll.unregister(peer.dealer.fileno())
+                self._writing.discard(rank)
+            if not waits:
+                self._queued.discard(rank)
         if bool(self._writing) != waited:
             self._callbacks.waits(not waited)
 
@@ -272,14 +291,16 @@ class Loop:
         """Not while a peer's queue is full: what waits in the engine is bounded there and still sorted."""
         watch = not self._full and self._empty_takes < _EMPTY_TAKES
         if watch != self._watching:
-            self._poller.register(self._source_fd, zmq.POLLIN if watch else 0)
+            assert self._source_fd is not None
+            self._epoll.modify(self._source_fd, select.EPOLLIN if watch else 0)
             self._watching = watch
 
     def _lose(self, error: AtollError) -> None:
         if self._lost:
             return
         self._lost = True
-        self._poller = zmq.Poller()
-        self._poller.register(self._submissions.wake, zmq.POLLIN)
+        self._epoll.close()
+        self._epoll = select.epoll()
+        self._epoll.register(self._submissions.wake, select.EPOLLIN)
         if self._submissions.ends_s is None:
             self._callbacks.lost(error)

@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from atoll.agent.routes import address_towards, interface_of
 from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.agent.runtime.transport.collectives import Aborted, UnderWay, collective
-from atoll.agent.runtime.transport.gloo_sockets import GlooSockets, open_sockets
+from atoll.agent.runtime.transport.gloo_sockets import GlooSockets, beside_the_first, open_sockets
 from atoll.agent.runtime.transport.relayed_links import RelayedLinks
 from atoll.agent.runtime.transport.relayed_store import RelayedStore
 from atoll.errors import BadInput, PeerLost
@@ -367,7 +367,7 @@ def _made(
         whole = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         backend = "gloo" if over_relay else whole  # NCCL's connections are nobody's to lead
         dist.init_process_group(backend, store=shared, rank=place.rank, world_size=place.world_size, timeout=timeout)
-        control = dist.new_group(backend="gloo", timeout=timeout)
+        control = dist.new_group(backend=beside_the_first(), timeout=timeout)
     data = dist.group.WORLD
     assert data is not None
     group = Group(

@@ -14,9 +14,10 @@ from atoll.controller.jobs.lifecycle.observed import NewEvent, ObservedJob, Pass
 from atoll.controller.jobs.membership.members import members_of
 from atoll.controller.planners.one_island import CLEARLY, IslandTimes, OneIslandInput, OneIslandPlan
 from atoll.controller.planners.registry import ONE_ISLAND, Decision
-from atoll.controller.state.records import JobPhase, JobRecord, Level, OneIsland, RunMember, RunRecord
+from atoll.controller.state.records import JobPhase, JobRecord, Level, OneIsland, PlanRecord, RunMember, RunRecord
 from atoll.step_estimators.estimates import RankProfile
 from atoll.strategies import registry
+from atoll.strategies.declaration import load
 
 BESIDE_S: Final = 0.01
 """Stands for a step's boundary and its word to the agent, which nobody measures alone: rather too much."""
@@ -88,7 +89,7 @@ def _compare(observed: ObservedJob, run: RunRecord, members: Sequence[RunMember]
     asked = OneIslandInput(
         islands=tuple(_island(name, of) for name, of in sorted(by_island.items())),
         step_s=profile.step_s,
-        steps=_steps(observed.job, strategy.steps_for_one),
+        steps=_steps(observed.job, plan),
         beside_s=BESIDE_S,
         uncertainty=min(max(rank.compute_error_s / rank.compute_s for rank in measured), 10.0),
     )
@@ -104,11 +105,17 @@ def _island(name: str, ranks: Sequence[RankProfile]) -> IslandTimes:
     )
 
 
-def _steps(job: JobRecord, by_default: float) -> float:
-    """Steps for one of `dense`, at least: a plan that sends less, or later, than the job asks for takes no fewer. One
-    where the strategy was not measured as it is set."""
+def _steps(job: JobRecord, plan: PlanRecord) -> float:
+    """Steps for one of `dense`, at least: by the default settings, and as many more as a plan takes that sends less, or
+    later. One where the strategy was not measured as it is set."""
     declared = registry.find(job.spec.strategy)
-    return by_default if declared.settings.model_validate(job.spec.strategy_settings) == declared.settings() else 1.0
+    settings = declared.settings.model_validate(job.spec.strategy_settings)
+    if settings != declared.settings():
+        return 1.0
+    if not declared.steps_of_plan:
+        return declared.steps_for_one
+    more: float = load(declared.steps_of_plan)(settings, declared.plan_parameters(**plan.strategy_params))
+    return declared.steps_for_one * more
 
 
 def _says_the_same(before: OneIsland, decision: OneIslandDecision) -> bool:

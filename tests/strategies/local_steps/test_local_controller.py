@@ -57,14 +57,17 @@ def test_the_density_follows_the_thinnest_link_over_a_trace_and_says_why() -> No
     thin = next_plan(run(20))
     assert thin is not None
     assert thin.reason.startswith("bandwidth 20 Mbit/s: density 20.00 → ")
-    assert thin.reason.endswith("as much as the thinnest link carries in 70 % of a step")
+    assert thin.reason.endswith(
+        "as much as the thinnest uplink carries in 70 % of a step; learning takes about 1.6 times the steps"
+    )
 
 
 def test_what_the_devices_bear_holds_it_on_a_wide_link() -> None:
     plan = next_plan(run(480, of_strategy=ExchangeEstimate(cost=COST, drift=None)))
     assert plan is not None
     assert plan.strategy_params["density"] == pytest.approx(0.1 * 0.172 / 0.5, rel=1e-4)
-    assert plan.reason.endswith("more would take the devices over a tenth of a step")
+    why = "more would take the devices over a tenth of a step; learning takes about 1.4 times the steps"
+    assert plan.reason.endswith(why)
 
 
 def test_devices_bear_what_keeps_drift_within_its_bound() -> None:
@@ -83,8 +86,8 @@ def test_a_link_that_carries_too_little_against_drift_is_told_of() -> None:
     plan = next_plan(run(2, of_strategy=drifted))
     assert plan is not None
     assert plan.strategy_params["density"] < 0.2 * 10 / 16
-    assert "as much as the thinnest link carries in 70 % of a step; drift 10 → " in plan.reason
-    assert plan.reason.endswith(" steps, islands learn late of each other")
+    assert "as much as the thinnest uplink carries in 70 % of a step; drift 10 → " in plan.reason
+    assert " steps, islands learn late of each other; learning takes about " in plan.reason
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,10 @@ def test_others_updates_may_be_as_late_as_an_exchange_is_long() -> None:
     plan = next_plan(run(480, policy=ALL, of_strategy=seen(round_s=4.6 * step_s)))
     assert plan is not None
     assert plan.strategy_params == {"density": 0.2, "every": 1, "staleness": 5}
-    assert plan.reason == "bandwidth 480 Mbit/s: others' updates up to 1 → 5 steps late, for an exchange takes 4.6"
+    assert plan.reason == (
+        "bandwidth 480 Mbit/s: others' updates up to 1 → 5 steps late, for an exchange takes 4.6; learning takes about "
+        "1.2 times the steps"
+    )
     assert PLANNERS["exchange-density"].run_json(plan.input) == plan.output
     for late in (4.2, 5.03):
         assert next_plan(run(480, plan, ALL, of_strategy=seen(round_s=late * step_s))) is None

@@ -17,6 +17,7 @@ from atoll.strategies.shared_masters.second_moments import (
     WITHIN,
     SecondMoments,
     block_of,
+    kept_bytes,
     span_of,
     told_after,
 )
@@ -249,6 +250,22 @@ def test_what_16_bits_do_not_hold_is_told_anew() -> None:
     assert moments.told_after == 8
     adam.load_state_dict(copy.deepcopy(adam.state_dict()))
     assert SecondMoments([adam], [weights]).told_after == 0
+
+
+def test_what_is_kept_beside_moments_is_counted_before_it_is_there() -> None:
+    """While a second sum is under way, an optimizer has all that it ever has."""
+    island = Island()
+    for step in (8, 16):
+        island.update(torch.ones(ENTRIES))
+        total = island.moments.told(1.0, step)
+        kept = sum(
+            one.nbytes
+            for name, one in island.adam.state[island.weights].items()
+            if name.startswith(("whole", "told")) and isinstance(one, torch.Tensor)
+        )
+        if step == 8:
+            island.moments.take(total, 1.0)
+    assert kept == kept_bytes(island.weights)
 
 
 def test_one_island_alone_has_its_own_again() -> None:

@@ -75,6 +75,10 @@ class RollingState(Protocol):
     def own_moments(self) -> bool:
         """Whether the optimizer's moments are this rank's own."""
 
+    @property
+    def beside_moments(self) -> int:
+        """Bytes at most that come to the optimizer's own state in training."""
+
     def shared(self) -> Mapping[str, torch.Tensor]:
         """What is equal on all ranks after the same sync round: flat, on the CPU, always the same memory."""
 

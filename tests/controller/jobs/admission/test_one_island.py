@@ -126,3 +126,19 @@ def test_a_strategy_that_learns_less_in_a_step_counts_as_measured_only_by_its_de
 
     assert steps_of(density=0.9) == "2"
     assert float(steps_of()) >= 2
+
+
+def test_a_plan_that_sends_less_counts_with_what_it_costs_in_learning() -> None:
+    """Steps of 0.25 s are sooner than one island's 0.31, but not where the uplink lets 1.4 % leave."""
+
+    def words_under(**params: float) -> list[str]:
+        of = job(spec=spec(max_workers=3, min_workers=3, strategy="local-steps"))
+        seen = training(0.25, of=of)
+        newest = seen.plans.newest
+        assert newest is not None
+        planned = replace(newest, strategy_params=params)
+        return told(next_step(changed(seen, issued=(planned,)), clock()))
+
+    assert words_under() == words_under(density=0.2) == []
+    [text] = words_under(density=0.014)
+    assert text.endswith("together 0.427 s (0.25 s a step, and 1.71 of local-steps for one of dense)")

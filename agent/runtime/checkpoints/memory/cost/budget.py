@@ -41,7 +41,8 @@ def size_of_state(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer],
     shared = sum(map(_bytes, (*rolling.shared().values(), *snapshot.frozen().values())))
     residuals = torch.float32.itemsize * sum(rolling.residuals().values())
     buffers = sum(map(_bytes, model.buffers()))
-    return StateBytes(shared, residuals + buffers + moments * rolling.own_moments)
+    kept = moments + rolling.beside_moments if rolling.own_moments and moments else 0
+    return StateBytes(shared, residuals + buffers + kept)
 
 
 def moment_bytes(optimizer: torch.optim.Optimizer) -> int:

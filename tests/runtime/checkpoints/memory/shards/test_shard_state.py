@@ -49,6 +49,7 @@ class Rolling:
     """A rank's residuals are filled with its number; masters come when they are asked for."""
 
     own_moments = True
+    beside_moments = 0
 
     def __init__(self, layers: Sequence[Layer], rank: int) -> None:
         self.layers, self.rank = layers, rank
@@ -146,7 +147,7 @@ def shards(model: Model, layers: list[Layer], tmp_path: Path) -> list[Path]:
 
 
 def test_masters_come_from_all_and_the_rest_from_the_rank_that_had_it(
-    model: Model, layers: list[Layer], shards: list[Path]
+    model: Model, layers: list[Layer], shards: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also what travels between ranks: all shards without own bytes, and one rank's own bytes by themselves."""
     contents = [content_of(path) for path in shards]
@@ -179,6 +180,8 @@ def test_masters_come_from_all_and_the_rest_from_the_rank_that_had_it(
     size = size_of_state(model, [optimizer], taken(model, optimizer, layers, 0))
     assert size.shared == shared
     assert size.of_shard(RANKS) >= max(len(content) for content in contents) / 2
+    monkeypatch.setattr(Rolling, "beside_moments", 640)
+    assert size_of_state(model, [optimizer], taken(model, optimizer, layers, 0)).own == size.own + 640
 
 
 def test_a_shard_that_says_it_has_other_tensors_is_refused(shards: list[Path]) -> None:
