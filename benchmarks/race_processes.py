@@ -48,7 +48,6 @@ from atoll.strategies import registry
 from atoll.strategies.declaration import as_json
 from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_READY, VIEW_STAGE_TRAINING
 
-PEAK = 2e-3
 MOST_S = 1800.0
 """That a run may take."""
 
@@ -59,6 +58,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seeds", default="1", help="separated by commas")
     parser.add_argument("--islands", type=int, default=4)
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="of the byte GPT's, as the race tries them")
     parser.add_argument("--ways", default="alone,dense,stale-sparse,local-steps,local-steps:density=0.02")
     parser.add_argument("--absent", action="store_true", help="an island is gone from 40 to 60 %% of the steps")
     parser.add_argument("--pace-s", type=float, default=0.0, help="pretended work in each step")
@@ -92,7 +92,7 @@ def main() -> int:
 def command(options: argparse.Namespace, way: str, seed: str, folder: str) -> list[str]:
     """Of an island's process, without the interpreter."""
     said = {"told": folder, "ways": way, "size": options.size, "steps": options.steps, "seeds": seed}
-    said |= {"islands": options.islands, "pace-s": options.pace_s}
+    said |= {"islands": options.islands, "pace-s": options.pace_s, "learning-rate": options.learning_rate}
     return [__file__, *(word for name, value in said.items() for word in (f"--{name}", str(value)))]
 
 
@@ -171,14 +171,15 @@ class Island:
         self.steps, self.islands, self.pace_s = options.steps, options.islands, options.pace_s
         seed = int(options.seeds)
         self.task = Task(SIZES[options.size], seed)
+        self._peak = self.task.size.rate * options.learning_rate
         self.model = self.task.own_model()
         part = shards(self.task.size, "P1", options.islands, seed)[number]
         self._batches = Batches(part, self.task.size, seed, number)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=PEAK, betas=(0.9, 0.95), weight_decay=0.1)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self._peak, betas=(0.9, 0.95), weight_decay=0.1)
 
     def loss(self, model: torch.nn.Module, step: int) -> torch.Tensor:
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(PEAK, step, self.steps)
+            group["lr"] = learning_rate(self._peak, step, self.steps)
         inputs, targets = self._batches.at(step)
         return loss_of(model(inputs), targets)
 
