@@ -25,6 +25,7 @@ from atoll.controller.planners.optperf import OptPerfInput, plan_optperf
 from atoll.controller.planners.placement import PlacementInput, plan_placement
 from atoll.controller.planners.schemas import canonical, read
 from atoll.controller.planners.tensor_groups import GroupingPlan, plan_grouping
+from atoll.controller.planners.thin_island import ThinIslandInput, compare_thin_island
 from atoll.controller.planners.tta import TtaInput, plan_tta
 from atoll.sparse_scheme import SparseSchemeInput, plan_sparse_scheme
 from atoll.stage_cut import StagesInput, plan_stages
@@ -218,6 +219,15 @@ ONE_ISLAND: Final = Planner(
     OneIslandInput,
     compare_one_island,
 )
+THIN_ISLAND: Final = Planner(
+    "thin-island",
+    "whether all islands but the one with the thinnest link would learn sooner",
+    '{"islands": [{"name": "home", "batch": 64, "compute_s": 0.4}, {"name": "lab", "batch": 192, "compute_s": 0.4}, '
+    '{"name": "office", "batch": 64, "compute_s": 0.4}], "exchange": {"entries": 25000000, "bandwidths": [250000, '
+    '12500000, 12500000], "step_s": 0.4, "value_bytes": 0.2578125, "enough": 0.2}}',
+    ThinIslandInput,
+    compare_thin_island,
+)
 ALLOCATION: Final = Planner(
     "allocation",
     "which reliable device holds which stage of a pipeline, and which stage each volunteer helps",
@@ -233,6 +243,7 @@ PLANNERS: Final[Mapping[str, Planner[Any, Any]]] = {
     planner.name: planner
     for planner in (
         *(EVEN, INVERSE_TIME, OPTPERF, GNS, GOODPUT, TTA, ADMISSION, PLACEMENT, CHUNKS),
-        *(COMPRESSION, FUSION, TENSOR_GROUPS, STAGES, GROUPS, SPARSE_SCHEME, EXCHANGE_DENSITY, ONE_ISLAND, ALLOCATION),
+        *(COMPRESSION, FUSION, TENSOR_GROUPS, STAGES, GROUPS, SPARSE_SCHEME, EXCHANGE_DENSITY, ONE_ISLAND, THIN_ISLAND),
+        ALLOCATION,
     )
 }

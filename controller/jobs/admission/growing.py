@@ -346,7 +346,7 @@ def _compared(observed: ObservedJob, run: RunRecord, clock: PassClock) -> Device
     if left:
         growth = replace(growth, run=run.run, view=_view(observed), added=left)
         compared = replace(job, learned=replace(job.learned, growth=growth))
-    return _sent_back(observed, run, compared, dropped, f"the run was slower with it: {rates} measured")
+    return sent_back(observed, run, compared, dropped, f"the run was slower with it: {rates} measured")
 
 
 def _worth(profile: Profile, growth: Growth) -> float:
@@ -368,9 +368,10 @@ def _slowest_half(added: Mapping[str, int], profile: Profile) -> list[str]:
     return slowest_first[: (len(added) + 1) // 2]
 
 
-def _sent_back(
+def sent_back(
     observed: ObservedJob, run: RunRecord, job: JobRecord, names: Sequence[str], why: str
 ) -> DeviceAssessment:
+    """The run without these devices, which wait with that reason."""
     work = {worker.name: worker.work_per_s for worker in _workers(observed, run)}
     left = len(run.members) - len(names)
     new = {name: Standby(reason=why, work_per_s=work.get(name, 0.0), slowed=left) for name in names}
@@ -394,5 +395,5 @@ def _without_slowest(observed: ObservedJob, run: RunRecord, clock: PassClock) ->
         return DeviceAssessment(job=job, judged=True)
     member = run.members[found.rank]
     name = f"{member.node}/{member.device}"
-    assessment = _sent_back(observed, run, job, [name], found.reason)
+    assessment = sent_back(observed, run, job, [name], found.reason)
     return _recorded(assessment, run, clock, found.planned, f"faster without {name}")

@@ -5,7 +5,7 @@ It only advises: where the data may be is not known here."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -70,34 +70,50 @@ def _with(observed: ObservedJob, told: OneIsland | None) -> ObservedJob:
 
 def _compare(observed: ObservedJob, run: RunRecord, members: Sequence[RunMember], clock: PassClock) -> _Compared | None:
     """None where steps cannot be compared (of pipelines the model may not fit into one island), or are not known."""
-    profile, plan = observed.training.profile, observed.plans.newest
+    profile = observed.training.profile
     strategy = registry.find(observed.job.spec.strategy)
-    if profile is None or plan is None or not strategy.steps_for_one or observed.job.spec.stages > 1:
+    if profile is None or not strategy.steps_for_one or observed.job.spec.stages > 1:
         return None
-    if observed.views.newest is not None and observed.views.newest.view != plan.view:
+    by_island = measured_islands(observed, run, members, clock)
+    if by_island is None:
         return None
-    limited = replace(run, members=tuple(members))
-    if not is_steady(observed, limited, clock):
-        return None
-    ranks = [profile.ranks[rank] for rank in range(len(members)) if rank in profile.ranks]
-    measured = [rank for rank in ranks if rank.plan == plan.id and rank.local_batch > 0 and rank.compute_s > 0]
-    if len(measured) < len(members):
-        return None
-    by_island: dict[str, list[RankProfile]] = {}
-    for member, rank in zip(members, measured, strict=True):
-        by_island.setdefault(member.island, []).append(rank)
     asked = OneIslandInput(
-        islands=tuple(_island(name, of) for name, of in sorted(by_island.items())),
+        islands=tuple(island_times(name, of) for name, of in sorted(by_island.items())),
         step_s=profile.step_s,
         steps=_steps(observed.job, plan),
         beside_s=BESIDE_S,
-        uncertainty=min(max(rank.compute_error_s / rank.compute_s for rank in measured), 10.0),
+        uncertainty=uncertainty_of(by_island),
     )
     decision = ONE_ISLAND.decide(asked)
     return _Compared(decision, len(by_island[decision.plan.island]))
 
 
-def _island(name: str, ranks: Sequence[RankProfile]) -> IslandTimes:
+def measured_islands(
+    observed: ObservedJob, run: RunRecord, members: Sequence[RunMember], clock: PassClock
+) -> dict[str, list[RankProfile]] | None:
+    """The ranks of each island; None before all were measured for a while under the newest plan."""
+    profile, plan = observed.training.profile, observed.plans.newest
+    if profile is None or plan is None:
+        return None
+    if observed.views.newest is not None and observed.views.newest.view != plan.view:
+        return None
+    if not is_steady(observed, replace(run, members=tuple(members)), clock):
+        return None
+    by_island: dict[str, list[RankProfile]] = {}
+    for number, member in enumerate(members):
+        rank = profile.ranks.get(number)
+        if rank is None or rank.plan != plan.id or rank.local_batch < 1 or not rank.compute_s > 0:
+            return None
+        by_island.setdefault(member.island, []).append(rank)
+    return by_island
+
+
+def uncertainty_of(by_island: Mapping[str, Sequence[RankProfile]]) -> float:
+    """Of what they compute in."""
+    return min(max(rank.compute_error_s / rank.compute_s for ranks in by_island.values() for rank in ranks), 10.0)
+
+
+def island_times(name: str, ranks: Sequence[RankProfile]) -> IslandTimes:
     """Its devices share what it computes by their speeds."""
     batch = sum(rank.local_batch for rank in ranks)
     return IslandTimes(

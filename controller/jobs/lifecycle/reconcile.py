@@ -13,6 +13,7 @@ from atoll.controller.deciding.given import Given
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.jobs.admission.growing import DeviceAssessment, assess_devices
 from atoll.controller.jobs.admission.one_island import advise
+from atoll.controller.jobs.admission.thin_island import without_thin_island
 from atoll.controller.jobs.lifecycle import orders
 from atoll.controller.jobs.lifecycle.exits import exit_events, in_words, record_exits
 from atoll.controller.jobs.lifecycle.failures import (
@@ -187,7 +188,11 @@ def _assess(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAs
     able = [worker for worker in workers if worker is not None and worker.uses_atoll and not worker.trained]
     if len(able) < len(members) or _is_changing(observed, run):
         return DeviceAssessment(job=observed.job)
-    return assess_devices(observed, by_position(run, newest), clock)
+    by_rank = by_position(run, newest)
+    assessment = assess_devices(observed, by_rank, clock)
+    if assessment != DeviceAssessment(job=observed.job, judged=True):
+        return assessment
+    return without_thin_island(observed, by_rank, clock)
 
 
 def _is_changing(observed: ObservedJob, run: RunRecord) -> bool:

@@ -22,6 +22,7 @@ MUST_SAY |= {
     "sparse-scheme": "costs",
     "exchange-density": "held_by",
     "one-island": "sooner",
+    "thin-island": "leaves",
     "allocation": "order_cost",
 }
 SENSELESS = [None, True, -1, 1e999, 10**400, "1", [], {}, [[]], [None], {"a": 1}, 0.5]

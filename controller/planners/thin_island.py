@@ -1,0 +1,86 @@
+"""Compares all islands together with all but the one whose link is thinnest.
+
+All islands send as much as the thinnest link carries: where that is a tenth of the others, everybody learns late of
+everybody else. Without it the others share the same batch, so a step computes longer,
+
+    T = max(B / sum_i (b_i / c_i), bytes(d) / bandwidth),
+
+and sends more of the model in it, d, as planner `exchange-density` chooses for the links that are left. What a step
+teaches goes with the fourth root of that, as far as more teaches anything: in the race 4.5 % took 1.3 times, 1.4 % 1.7
+times the steps of 14.6 % (docs/performance.md, "What a link bears"). So as far as a step of density `enough`
+
+    T (enough / min(d, enough))^(1/4)
+
+takes, with the island and without it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Final, Self
+
+from pydantic import Field, model_validator
+
+from atoll.controller.planners.exchange_density import ExchangeDensityInput, plan_exchange_density
+from atoll.controller.planners.one_island import CLEARLY, IslandTimes
+from atoll.controller.planners.schemas import MAX_NODES, Schema, Share, Uncertainty
+
+TAUGHT: Final = 0.25
+"""Exponent of the density in what a step teaches."""
+
+
+class ThinIslandInput(Schema):
+    """exchange: of all islands, its bandwidths in their order. uncertainty: of the computing times. cost: of leaving an
+    island out, as a part of the time within which that has to pay."""
+
+    islands: Annotated[tuple[IslandTimes, ...], Field(min_length=3, max_length=MAX_NODES)]
+    exchange: ExchangeDensityInput
+    uncertainty: Uncertainty = 0.0
+    cost: Share = 0.0
+
+    @model_validator(mode="after")
+    def _has_a_link_each(self) -> Self:
+        if len(self.exchange.bandwidths) != len(self.islands):
+            raise ValueError(
+                f"{len(self.islands)} islands, but {len(self.exchange.bandwidths)} bandwidths in field 'exchange'. "
+                "Give one for each island"
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class ThinIslandPlan:
+    """together_s, without_s: seconds for what a step of density `enough` teaches, of all islands, and of all but
+    `island`; density, density_without: the share of the model that is sent then. leaves: whether that is sooner by
+    CLEARLY, by what it costs and what is unsure."""
+
+    island: str
+    together_s: float
+    without_s: float
+    density: float
+    density_without: float
+    leaves: bool
+
+
+def compare_thin_island(given: ThinIslandInput) -> ThinIslandPlan:
+    """Ties among links go to the island that computes least."""
+    links = given.exchange.bandwidths
+    thin = min(range(len(links)), key=lambda i: (links[i], given.islands[i].batch / given.islands[i].compute_s))
+    everybody = range(len(links))
+    together_s, density = _taught_s(given, everybody)
+    without_s, density_without = _taught_s(given, [i for i in everybody if i != thin])
+    margin = (1 - CLEARLY) * (1 - given.cost)
+    leaves = without_s * (1 + 2 * given.uncertainty) <= together_s * margin
+    return ThinIslandPlan(given.islands[thin].name, together_s, without_s, density, density_without, leaves)
+
+
+def _taught_s(given: ThinIslandInput, kept: range | list[int]) -> tuple[float, float]:
+    """Seconds as above with the islands that are kept, and the density that is planned for them."""
+    batch = sum(one.batch for one in given.islands)
+    compute_s = batch / math.fsum(given.islands[i].batch / given.islands[i].compute_s for i in kept)
+    links = tuple(given.exchange.bandwidths[i] for i in kept)
+    asked = given.exchange.model_copy(update={"bandwidths": links, "step_s": compute_s})
+    planned = plan_exchange_density(asked)
+    shared = planned.density * asked.every / planned.every
+    steps = (asked.enough / min(shared, asked.enough)) ** TAUGHT
+    return steps * max(compute_s, planned.link_s), shared
