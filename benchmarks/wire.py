@@ -78,7 +78,7 @@ class Source:
     def fileno(self) -> int:
         return self._fd
 
-    def take_outgoing(self, limit: int, most_bytes: int) -> list[Outgoing]:
+    def take_outgoing(self, limit: int) -> list[Outgoing]:
         taken = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
         if not taken:
             with suppress(BlockingIOError):

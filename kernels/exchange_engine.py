@@ -357,10 +357,10 @@ class ExchangeEngine:
         with _refusals("versions"):
             return self._native.versions()
 
-    def take_outgoing(self, limit: int = 64, most_bytes: int = 2**62) -> list[Outgoing]:
-        """Messages to send, the most urgent first: at most `limit`, and none more once they have `most_bytes`."""
+    def take_outgoing(self, limit: int = 64) -> list[Outgoing]:
+        """Messages to send, the most urgent first."""
         with _refusals("take_outgoing"):
-            return [Outgoing._make(row) for row in self._native.take_outgoing(limit, most_bytes)]
+            return [Outgoing._make(row) for row in self._native.take_outgoing(limit)]
 
     def deliver(  # noqa: PLR0917 - the fields of a frame, in its order
         self, kind: int, origin: int, sync_round: int, tensor: int, count: int, payload: Any

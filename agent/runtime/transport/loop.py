@@ -25,7 +25,6 @@ from atoll.errors import AtollError, PeerLost
 _TICK_S: Final = 0.1
 _FLUSH_S: Final = 0.005  # how often closing looks whether everything has left
 _AT_ONCE: Final = 64  # messages or payloads of one source before the others have their turn
-_TAKEN_BYTES: Final = 1024 * 1024  # and so many bytes of payloads before it is seen whether there is room
 _EMPTY_TAKES: Final = 16  # in a row from a source that says it has something: it failed, and says so elsewhere
 
 
@@ -55,7 +54,7 @@ class Source(Protocol):
     def fileno(self) -> int:
         """A descriptor that is readable while `take_outgoing` has something."""
 
-    def take_outgoing(self, limit: int, most_bytes: int) -> Sequence[OutgoingPayload]: ...
+    def take_outgoing(self, limit: int) -> Sequence[OutgoingPayload]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +250,13 @@ class Loop:
 
     def _take(self, source: Source, now_s: float) -> None:
         me = self._topology.me
-        taken = source.take_outgoing(_AT_ONCE, _TAKEN_BYTES)
-        self._empty_takes = 0 if taken else self._empty_takes + 1
-        for out in taken:
+        for at in range(_AT_ONCE):
+            taken = source.take_outgoing(1)  # one by one: how large it is, is not known before
+            if not taken:
+                self._empty_takes += at == 0
+                return
+            self._empty_takes = 0
+            (out,) = taken
             kind = Kind(out.kind)
             origin = me.rank if kind is Kind.PART else me.island
             header = encode(
@@ -261,6 +264,8 @@ class Loop:
             )
             receivers = self._topology.routes(kind) if out.to < 0 else (out.to,)
             self._send(receivers, EncodedFrame(kind, out.sync_round, out.order, header, out.payload), now_s)
+            if self._full:
+                return
 
     @property
     def _full(self) -> bool:

@@ -75,7 +75,7 @@ void bind_exchange_engine(nb::module_& m) {
         .def("fetch", &P::fetch, "tensors"_a, "sync_round"_a, "deadline_s"_a)
         .def("changes", &P::changes, "tensors"_a, "sync_round"_a, "deadline_s"_a)
         .def("versions", &P::versions)
-        .def("take_outgoing", &P::take_outgoing, "limit"_a, "most_bytes"_a)
+        .def("take_outgoing", &P::take_outgoing, "limit"_a)
         .def("deliver", &P::deliver, "kind"_a, "origin"_a, "sync_round"_a, "tensor"_a, "count"_a, "payload"_a.none())
         .def("fail", &P::fail, "reason"_a)
         .def("quiesce", &P::quiesce, "deadline_s"_a)

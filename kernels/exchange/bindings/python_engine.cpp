@@ -309,9 +309,9 @@ nb::tuple PythonEngine::changes(const std::vector<std::size_t>& tensors, std::in
     return nb::make_tuple(waited_s, rows);
 }
 
-nb::list PythonEngine::take_outgoing(std::size_t limit, std::size_t most_bytes) {
+nb::list PythonEngine::take_outgoing(std::size_t limit) {
     nb::list rows;
-    for (const Outgoing& message : core().take_outgoing(limit, most_bytes)) {
+    for (const Outgoing& message : core().take_outgoing(limit)) {
         const nb::bytes payload(message.payload->data.get(), message.payload->bytes);
         rows.append(nb::make_tuple(static_cast<int>(message.kind), message.urgency.sync_round, message.tensor,
                                    message.urgency.order, message.count, payload, message.to));

@@ -73,7 +73,7 @@ class PythonEngine {
     std::uint64_t selection_seed(std::int64_t sync_round, std::size_t tensor) {
         return core().selection_seed(sync_round, tensor);
     }
-    nb::list take_outgoing(std::size_t limit, std::size_t most_bytes);
+    nb::list take_outgoing(std::size_t limit);
     nb::object deliver(int kind, std::uint64_t origin, std::uint64_t sync_round, std::uint64_t tensor,
                        std::uint64_t count, nb::handle payload_object);
     void fail(const std::string& reason) { core().fail(reason); }

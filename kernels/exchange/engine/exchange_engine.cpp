@@ -175,10 +175,10 @@ void ExchangeEngine::order_round_update(std::int64_t sync_round, RoundUpdate rou
     for (const auto& tensor : tensors_) reduce_if_ready(*tensor);
 }
 
-std::vector<Outgoing> ExchangeEngine::take_outgoing(std::size_t limit, std::size_t most_bytes) {
+std::vector<Outgoing> ExchangeEngine::take_outgoing(std::size_t limit) {
     const std::lock_guard<std::mutex> lock(mutex_);
     check_open();
-    return outbox_.take(limit, most_bytes);
+    return outbox_.take(limit);
 }
 
 const char* ExchangeEngine::deliver(MessageKind kind, std::uint64_t origin, std::uint64_t sync_round,

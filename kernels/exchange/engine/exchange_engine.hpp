@@ -119,7 +119,7 @@ class ExchangeEngine {
     void close();
 
     int event() const { return outbox_.event(); }
-    std::vector<Outgoing> take_outgoing(std::size_t limit, std::size_t most_bytes = SIZE_MAX);
+    std::vector<Outgoing> take_outgoing(std::size_t limit);
     const char* deliver(MessageKind kind, std::uint64_t origin, std::uint64_t sync_round, std::uint64_t tensor,
                         std::uint64_t count, const unsigned char* data, std::size_t bytes);
 

@@ -30,13 +30,11 @@ void Outbox::put(Outgoing message) {
     wake();
 }
 
-std::vector<Outgoing> Outbox::take(std::size_t limit, std::size_t most_bytes) {
+std::vector<Outgoing> Outbox::take(std::size_t limit) {
     std::vector<Outgoing> taken;
-    std::size_t bytes = 0;
-    while (!heap_.empty() && taken.size() < limit && bytes < most_bytes) {
+    while (!heap_.empty() && taken.size() < limit) {
         std::pop_heap(heap_.begin(), heap_.end(), LessUrgent());
         taken.push_back(std::move(heap_.back()));
-        bytes += taken.back().payload->bytes;
         heap_.pop_back();
     }
     if (heap_.empty()) calm();

@@ -30,8 +30,7 @@ class Outbox {
 
     int event() const { return event_; }
     void put(Outgoing message);  // its urgency.arrival is set here
-    // At most `limit`, and none more once they have `most_bytes`.
-    std::vector<Outgoing> take(std::size_t limit, std::size_t most_bytes);
+    std::vector<Outgoing> take(std::size_t limit);
 
     // Makes the eventfd readable until the next take, though there may be nothing.
     void wake();

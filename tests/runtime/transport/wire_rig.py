@@ -58,11 +58,9 @@ class Source:
     def fileno(self) -> int:
         return self._fd
 
-    def take_outgoing(self, limit: int, most_bytes: int) -> list[Out]:
+    def take_outgoing(self, limit: int) -> list[Out]:
         with self._lock:
-            taken: list[Out] = []
-            while self._waiting and len(taken) < limit and sum(len(one.payload) for one in taken) < most_bytes:
-                taken.append(self._waiting.popleft())
+            taken = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
             if not self._waiting:
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._fd)
