@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Final, Literal
 
 import numpy as np
@@ -44,6 +45,10 @@ LEAST: Final = 0.0001
 """Of what workers take."""
 _HALVINGS: Final = 40
 _EXACT: Final = 1e-9  # of a step
+
+MEASURED: Final = ((0.2, 1.0), (0.146, 1.0), (0.045, 1.29), (0.014, 1.71))
+"""Of a density, steps to the target for one at 0.2, in the race: medians of three seeds (docs/performance.md, "What a
+link bears")."""
 
 HeldBy = Literal["links", "devices", "learning", "drift", "given"]
 
@@ -124,6 +129,17 @@ def plan_exchange_density(given: ExchangeDensityInput) -> ExchangeDensityPlan:
     staleness = min(max(1, math.ceil(given.late(density) - _EXACT)), given.most_staleness)
     every = _turns(given, density)
     return ExchangeDensityPlan(density * every / given.every, given.link_s(density), held_by, every, staleness)
+
+
+def steps_for_one_at(density: float) -> float:
+    """Steps that teach what one with density 0.2 does. Between what was measured, and below it, a straight line over
+    the density's logarithm."""
+    if density >= MEASURED[0][0]:
+        return 1.0
+    (above, more), (below, most) = next(
+        (pair for pair in pairwise(MEASURED) if density >= pair[1][0]), (MEASURED[-2], MEASURED[-1])
+    )
+    return more + (most - more) * math.log(above / density) / math.log(above / below)
 
 
 def _turns(given: ExchangeDensityInput, density: float) -> int:

@@ -5,28 +5,20 @@ everybody else. Without it the others share the same batch, so a step computes l
 
     T = max(B / sum_i (b_i / c_i), bytes(d) / bandwidth),
 
-and sends more of the model in it, d, as planner `exchange-density` chooses for the links that are left. What a step
-teaches goes with the fourth root of that, as far as more teaches anything: in the race 4.5 % took 1.3 times, 1.4 % 1.7
-times the steps of 14.6 % (docs/performance.md, "What a link bears"). So as far as a step of density `enough`
-
-    T (enough / min(d, enough))^(1/4)
-
-takes, with the island and without it."""
+and sends more of the model in it, d, as planner `exchange-density` chooses for the links that are left. What one step
+of density 0.2 teaches takes `steps_for_one_at(d)` steps, of T seconds each, with the island and without it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Final, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from atoll.controller.planners.exchange_density import ExchangeDensityInput, plan_exchange_density
+from atoll.controller.planners.exchange_density import ExchangeDensityInput, plan_exchange_density, steps_for_one_at
 from atoll.controller.planners.one_island import CLEARLY, IslandTimes
 from atoll.controller.planners.schemas import MAX_NODES, Schema, Share, Uncertainty
-
-TAUGHT: Final = 0.25
-"""Exponent of the density in what a step teaches."""
 
 
 class ThinIslandInput(Schema):
@@ -50,7 +42,7 @@ class ThinIslandInput(Schema):
 
 @dataclass(frozen=True, slots=True)
 class ThinIslandPlan:
-    """together_s, without_s: seconds for what a step of density `enough` teaches, of all islands, and of all but
+    """together_s, without_s: seconds for what a step of density 0.2 teaches, of all islands, and of all but
     `island`; density, density_without: the share of the model that is sent then. leaves: whether that is sooner by
     CLEARLY, by what it costs and what is unsure."""
 
@@ -82,5 +74,4 @@ def _taught_s(given: ThinIslandInput, kept: range | list[int]) -> tuple[float, f
     asked = given.exchange.model_copy(update={"bandwidths": links, "step_s": compute_s})
     planned = plan_exchange_density(asked)
     shared = planned.density * asked.every / planned.every
-    steps = (asked.enough / min(shared, asked.enough)) ** TAUGHT
-    return steps * max(compute_s, planned.link_s), shared
+    return steps_for_one_at(shared) * max(compute_s, planned.link_s), shared

@@ -70,9 +70,9 @@ def _with(observed: ObservedJob, told: OneIsland | None) -> ObservedJob:
 
 def _compare(observed: ObservedJob, run: RunRecord, members: Sequence[RunMember], clock: PassClock) -> _Compared | None:
     """None where steps cannot be compared (of pipelines the model may not fit into one island), or are not known."""
-    profile = observed.training.profile
+    profile, plan = observed.training.profile, observed.plans.newest
     strategy = registry.find(observed.job.spec.strategy)
-    if profile is None or not strategy.steps_for_one or observed.job.spec.stages > 1:
+    if profile is None or plan is None or not strategy.steps_for_one or observed.job.spec.stages > 1:
         return None
     by_island = measured_islands(observed, run, members, clock)
     if by_island is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atoll.controller.planners.exchange_density import ExchangeDensityInput
+from atoll.controller.planners.exchange_density import ExchangeDensityInput, steps_for_one_at
 from atoll.controller.planners.one_island import CLEARLY, IslandTimes
 from atoll.controller.planners.registry import THIN_ISLAND
 from atoll.controller.planners.thin_island import ThinIslandInput, ThinIslandPlan, compare_thin_island
@@ -43,7 +43,7 @@ def test_a_link_of_a_hundredth_of_what_teaches_costs_more_than_a_fourth_island_b
     assert planned.without_s == pytest.approx(STEP_S * 4 / 3)  # three share the batch of four, and send enough
     assert planned.density_without == 0.2
     assert planned.density < 0.2 / 20
-    assert planned.together_s == pytest.approx(STEP_S * (0.2 / planned.density) ** 0.25)
+    assert planned.together_s == pytest.approx(STEP_S * steps_for_one_at(planned.density))
 
 
 def test_links_that_carry_all_that_teaches_leave_nobody_out_however_unequal() -> None:

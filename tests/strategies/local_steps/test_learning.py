@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.controller.planners.exchange_density import MEASURED
 from atoll.strategies import registry
 from atoll.strategies.declaration import load
-from atoll.strategies.local_steps.learning import MEASURED, steps_for_one, steps_of_plan, told
+from atoll.strategies.local_steps.learning import steps_for_one, steps_of_plan, told
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import LocalSteps
 

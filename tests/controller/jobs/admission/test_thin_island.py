@@ -76,7 +76,7 @@ def test_an_island_of_a_hundredth_of_the_others_link_waits_and_both_times_are_sa
     assert step.job.status.reason == "shrinking from 4 to 3 workers: faster without c/0"
     [said] = [event.text for event in step.events if event.kind == "admission"]
     assert said.startswith("c/0 waits as a standby: island c has 0.5 Mbit/s, and all send 0.")
-    assert "a step's worth of learning takes 0.47" in said
+    assert "a step's worth of learning takes 0.265 s" in said
     assert "with it, 0.107 s without it, when all send 20 %" in said
 
 
