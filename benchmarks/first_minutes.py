@@ -1,10 +1,13 @@
 """Times a newcomer's first minutes on a machine without a compiler: installed from wheels, a cluster, a job, the page.
 
-python benchmarks/first_minutes.py [--wheel dist/atoll-...whl] [--image debian:bookworm-slim] [--parts install,demo]
+python benchmarks/first_minutes.py [--wheel dist/atoll-...whl] [--image IMAGE] [--parts install,demo]
 
 `install`: in a container of that image, which has Python and no compiler, pip installs from a folder of wheels (filled
 before, not timed: that is downloads); then `atoll up`, transformers' Trainer as a job, and `atoll dashboard` opened by
 Chromium. `demo`: `make demo` in a fresh clone, with that wheel. Exit code 2: no wheel, engine or Chromium here.
+
+Without a registry: debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm FOLDER,
+then tar -C FOLDER -c . | docker import - bare, and --image bare.
 """
 
 from __future__ import annotations
@@ -140,7 +143,7 @@ def demo(wheel: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheel", type=Path, help="what `make wheels` made for the image's Python")
-    parser.add_argument("--image", default="debian:bookworm-slim")
+    parser.add_argument("--image", default="python:3.11-slim-bookworm")
     parser.add_argument("--parts", default="install,demo")
     options = parser.parse_args()
     made = sorted((ROOT / "dist").glob("atoll-*-manylinux*.whl"))
