@@ -47,6 +47,8 @@ TOLD: Final = "told_means"
 """As long: what was told of them."""
 TOLD_AFTER: Final = "told_after"
 """As long: after how many updates, as `ToldMoments` counts them; an int."""
+TOLD_LATE: Final = "told_late"
+"""As long: how many updates later than `span_of` says the sum may be, as was asked for; an int."""
 SMALL: Final = 65_536
 """Entries of parameters that are weighed all at once."""
 AT_ONCE: Final = 262_144
@@ -180,6 +182,13 @@ def last_told(updates: int) -> int:
     return 1 << updates.bit_length() - 1 if updates >= TOLD_FIRST else 0
 
 
+def late_of(updates: int, asked: int) -> int:
+    """Updates beyond `span_of` after which it is taken: as many as are asked for, but before islands tell each other
+    again."""
+    following = updates + TOLD_EVERY if updates >= TOLD_EVERY else 2 * updates
+    return min(asked, following - updates - span_of(updates))
+
+
 def span_of(updates: int) -> int:
     """Updates from those after which it was told until it is taken, which are always the same: runs can be repeated."""
     return max(SPANS[0], min(SPANS[1], updates // 2))
@@ -243,16 +252,16 @@ class SecondMoments:
                 one.second_N.clamp_min_(0)  # a weight decay within g was of the parameter before
 
     @torch.no_grad()
-    def told(self, share: float, updates: int) -> torch.Tensor:
+    def told(self, share: float, updates: int, late: int = 0) -> torch.Tensor:
         """This island's part of v: a² n_i² + a s_i², block by block, at its share of a whole batch; zeros where there
-        was no update yet. updates: after which it is told."""
+        was no update yet. updates: after which it is told. late: that is asked for."""
         for adam in self._adams:
             if adam.known:
                 own_B = adam.own_mean_B()
                 signal_B = adam.signal_B(own_B)
                 told_B = share * share * (own_B - signal_B) + share * signal_B
                 finite_B = told_B.nan_to_num(nan=0.0, posinf=0.0)  # one island's overflow is its own
-                adam.state.update({OWN: own_B, TOLD: finite_B, TOLD_AFTER: updates})
+                adam.state.update({OWN: own_B, TOLD: finite_B, TOLD_AFTER: updates, TOLD_LATE: late})
         return self.told_last()
 
     def told_last(self) -> torch.Tensor:
@@ -269,6 +278,11 @@ class SecondMoments:
         exact = all(state[TOLD].dtype == torch.float32 for state in kept)
         return found.pop() if len(found) == 1 and exact else 0
 
+    @property
+    def told_late(self) -> int:
+        """How late its sum may be, as was asked for then."""
+        return max((int(adam.state.get(TOLD_LATE, 0)) for adam in self._adams), default=0)
+
     @torch.no_grad()
     def take(self, total_B: torch.Tensor, share: float) -> None:
         """The sum of what all islands told, when this one did last. share: of a whole batch, now."""
@@ -282,19 +296,23 @@ class SecondMoments:
     def forget_told(self) -> None:
         """What it told is not summed any more."""
         for adam in self._adams:
-            adam.forget(OWN, TOLD, TOLD_AFTER)
+            adam.forget(OWN, TOLD, TOLD_AFTER, TOLD_LATE)
 
     def forget(self) -> None:
         """From now on v is the island's own, which is the whole batch's."""
         for adam in self._adams:
-            adam.forget(RATIO, OWN, TOLD, TOLD_AFTER)
+            adam.forget(RATIO, OWN, TOLD, TOLD_AFTER, TOLD_LATE)
 
 
 class ToldMoments:
     """Tells and takes, over torch.distributed, beside training. On the training thread.
 
     When islands tell is counted from the update after which the very same ones began to. So a run that goes on with the
-    same from a checkpoint does as one that nothing happened to: what was told is summed once more, and is the same."""
+    same from a checkpoint does as one that nothing happened to: what was told is summed once more, and is the same.
+
+    A ring over n ranks is 2 (n - 1) ways one after the other, where an exchange through an owner is two. So where
+    others' updates may come more than a step late, pieces begin as much less often, and the sum is taken as much
+    later."""
 
     def __init__(self, moments: SecondMoments, group: Group, *, leads: bool) -> None:
         """leads: for its island. On every rank, with as many parameters."""
@@ -302,6 +320,7 @@ class ToldMoments:
         self._told_B = torch.empty(0)
         self._left: deque[torch.Tensor] = deque()  # pieces of it that nobody sums yet
         self._under_way: list[UnderWay] = []
+        self._late = 0  # as was asked for when it was told last
         self.begun = 0
         """Updates of the job after which the islands began to tell each other."""
 
@@ -309,43 +328,48 @@ class ToldMoments:
         """After so many updates of the job. begun: since when the same islands have told each other, as far as this
         rank has the optimizer that it had then; None: they begin now. Collective; raises PeerLost."""
         self.begun, same = updates if begun is None else begun, begun is not None
-        told = last_told(updates - self.begun)
-        under_way = told > 0 and updates - self.begun < told + span_of(told)
+        together = updates - self.begun
+        told, late = last_told(together), self._moments.told_late
+        under_way = told > 0 and together < told + span_of(told) + late_of(told, late)
         if under_way:
             same = same and self._moments.told_after == told
-        if not all(row[0] for row in self._group.gather_rows([int(same)])):
+        rows = self._group.gather_rows([int(same), int(under_way), late])
+        if not all(row[0] and row == rows[0] for row in rows):
             self.begun, under_way = updates, False
         if under_way:
-            self._split(told)
-            for _ in range(told, updates - self.begun + 1):
-                self._begin_next()
+            self._split(told, late)
+            for since in range(together - told + 1):
+                self._begin_next(since)
         else:
             self._moments.forget_told()
 
-    def updated(self, updates: int, share: float) -> None:
-        """The optimizers made so many updates of the job, as on all ranks; the island has `share` of a whole batch.
-        Raises PeerLost."""
+    def updated(self, updates: int, share: float, staleness: int) -> None:
+        """The optimizers made so many updates of the job, as on all ranks; the island has `share` of a whole batch, and
+        others' updates may come so many steps late, on all ranks alike. Raises PeerLost."""
         together = updates - self.begun
         told = last_told(together - 1)
-        if told and together == told + span_of(told):
+        if told and together == told + span_of(told) + late_of(told, self._late):
             for under_way in self._under_way:
                 under_way.wait()
             self._under_way = []
             self._moments.take(self._told_B, share)
         if told_after(together):
-            self._moments.told(share, together)
-            self._split(together)
-        self._begin_next()
+            late = (self._group.world_size - 1) * max(0, staleness - 1)
+            self._moments.told(share, together, late)
+            self._split(together, late)
+        self._begin_next(together - last_told(together))
 
-    def _split(self, told: int) -> None:
-        """Into pieces, one for an update."""
+    def _split(self, told: int, late: int) -> None:
+        """Into pieces: one for an update, or for as many as it may be late and one more."""
+        self._late = late
         self._told_B = self._moments.told_last()
         if not self._leads:
             self._told_B.zero_()
-        self._left.extend(torch.chunk(self._told_B, span_of(told)))
+        self._left.extend(torch.chunk(self._told_B, -(-span_of(told) // (1 + late))))
 
-    def _begin_next(self) -> None:
-        if self._left:
+    def _begin_next(self, since: int) -> None:
+        """since: so many updates after it was told."""
+        if self._left and since % (1 + self._late) == 0:
             self._under_way.append(self._group.begin_sum(self._left.popleft(), "telling second moments"))
 
 

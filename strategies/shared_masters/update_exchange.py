@@ -198,7 +198,7 @@ class UpdateExchange(MastersUpdate):
         self.state.updates += 1
         self._accumulated = False
         if self._told is not None:
-            self._told.updated(self.state.updates, self._share)
+            self._told.updated(self.state.updates, self._share, self._pace.staleness)
         self._exchange.engine.sum_updates(self._round, self._share, self._k_blocks, self._owner_blocks)
         for tensor in self._tensors:
             if not self._exchange.on_cpu(tensor) and self._exchange.is_due(tensor, self._round):
