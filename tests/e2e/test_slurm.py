@@ -19,10 +19,10 @@ from held_ports import free_port
 ROOT = Path(__file__).resolve().parents[2]
 NODE = socket.gethostname().partition(".")[0]
 DAEMONS = ("munged", "slurmctld", "slurmd")
-WAIT_S = 120.0
+WAIT_S = 240.0
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(
         not all(map(shutil.which, DAEMONS)), reason="no Slurm here (apt-get install slurmctld slurmd munge): NOT tested"
     ),
