@@ -25,6 +25,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, TracebackType
@@ -87,6 +88,7 @@ def _import() -> None:
     from atoll.strategies import registry
 
     assert run is not None
+    import_module("torch._dynamo")
     registry.strategies()
 
 

@@ -23,6 +23,8 @@ MOST_OPEN: Final = 2
 """Tasks of one client: one that it computes, one that is on its way."""
 MOST_UNANSWERED: Final = 3
 """Deadlines in a row that a client lets pass without a word: it takes and does not give."""
+LEAST_PART: Final = 1 / 8
+"""Of a client's part of a micro-batch: fewer samples are no task of their own, for each answer carries a gradient."""
 MOST_REFUSED: Final = 32
 """Messages of one client that were refused; more are a flood."""
 
@@ -153,7 +155,9 @@ class TaskPool:
 
     def ask(self, client: str, now_s: float, travel_s: float = 0.0) -> Task | None:
         """A client wants a task: the oldest samples that nobody has, backward ones first (they free memory); of these
-        first what the client made. So many of a micro-batch as its part of all clients' rates is.
+        first what the client made. So many of a micro-batch as its part of all clients' rates is, and no more than its
+        part of all that is left, less what it has already: so all are done at the same time. Who has a task gets none
+        that is too small for an answer.
 
         travel_s: so much longer it is waited for, because of its link."""
         if client not in self._clients:
@@ -164,7 +168,7 @@ class TaskPool:
             return None
         for direction in (Direction.BACKWARD, Direction.FORWARD):
             for micro in sorted(number for way, number in self._micros if way is direction):
-                found = self._cut(client, direction, micro)
+                found = self._cut(client, direction, micro, now_s)
                 if found is None:
                     continue
                 task = Task(self._next, micro, direction, *found)
@@ -297,19 +301,36 @@ class TaskPool:
         found = self._micros.get((Direction.FORWARD, micro))
         return tuple(sorted(found.made, key=lambda one: one.begin)) if found is not None else ()
 
-    def _cut(self, client: str, direction: Direction, micro: int) -> tuple[int, int, bool] | None:
-        """(begin, end, made here) of what the client gets: the oldest samples that nobody has, as many as its share."""
+    def _cut(self, client: str, direction: Direction, micro: int, now_s: float) -> tuple[int, int, bool] | None:
+        """(begin, end, made here) of what the client gets: the oldest samples that nobody has."""
         found = self._micros[direction, micro]
         if direction is Direction.BACKWARD and found.made:
             return self._of_made(client, found)
-        most = self._share(client, direction, len(found.holder))
-        waiting = [i for i, holder in enumerate(found.holder) if holder == _WAITING]
-        if not waiting:
+        if _WAITING not in found.holder:
             return None
-        end = waiting[0] + 1
-        while end - waiting[0] < most and end < len(found.holder) and found.holder[end] == _WAITING:
+        here = {name: one for name, one in self._clients.items() if name == client or not one.open & self._reclaimed}
+        rates = {name: self._rate(one, direction) for name, one in here.items()}
+        share = rates[client] / sum(rates.values())
+        part = max(1, round(share * len(found.holder)))
+        open_ = {name: self._open_samples(here[name], rate, now_s) for name, rate in rates.items()}
+        waiting = sum(each.holder.count(_WAITING) for (way, _), each in self._micros.items() if way is direction)
+        balanced = round(share * (waiting + sum(open_.values())) - open_[client])
+        least = part * LEAST_PART
+        if balanced < least and here[client].open:
+            return None
+        begin = end = found.holder.index(_WAITING)
+        most = max(1, min(part, max(balanced, math.ceil(least))))
+        while end < len(found.holder) and found.holder[end] == _WAITING:
             end += 1
-        return waiting[0], end, False
+        return begin, end if end - begin <= most + least else begin + most, False
+
+    def _open_samples(self, client: _Client, rate: float, now_s: float) -> float:
+        """That it has and has not computed yet, by its rate."""
+        sent = [self._sent[number] for number in client.open]
+        if not sent:
+            return 0.0
+        begun_s = max(client.answered_s, min(one.sent_s for one in sent))
+        return max(0.0, sum(one.task.samples for one in sent) - rate * (now_s - begun_s))
 
     def _of_made(self, client: str, found: _Micro) -> tuple[int, int, bool] | None:
         """The backward pass of a forward task, whole, so that whoever computes it draws the same random numbers: first
@@ -323,10 +344,6 @@ class TaskPool:
 
         chosen = min(waiting, key=foreign)
         return chosen.begin, chosen.end, chosen.client == client
-
-    def _share(self, client: str, direction: Direction, samples: int) -> int:
-        rates = {name: self._rate(one, direction) for name, one in self._clients.items()}
-        return max(1, round(samples * rates[client] / sum(rates.values())))
 
     def _rate(self, client: _Client, direction: Direction) -> float:
         """Samples a second, learned; of a new client by its power, as the others' rates are to theirs."""

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import torch
-import torch._dynamo  # the first optimizer would: here it is still among what `init` leaves out of collections
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
@@ -87,8 +87,8 @@ def init(
     if probe is not None:
         seed, chosen = probe.seed(seed), probe.strategy(chosen)
         own = CheckpointSettings(directory=None, every_steps=0, keep=2)  # a trial neither goes on nor leaves anything
-    gc.freeze()  # what was imported stays: a full collection over it costs a step 0.1 s, and the process's end 1 s
     _current = Run(place, seed, chosen, own, probe)
+    gc.freeze()  # what was imported stays: a full collection over it costs a step 0.1 s, and the process's end 1 s
     return _current
 
 
@@ -123,6 +123,8 @@ class Run:
         except BaseException:
             self.close()
             raise
+        if self._session.helping is None:
+            import_module("torch._dynamo")  # the first optimizer would, where `init` has frozen; a volunteer makes none
 
     @property
     def job(self) -> str:

@@ -44,11 +44,33 @@ def test_a_micro_batch_is_split_by_power_until_answers_say_more() -> None:
     assert (taken(pool, "strong", 12.0).samples, taken(pool, "weak", 12.0).samples) == (4, 16)
 
 
+def test_all_are_done_at_the_same_time_and_nobody_has_a_few_samples_for_a_task() -> None:
+    """1. Two clients of the same power, two micro-batches of 40. One has two tasks ahead, the other is late. 2. Near
+    the end each gets no more than brings it to the other's end: the first one, which has 20 samples, gets no third task
+    while 20 are left, for they are the other's. 3. A rest of two samples goes along with the task before it."""
+    pool = pool_of(ahead=1.0, late=1.0)
+    for micro in range(2):
+        pool.add(BACKWARD, micro, 40)
+    assert [taken(pool, "ahead").samples for _ in range(MOST_OPEN)] == [20, 20]
+    assert taken(pool, "late").samples == 20
+    first = next(number for number in (1, 2, 3) if (task := pool.sent("ahead", number)) and task.micro == 0)
+    assert isinstance(pool.answer("ahead", first, 20.0), Task)
+    assert pool.ask("ahead", 20.0) is None
+    assert taken(pool, "late", 20.0).samples == 20
+    pool = pool_of(a=9.0, b=10.0)
+    pool.add(BACKWARD, 0, 42)
+    assert (taken(pool, "a").samples, taken(pool, "b").samples) == (20, 22)
+    pool.begin_step()
+    pool.add(BACKWARD, 0, 42)
+    pool.join("c", 1.0)
+    assert (taken(pool, "a").samples, taken(pool, "b").samples) == (19, 23)
+    assert pool.ask("c", 0.0) is None
+
+
 def test_gradients_go_to_who_made_the_activations_and_to_others_with_the_input_where_that_one_is_gone() -> None:
     pool = pool_of(a=1.0, b=1.0)
     pool.add(FORWARD, 0, 8)
-    for client in ("a", "b"):
-        task = taken(pool, client)
+    for client, task in [(client, taken(pool, client)) for client in ("a", "b")]:
         pool.answer(client, task.number, 1.0)
     assert pool.made(0) == (Made("a", 0, 4), Made("b", 4, 8))
     pool.add(BACKWARD, 0, 8)
@@ -109,6 +131,7 @@ def test_a_flood_is_bounded_and_shut_out_and_being_late_is_no_flood() -> None:
     it may not come back. 3. One whose step is always over stays. 4. No more than MAX_CLIENTS."""
     pool = pool_of(a=1.0, slow=1.0)
     pool.add(FORWARD, 0, 64)
+    pool.add(FORWARD, 1, 64)
     assert [pool.ask("a", 0.0) is not None for _ in range(4)] == [True] * MOST_OPEN + [False] * (4 - MOST_OPEN)
     for _ in range(MOST_REFUSED + 1):
         pool.answer("a", 10**9, 0.0)
@@ -272,6 +295,7 @@ def test_an_answer_that_is_held_has_no_deadline_and_counts_once() -> None:
     Another answer to the same task is refused, before and after. 3. Where its client has left, its samples are free."""
     pool = pool_of(a=1.0, b=1.0)
     pool.add(BACKWARD, 0, 8)
+    pool.add(BACKWARD, 1, 8)
     first = taken(pool, "a")
     assert pool.hold("a", first.number, 1.0) == first
     assert pool.hold("a", first.number, 1.0) is Refusal.TWICE
@@ -294,8 +318,8 @@ def test_a_task_that_is_overdue_is_computed_by_who_has_nothing_else_to_do_and_th
     It was never silent."""
     pool = pool_of(a=1.0, b=1.0)
     pool.add(BACKWARD, 0, 4)
-    for client in ("a", "b"):
-        pool.answer(client, taken(pool, client).number, 1.0)
+    for client, task in [(client, taken(pool, client)) for client in ("a", "b")]:
+        pool.answer(client, task.number, 1.0)
     pool.add(BACKWARD, 1, 4)
     slow, quick = taken(pool, "a", 1.0), taken(pool, "b", 1.0)
     assert pool.answer("b", quick.number, 2.0) == quick
@@ -318,8 +342,8 @@ def test_whose_task_others_had_to_compute_until_the_step_was_over_is_given_none_
     task counts as returned. 3. It was alive after all: its late answer is dropped, and it gets tasks again."""
     pool = pool_of(a=1.0, b=1.0)
     pool.add(BACKWARD, 0, 4)
-    for client in ("a", "b"):
-        pool.answer(client, taken(pool, client).number, 1.0)
+    for client, task in [(client, taken(pool, client)) for client in ("a", "b")]:
+        pool.answer(client, task.number, 1.0)
     pool.add(BACKWARD, 1, 4)
     number = taken(pool, "a", 1.0).number
     pool.answer("b", taken(pool, "b", 1.0).number, 2.0)

@@ -197,6 +197,7 @@ def test_who_lies_is_shut_out_and_where_it_had_counted_the_step_begins_again(rig
 def test_a_flood_shuts_its_sender_out_and_others_go_on(rig: Rig) -> None:
     """Of asks only so many wait as it may have tasks; of what is malformed or answers nothing, so many are borne."""
     v, w = rig.client("v"), rig.client("w")
+    rig.server.pool.add(Direction.BACKWARD, 1, SAMPLES)
     for _ in range(20):
         rig.say(v, {"kind": "ask"})
     tasks = 0
@@ -217,6 +218,7 @@ def test_a_device_that_starts_again_gives_its_tasks_back_at_once(rig: Rig) -> No
     """1. Its process was killed with two tasks. 2. The next one greets: both are in the pool again. 3. The first one's
     late answer is a stranger's."""
     first = rig.client("v")
+    rig.server.pool.add(Direction.BACKWARD, 1, SAMPLES)
     numbers = [rig.task(first)[0] for _ in range(MOST_OPEN)]
     assert rig.server.pool.returned == 0
     second = rig.client("v")
