@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -75,6 +76,13 @@ def waits(settings: AgentSettings) -> int:
     """The pid of the server of device 0, or 0."""
     found = (PidFile(path).read() for path in (settings.state_dir / "pids").glob("spare-0-*.pid"))
     return next((facts[0] for facts in found if facts is not None and is_alive(facts[0])), 0)
+
+
+def variables(pid: int) -> dict[str, str]:
+    """Of a process, once it is executed; none of one that has just ended."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).environ() if pid else {}
+    return {}
 
 
 @pytest.fixture
@@ -157,12 +165,9 @@ async def test_launches_are_forked_from_what_waits_for_them(
     await until("what waits is job-3's", lambda: (pid := waits(settings)) not in (0, third) and pid)
     controller.launch("print('x')", job="job-2", run=4, **secret)
     await until("run 4 has ended", lambda: controller.has_exited(job="job-2", run=4))
-    await until("one waits for job-2", lambda: (pid := waits(settings)) and "KEY" in psutil.Process(pid).environ())
+    await until("one waits for job-2", lambda: "KEY" in variables(waits(settings)))
     monkeypatch.setattr(spares, "KEPT_S", 0.0)
-    await until(
-        "nothing waits with its secret",
-        lambda: (pid := waits(settings)) and "KEY" not in (psutil.Process(pid).environ() or {"KEY"}),
-    )
+    await until("nothing waits with its secret", lambda: "KEY" not in (variables(waits(settings)) or {"KEY"}))
     await agent.end()
     assert not psutil.Process().children(recursive=True)
 
