@@ -45,9 +45,9 @@ class LinkEstimate:
 class Profile:
     """Of one run. step_s: median of the newest steps under plan `plan` from boundary to boundary, on the slowest rank;
     0 where none is known. entries: trained parameters, 0 where the script has not told. ranks: by rank, those that
-    measured; links: by island. total_batch: the largest seen under the newest plan. sampled_steps: whose gradients told
-    of their noise. of_strategy: what the estimator of
-    the run's strategy found, None where it has none."""
+    measured; links: by island; paths: bits a second from an island to another. total_batch: the largest seen under the
+    newest plan. sampled_steps: whose gradients told of their noise. of_strategy: what the estimator of the run's
+    strategy found, None where it has none."""
 
     plan: int
     total_batch: int
@@ -60,6 +60,7 @@ class Profile:
     noise: NoiseEstimate | None = None
     sampled_steps: int = 0
     links: Mapping[str, LinkEstimate] = field(default_factory=dict)
+    paths: Mapping[tuple[str, str], float] = field(default_factory=dict)
     of_strategy: object = None
 
 

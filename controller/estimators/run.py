@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 from atoll.controller.estimators.bandwidth import BandwidthEstimator
 from atoll.controller.estimators.noise import NoiseEstimator
 from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.overlap import OverlapEstimator
+from atoll.controller.estimators.paths import PathEstimator
 from atoll.controller.estimators.profile import Profile
 from atoll.step_estimators.estimates import RankEstimate
 from atoll.step_estimators.observed import ObservedStep
@@ -51,6 +52,7 @@ class RunEstimators:
         self._overlap = OverlapEstimator()
         self._noise = NoiseEstimator()
         self._bandwidth = BandwidthEstimator()
+        self._paths = PathEstimator()
         self._entries = 0
         self._stall_share = 0.0
         self._stall_s: float | None = None  # when that was found
@@ -93,7 +95,7 @@ class RunEstimators:
         self._noise.observe(step, told)
 
     def observe_links(
-        self, rank: int, island_of: Mapping[int, str], links: Iterable[ObservedLink], now_s: float
+        self, rank: int, island_of: Mapping[int, str], links: Sequence[ObservedLink], now_s: float
     ) -> None:
         """What a rank's connections carried from the run's beginning until now_s, of any one monotonic clock.
 
@@ -103,6 +105,7 @@ class RunEstimators:
             self._stall_share = min((known.stall_share for known in self._known().values()), default=0.0)
             self._stall_s = now_s
         self._bandwidth.observe(rank, island_of, links, now_s, self._stall_share)
+        self._paths.observe(rank, island_of, links, now_s)
 
     def observe_entries(self, entries: int) -> None:
         """Trained parameters of the model, as a worker told."""
@@ -133,5 +136,6 @@ class RunEstimators:
             noise=self._noise.estimate(),
             sampled_steps=self._noise.steps,
             links=self._bandwidth.estimates(),
+            paths=self._paths.estimates(),
             of_strategy=None if self._of_strategy is None else self._of_strategy.estimate(),
         )

@@ -14,6 +14,7 @@ from atoll.agent.runtime.transport import membership, topology
 from atoll.agent.runtime.transport.digests import Digests
 from atoll.agent.runtime.transport.endpoint import Endpoint
 from atoll.agent.runtime.transport.frames import Frame, Kind
+from atoll.agent.runtime.transport.limits import Limits
 from atoll.agent.runtime.transport.loop import Source
 from atoll.agent.runtime.transport.proposals import BroadcastProposals
 from atoll.agent.runtime.transport.transport import Transport
@@ -69,10 +70,11 @@ class Channel:
         self._members = topology.members_of(nodes, [""] * len(nodes))
 
     def connect(self, engine: FrameEngine, tensors: Sequence[str]) -> None:
-        """Collective: all ranks meet here, and frames flow from now on. tensors: names, by the engine's numbers.
+        """Collective: all ranks meet here, and frames flow from now on: each may take as long as a collective to leave.
+        tensors: names, by the engine's numbers.
 
         Raises PeerLost, DeadlineExceeded."""
-        self._connect(engine, engine, tensors, Transport.DEADLINE_S)
+        self._connect(engine, engine, tensors)
 
     def connect_receiver(
         self,
@@ -80,9 +82,9 @@ class Channel:
         tensors: Sequence[str],
         goes_on: Callable[[int, str], bool] = lambda rank, reason: False,
     ) -> None:
-        """As `connect`, for what gives its frames to `send`: each may take as long as a collective to leave. goes_on:
-        told of a rank that is lost, on the wire's thread; whether this one goes on without it."""
-        self._connect(receiver, None, tensors, self._session.collective_timeout_s, goes_on)
+        """As `connect`, for what gives its frames to `send`. goes_on: told of a rank that is lost, on the wire's
+        thread; whether this one goes on without it."""
+        self._connect(receiver, None, tensors, goes_on)
 
     def send(self, to: int, number: int, tensor: int, count: int, payload: bytes | memoryview) -> None:
         """To one peer: of the same island, or between leaders of islands. As Transport.send."""
@@ -94,7 +96,6 @@ class Channel:
         engine: FrameReceiver,
         source: Source | None,
         tensors: Sequence[str],
-        deadline_s: float,
         goes_on: Callable[[int, str], bool] = lambda rank, reason: False,
     ) -> None:
         session = self._session
@@ -108,7 +109,7 @@ class Channel:
             run=session.incarnation,
             keys=membership.data_keys(session),
             host=membership.host(session),
-            deadline_s=deadline_s,
+            limits=Limits(leave_s=session.collective_timeout_s),
         )
         try:
             own = self._transport.bind()

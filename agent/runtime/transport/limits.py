@@ -14,6 +14,10 @@ class Limits:
     silence_s: float = 10.0
     """A peer that answers no heartbeat, or takes no byte of what is on its way, for so long is lost, in seconds."""
 
+    leave_s: float = 30.0
+    """A peer for which something waits so long to leave is lost, though bytes do leave: its link is too thin for what
+    is sent."""
+
     send_buffer_bytes: int = 256 * 1024 * 1024
     """While more than this waits for one peer, nothing more is taken from the engine; a peer for which four times as
     much (and one payload) waits, relayed from others, is lost."""
@@ -24,6 +28,8 @@ class Limits:
     def __post_init__(self) -> None:
         if not 0.1 <= self.silence_s <= 3600:
             raise SettingError("silence_s", self.silence_s, "must lie between 0.1 and 3600", "Leave it out for 10")
+        if not self.leave_s > 0:
+            raise SettingError("leave_s", self.leave_s, "must be positive", "Leave it out for 30")
         if self.send_buffer_bytes < 1:
             raise SettingError("send_buffer_bytes", self.send_buffer_bytes, "must be positive", "Leave it out")
         if not (0 <= self.shared_bytes <= MAX_RING_BYTES and self.shared_bytes % mmap.PAGESIZE == 0):

@@ -62,7 +62,6 @@ class Peer:
         self.view: ArenaView | None = None  # from it
         self._local = address.startswith("ipc://")
         self._limits = limits
-        self._deadline_s = deadline_s
         self._connection: socket.socket | None = None  # a second handle of ZeroMQ's, to ask the kernel about it
         self._progress: tuple[int, tuple[int | None, int] | None] = (0, None)
         self._progress_s = 0.0
@@ -187,9 +186,10 @@ class Peer:
         waited_s = self.queue.waited_s(now_s)
         if now_s - self._progress_s > self._limits.silence_s:
             raise PeerLost(f"{self.member}: takes no data; nothing has left for {self._limits.silence_s:g} s")
-        if waited_s > self._deadline_s:
+        if waited_s > self._limits.leave_s:
             raise PeerLost(
-                f"{self.member}: does not take data: {naturalsize(self.queue.bytes)} waited {waited_s:.0f} s"
+                f"{self.member}: does not take data: {naturalsize(self.queue.bytes)} waited {waited_s:.0f} s. Where "
+                "its link is that thin, a larger stall_timeout_s in the job file lets a step wait longer"
             )
         if self.queue.bytes > 4 * self._limits.send_buffer_bytes + MAX_PAYLOAD_BYTES:
             raise PeerLost(f"{self.member}: takes data too slowly: {naturalsize(self.queue.bytes)} wait for it")

@@ -46,7 +46,7 @@ class Transport:
         limits: Limits | None = None,
     ) -> None:
         """me: this rank. members: by rank. host: the address to listen on, which peers can reach. keys: None sends in
-        the clear. deadline_s: for connecting, and for what waits to leave. Raises BadInput."""
+        the clear. deadline_s: for connecting. Raises BadInput."""
         self._topology = Topology.of(me, members)
         self._run = run
         self._keys = keys

@@ -119,7 +119,7 @@ def _slowed(standby: Standby | None, device: FreeDevice, run: RunRecord) -> bool
 
 def _offered(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice], clock: PassClock) -> DeviceAssessment:
     job, room = observed.job, observed.job.spec.max_workers - len(run.members)
-    profile = observed.training.profile if _measured(observed) and job.spec.stages == 1 else None
+    profile = observed.training.profile if is_measured(observed) and job.spec.stages == 1 else None
     found = None if profile is None else answer(_question(observed, run, profile, free, learned(job, free)))
     if found is None:
         found = _unmeasured(observed, run, free, clock)
@@ -284,7 +284,7 @@ def _growth(observed: ObservedJob, run: RunRecord, added: Sequence[str]) -> Grow
     profile, trial = observed.training.profile, observed.job.learned.growth
     if trial is not None:
         return replace(trial, run=run.run, view=_view(observed), added=(*trial.added, *added))
-    if profile is None or not _measured(observed):
+    if profile is None or not is_measured(observed):
         return None
     return Growth(
         run=run.run,
@@ -305,7 +305,7 @@ def _error(profile: Profile) -> float:
     return max((rank.compute_error_s / rank.compute_s for rank in profile.ranks.values() if rank.compute_s), default=0)
 
 
-def _measured(observed: ObservedJob) -> bool:
+def is_measured(observed: ObservedJob) -> bool:
     """Whether the run has measured enough steps under its newest plan."""
     profile, plan = observed.training.profile, observed.plans.newest
     if profile is None or plan is None or profile.plan != plan.id or profile.step_s <= 0:
@@ -317,7 +317,7 @@ def is_steady(observed: ObservedJob, run: RunRecord, clock: PassClock) -> bool:
     """Whether the run has trained for a while under its newest plan, and every rank measured it."""
     long_enough = clock.now_s - max(observed.plans.planned_s, observed.since_s) >= STEADY_S
     profile = observed.training.profile
-    return long_enough and _measured(observed) and profile is not None and len(profile.ranks) == len(run.members)
+    return long_enough and is_measured(observed) and profile is not None and len(profile.ranks) == len(run.members)
 
 
 def _compared(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:

@@ -74,8 +74,8 @@ def _compare(observed: ObservedJob, run: RunRecord, members: Sequence[RunMember]
     strategy = registry.find(observed.job.spec.strategy)
     if profile is None or plan is None or not strategy.steps_for_one or observed.job.spec.stages > 1:
         return None
-    by_island = measured_islands(observed, run, members, clock)
-    if by_island is None:
+    by_island = measured_islands(observed, members)
+    if by_island is None or not is_steady(observed, replace(run, members=tuple(members)), clock):
         return None
     asked = OneIslandInput(
         islands=tuple(island_times(name, of) for name, of in sorted(by_island.items())),
@@ -88,16 +88,12 @@ def _compare(observed: ObservedJob, run: RunRecord, members: Sequence[RunMember]
     return _Compared(decision, len(by_island[decision.plan.island]))
 
 
-def measured_islands(
-    observed: ObservedJob, run: RunRecord, members: Sequence[RunMember], clock: PassClock
-) -> dict[str, list[RankProfile]] | None:
-    """The ranks of each island; None before all were measured for a while under the newest plan."""
+def measured_islands(observed: ObservedJob, members: Sequence[RunMember]) -> dict[str, list[RankProfile]] | None:
+    """The ranks of each island; None before all were measured under the newest plan."""
     profile, plan = observed.training.profile, observed.plans.newest
     if profile is None or plan is None:
         return None
     if observed.views.newest is not None and observed.views.newest.view != plan.view:
-        return None
-    if not is_steady(observed, replace(run, members=tuple(members)), clock):
         return None
     by_island: dict[str, list[RankProfile]] = {}
     for number, member in enumerate(members):

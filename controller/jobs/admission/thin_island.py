@@ -5,9 +5,11 @@ Its devices wait as standbys, as a device does that was too slow: while the run 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
+from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.admission.admitting import PAYBACK_S
-from atoll.controller.jobs.admission.growing import DeviceAssessment, restart_s, sent_back
+from atoll.controller.jobs.admission.growing import JUDGE_EVERY_S, DeviceAssessment, is_measured, restart_s, sent_back
 from atoll.controller.jobs.admission.one_island import island_times, measured_islands, uncertainty_of
 from atoll.controller.jobs.lifecycle.observed import ObservedJob, PassClock
 from atoll.controller.planners.exchange_density import ExchangeDensityInput
@@ -16,16 +18,21 @@ from atoll.controller.planners.thin_island import ThinIslandInput, ThinIslandPla
 from atoll.controller.state.records import RunRecord
 from atoll.step_estimators.estimates import RankProfile
 
+APART: Final = 0.5
+"""Of the others' link, that a thin one carries at most."""
+
 ThinIslandDecision = Decision[ThinIslandInput, ThinIslandPlan]
 
 
 def without_thin_island(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:
-    """The run with and without the island of the thinnest link, once a plan has chosen what links bear. run: its
-    members by position."""
+    """The run with and without the island of the thinnest link, once a plan has chosen what links bear. Also while such
+    plans follow each other: what is computed does not depend on them. run: its members by position."""
+    if clock.now_s - observed.judged_s < JUDGE_EVERY_S or not is_measured(observed):
+        return DeviceAssessment(job=observed.job)
     job, nothing = observed.job, DeviceAssessment(job=observed.job, judged=True)
     if job.spec.stages > 1 or job.learned.growth is not None or len({m.island for m in run.members}) < 3:
         return nothing
-    by_island = measured_islands(observed, run, run.members, clock)
+    by_island = measured_islands(observed, run.members)
     exchange = None if by_island is None else _exchange(observed, sorted(by_island))
     if by_island is None or exchange is None:
         return nothing
@@ -39,13 +46,31 @@ def without_thin_island(observed: ObservedJob, run: RunRecord, clock: PassClock)
 
 def _exchange(observed: ObservedJob, islands: Sequence[str]) -> ExchangeDensityInput | None:
     """What the newest plan of what islands send was made from, with the links as they are; None where there is none,
-    or a link is not known."""
+    or no island's link is clearly the thinnest."""
     plans = [plan for plan in observed.plans.issued if plan.planner == EXCHANGE_DENSITY.name]
-    profile = observed.training.profile
-    if not plans or profile is None or any(name not in profile.links for name in islands):
+    links = None if observed.training.profile is None else _links(observed.training.profile, islands)
+    if not plans or links is None:
         return None
-    links = tuple(profile.links[name].bandwidth_bps / 8 for name in islands)
-    return EXCHANGE_DENSITY.read(plans[-1].input).model_copy(update={"bandwidths": links})
+    return EXCHANGE_DENSITY.read(plans[-1].input).model_copy(update={"bandwidths": tuple(bps / 8 for bps in links)})
+
+
+def _links(profile: Profile, islands: Sequence[str]) -> list[float] | None:
+    """Bits a second. Whose link is thin pairs tell, for whoever sends to it is held up as well. The others' is what
+    they carry between themselves, its own the least of what islands were seen to send, by which plans go."""
+
+    def reach(island: str, others: Sequence[str]) -> float:
+        between = [(island, one) for one in others] + [(one, island) for one in others]
+        return max((profile.paths.get(path, 0.0) for path in between if path[0] != path[1]), default=0.0)
+
+    if any(name not in profile.links for name in islands):
+        return None
+    thin = min(islands, key=lambda name: reach(name, islands))
+    others = [name for name in islands if name != thin]
+    links = {name: reach(name, others) for name in others}
+    if not 0 < reach(thin, others) <= APART * min(links.values()):
+        return None
+    links[thin] = min(profile.links[name].bandwidth_bps for name in islands)
+    return [links[name] for name in islands]
 
 
 def _asked(

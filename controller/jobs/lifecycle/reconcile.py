@@ -190,9 +190,10 @@ def _assess(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAs
         return DeviceAssessment(job=observed.job)
     by_rank = by_position(run, newest)
     assessment = assess_devices(observed, by_rank, clock)
-    if assessment != DeviceAssessment(job=observed.job, judged=True):
+    if assessment != DeviceAssessment(job=observed.job, judged=assessment.judged):
         return assessment
-    return without_thin_island(observed, by_rank, clock)
+    thin = without_thin_island(observed, by_rank, clock)
+    return thin if thin.judged else assessment
 
 
 def _is_changing(observed: ObservedJob, run: RunRecord) -> bool:

@@ -67,12 +67,12 @@ def test_a_peer_stopped_in_the_middle_of_a_message_is_lost_too(members: tuple[Me
 
 
 def test_a_peer_that_answers_but_does_not_read_is_lost_at_the_deadline() -> None:
-    rank, peer = two(limits=Limits(silence_s=60.0), deadline_s=0.8, read_ahead=1)
+    rank, peer = two(limits=Limits(silence_s=60.0, leave_s=0.8), read_ahead=1)
     try:
         rank.source.put(*(Out(0, 1, at, at, 1, bytes(1_000_000)) for at in range(40)))
         wait_until(lambda: bool(rank.lost))
         assert rank.lost[0].startswith("rank 1 on node there: does not take data: ")
-        assert rank.lost[0].endswith("MB waited 1 s")
+        assert "MB waited 1 s. Where its link is that thin, a larger stall_timeout_s" in rank.lost[0]
     finally:
         rank.close(linger_s=0)
         peer.close()

@@ -46,16 +46,15 @@ def training(
     record = of or job(spec=spec(max_workers=4, strategy="local-steps"))
     bare = run(*NAMES)
     members = [replace(one, island=island) for one, island in zip(bare.members, islands, strict=True)]
-    links = {
-        name: LinkEstimate(bandwidth_bps=bps, error=0.05)
-        for name, bps in zip(sorted(set(islands)), links_bps, strict=True)
-    }
+    own = dict(zip(sorted(set(islands)), links_bps, strict=True))
+    links = {name: LinkEstimate(bandwidth_bps=min(links_bps), error=0.05) for name in own}  # all are held up by one
+    paths = {(a, b): min(own[a], own[b]) for a in own for b in own if a != b}
     second = planned(*links_bps) if chosen else replace(planned(*links_bps), planner="optperf")
     return observed(
         record,
         replace(bare, members=tuple(members)),
         *(node(name, {rank: worker()}, work_per_s=1.0) for rank, name in enumerate(NAMES)),
-        profile=profile(1, 1, 1, 1, plan=2, links=links, entries=25_000_000),
+        profile=profile(1, 1, 1, 1, plan=2, links=links, paths=paths, entries=25_000_000),
         issued=(second,),
         **fields,
     )
@@ -107,6 +106,15 @@ def test_nobody_goes_without_a_plan_of_what_links_bear_or_where_fewer_workers_we
     assert stays(look(*thin, judged_s=NOW_S - 1))  # looked at a second ago
 
 
+def test_plans_that_follow_each_other_do_not_keep_it_but_steps_are_measured_first() -> None:
+    """What links bear is planned anew every few seconds while a link changes."""
+    thin = training(500 * MBIT, 500 * MBIT, 0.5 * MBIT, 500 * MBIT, planned_s=NOW_S - 3)
+    assert next_step(thin, clock()).job.status.phase is JobPhase.STOPPING
+    known = thin.training.profile
+    assert known is not None
+    assert stays(next_step(changed(thin, profile=replace(known, steps=9)), clock()))
+
+
 def test_of_two_islands_none_is_left_out_and_one_goes_with_all_its_devices() -> None:
     assert stays(look(500 * MBIT, 0.5 * MBIT, islands=("x", "x", "x", "y")))
     assert stays(look(500 * MBIT, 30 * MBIT, 500 * MBIT, islands=("x", "y", "y", "z")))  # they are half of the run
@@ -120,3 +128,6 @@ def test_a_link_that_was_not_measured_keeps_everybody() -> None:
     assert known is not None
     unknown = replace(known, links={name: one for name, one in known.links.items() if name != "d"})
     assert stays(next_step(changed(seen, profile=unknown), clock()))
+    assert stays(next_step(changed(seen, profile=replace(known, paths={})), clock()))
+    alone = {path: bps for path, bps in known.paths.items() if "d" not in path}  # as where it sent nothing yet
+    assert stays(next_step(changed(seen, profile=replace(known, paths=alone)), clock()))
