@@ -18,10 +18,10 @@ struct Gradient {
     ValueFormat format = ValueFormat::float32;
     float weight = 0;  // what it counts in the sum of all ranks
     std::size_t k_blocks = 0;
-    std::shared_ptr<const void> owner;  // keeps `data` alive
+    std::shared_ptr<const void> owner{};  // keeps `data` alive
     bool is_live = false;               // no gradient: this rank's own weights, after its own update
     std::uint64_t takes = 0;            // how often changes for those weights were taken before they were copied
-    SharedPart chosen;                  // not null: blocks of a gradient elsewhere, with what `selection` counted there
+    SharedPart chosen{};                // not null: blocks of a gradient elsewhere, with what `selection` counted there
     Selection selection{0, 0, 0};
 };
 
