@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from atoll.strategies.shared_masters.second_moments import span_of, told_after
+from atoll.strategies.shared_masters.second_moments import late_of, span_of, told_after
 from racing.clock import Exchange
 from racing.codecs import Blocks, payload_bytes
 from racing.inner import Replica, gather, present, ring
@@ -76,10 +76,11 @@ class Updates:
         if not self._whole_batch or not told_after(updates):
             return ()
         self._told_B = torch.stack([one.told(1 / len(moments), updates) for one in moments]).sum(0)
-        self._told_due = updates + span_of(updates)
+        asked, span = (len(self._replicas) - 1) * max(0, self._late - 1), span_of(updates)
+        self._told_due = updates + span + late_of(updates, asked)
         return [
-            ring(piece.nbytes, len(moments), after=updates - 1 + later, due=self._told_due)
-            for later, piece in enumerate(torch.chunk(self._told_B, span_of(updates)))
+            ring(piece.nbytes, len(moments), after=updates - 1 + number * (1 + asked), due=self._told_due)
+            for number, piece in enumerate(torch.chunk(self._told_B, -(-span // (1 + asked))))
         ]
 
     def _part(self, ahead_N: torch.Tensor, density: float, bits: int) -> tuple[torch.Tensor, float]:
