@@ -24,6 +24,8 @@ USED: Final = 0.7
 FILLED: Final = (0.6, 0.8)
 ENOUGH: Final = 0.2
 """Two bits of more entries in every step teach nothing more (docs/performance.md, "What is learnt")."""
+RISES_AFTER_S: Final = 15.0
+"""Since the plan before: what a link carries at once tells of its buffers first, and too much is waited for by all."""
 MOVED: Final = 1.15
 """Densities that differ by less are the same: thresholds and links are not known better."""
 SURE: Final = 1.25
@@ -62,7 +64,8 @@ class LocalStepsController:
             return None
         decision = EXCHANGE_DENSITY.decide(asked)
         after = _after(asked, now, decision.plan, may)
-        if after == now:
+        rises = _shared(asked, after) > _shared(asked, now)
+        if after == now or (rises and given.now_s - given.planned_s < RISES_AFTER_S):
             return None
         now_s = expected_step_s(ranks, [rank.compute_s for rank in ranks])
         before, then = _shared(asked, now), _shared(asked, after)

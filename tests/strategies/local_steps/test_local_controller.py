@@ -12,7 +12,7 @@ from atoll.controller.deciding.next import next_plan
 from atoll.controller.planners.exchange_density import Drift, ExchangeDensityInput, plan_exchange_density
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.records import PlanRecord
-from atoll.strategies.local_steps.controller import FILLED, LocalStepsController
+from atoll.strategies.local_steps.controller import FILLED, RISES_AFTER_S, LocalStepsController
 from atoll.strategies.local_steps.exchange_estimator import DriftEstimate, ExchangeEstimate
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import LocalSteps
@@ -60,6 +60,15 @@ def test_the_density_follows_the_thinnest_link_over_a_trace_and_says_why() -> No
     assert thin.reason.endswith(
         "as much as the thinnest uplink carries in 70 % of a step; learning takes about 1.6 times the steps"
     )
+
+
+def test_it_falls_at_once_and_rises_when_the_plan_before_has_stood_for_a_while() -> None:
+    """A link that seems to carry three times as much for a few seconds changes nothing."""
+    thin = next_plan(run(5))
+    assert thin is not None
+    assert next_plan(run(15, thin, planned_s=100.0 - RISES_AFTER_S + 1)) is None
+    assert next_plan(run(15, thin, planned_s=100.0 - RISES_AFTER_S)) is not None
+    assert next_plan(run(1, thin, planned_s=95.0)) is not None
 
 
 def test_what_the_devices_bear_holds_it_on_a_wide_link() -> None:
