@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -145,20 +145,17 @@ def fork(folder: Path, script: str, env: Mapping[str, str], module: str = "") ->
     ],
     ids=["where", "spawns", "interrupted", "becomes-cold"],
 )
-@pytest.mark.parametrize("begun", [become, fork])
-def test_script_cannot_tell(
-    tmp_path: Path, script: str, code: int, ends_with: str, begun: Callable[..., Ended]
-) -> None:
+def test_script_cannot_tell(tmp_path: Path, script: str, code: int, ends_with: str) -> None:
     """Names of `__main__`, arguments, paths, input, threads that outlive the script, pickles of its classes, children
     that are spawned, tracebacks, and the exit code: the same text to the last byte."""
     there = cold(tmp_path, script, {"RANK": "4"})
     assert there[0].endswith(ends_with)
     assert there[1] == code
-    assert begun(tmp_path, script, {"RANK": "4"}) == there
+    assert become(tmp_path, script, {"RANK": "4"}) == there
+    assert fork(tmp_path, script, {"RANK": "4"}) == there
 
 
-@pytest.mark.parametrize("begun", [become, fork])
-def test_module_cannot_tell(tmp_path: Path, begun: Callable[..., Ended]) -> None:
+def test_module_cannot_tell(tmp_path: Path) -> None:
     """As above, of a module of a package with relative imports; its folder and PYTHONPATH are where it finds others."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package/beside.py").write_text("import sys\nARGV = sys.argv[1:]")
@@ -169,7 +166,8 @@ def test_module_cannot_tell(tmp_path: Path, begun: Callable[..., Ended]) -> None
     assert "['--x'] 7" in there[0]
     assert there[0].endswith("ValueError: inner\n")
     assert there[1] == 1
-    assert begun(tmp_path, MODULE, env, "package.train") == there
+    assert become(tmp_path, MODULE, env, "package.train") == there
+    assert fork(tmp_path, MODULE, env, "package.train") == there
 
 
 def test_forks_have_nothing_in_common_that_is_drawn_and_show_whose_they_are(tmp_path: Path) -> None:
