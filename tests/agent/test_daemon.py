@@ -283,8 +283,12 @@ async def test_an_agent_is_scraped(settings: AgentSettings, controller: Scripted
     running = RunningAgent(replace(settings, metrics=address))
     try:
         await until("the agent is connected", lambda: controller.connected or running.task.done())
-        found = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read())
-        assert b"atoll_agent_connected 1.0\n" in found
+        found = b""
+        async with asyncio.timeout(30):  # it hears later than the controller that it is
+            while b"atoll_agent_connected 1.0\n" not in found:
+                found = await asyncio.to_thread(
+                    lambda: urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read()
+                )
         assert b"atoll_agent_devices 1.0\n" in found
     finally:
         await running.end()

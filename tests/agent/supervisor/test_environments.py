@@ -166,10 +166,10 @@ async def test_limits_end_what_exceeds_them(
 
 async def test_what_nobody_waits_for_is_stopped(get: Asked, tmp_path: Path) -> None:
     """1. Two workers wait; one is stopped: it goes on. 2. The other, too: it ends. 3. Who asks then begins anew."""
-    begun = tmp_path / "begun"
-    wanted = spec(setup=f"echo x >> {begun}; test -e {tmp_path}/go || sleep 600")
+    begun, asleep = tmp_path / "begun", tmp_path / "asleep"
+    wanted = spec(setup=f"echo x >> {begun}; test -e {tmp_path}/go || {{ touch {asleep}; sleep 600; }}")
     waiters = [asyncio.create_task(get(wanted)) for _ in range(2)]
-    await until("it has begun", begun.exists, 60)
+    await until("it has begun", asleep.exists, 60)
     waiters[0].cancel()
     await asyncio.wait(waiters[:1])
     assert not waiters[1].done()
