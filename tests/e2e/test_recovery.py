@@ -15,7 +15,7 @@ from atoll.v1 import jobs_pb2 as pb
 
 SENTENCE = re.compile(
     r"recovered in [\d.]+ s: [\d.]+ detecting, [\d.]+ ending, (?:[\d.]+ waiting for devices, )?[\d.]+ starting; "
-    r"from (?:memory|disk), step (\d+), (?:no steps|1 step|\d+ steps) lost"
+    r"from (?:memory|disk), step (\d+), (?:(?:no steps|1 step|\d+ steps) lost|steps lost unknown)"
 )
 
 
