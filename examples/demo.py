@@ -69,7 +69,7 @@ def main() -> int:
             os.environ["ATOLL_CONTROLLER"] = address
             return train(began)
         finally:
-            up.send_signal(signal.SIGINT)
+            up.terminate()  # a shell may have it ignore Ctrl-C
             up.wait(timeout=30)
             up.stdout.close()
 
