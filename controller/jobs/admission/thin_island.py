@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from atoll.controller.deciding.words import mbit
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.admission.admitting import PAYBACK_S
 from atoll.controller.jobs.admission.growing import JUDGE_EVERY_S, DeviceAssessment, is_measured, restart_s, sent_back
@@ -27,15 +28,19 @@ ThinIslandDecision = Decision[ThinIslandInput, ThinIslandPlan]
 def without_thin_island(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:
     """The run with and without the island of the thinnest link, once a plan has chosen what links bear. Also while such
     plans follow each other: what is computed does not depend on them. run: its members by position."""
+    job, plans = observed.job, [plan for plan in observed.plans.issued if plan.planner == EXCHANGE_DENSITY.name]
+    if not plans or job.spec.stages > 1 or job.learned.growth is not None or len({m.island for m in run.members}) < 3:
+        return DeviceAssessment(job=job)
     if clock.now_s - observed.judged_s < JUDGE_EVERY_S or not is_measured(observed):
-        return DeviceAssessment(job=observed.job)
-    job, nothing = observed.job, DeviceAssessment(job=observed.job, judged=True)
-    if job.spec.stages > 1 or job.learned.growth is not None or len({m.island for m in run.members}) < 3:
-        return nothing
+        return DeviceAssessment(job=job)
+    nothing = DeviceAssessment(job=job, judged=True)
     by_island = measured_islands(observed, run.members)
-    exchange = None if by_island is None else _exchange(observed, sorted(by_island))
-    if by_island is None or exchange is None:
+    profile = observed.training.profile
+    links = None if by_island is None or profile is None else _links(profile, sorted(by_island))
+    if by_island is None or links is None:
         return nothing
+    chosen = EXCHANGE_DENSITY.read(plans[-1].input)
+    exchange = chosen.model_copy(update={"bandwidths": tuple(bps / 8 for bps in links)})
     decision = THIN_ISLAND.decide(_asked(by_island, exchange, restart_s(job.status.history) / PAYBACK_S))
     left_out = [m for m in run.members if m.island == decision.plan.island]
     if not decision.plan.leaves or len(run.members) - len(left_out) < max(job.spec.min_workers, 1):
@@ -44,19 +49,10 @@ def without_thin_island(observed: ObservedJob, run: RunRecord, clock: PassClock)
     return sent_back(observed, run, job, names, _reason(decision))
 
 
-def _exchange(observed: ObservedJob, islands: Sequence[str]) -> ExchangeDensityInput | None:
-    """What the newest plan of what islands send was made from, with the links as they are; None where there is none,
-    or no island's link is clearly the thinnest."""
-    plans = [plan for plan in observed.plans.issued if plan.planner == EXCHANGE_DENSITY.name]
-    links = None if observed.training.profile is None else _links(observed.training.profile, islands)
-    if not plans or links is None:
-        return None
-    return EXCHANGE_DENSITY.read(plans[-1].input).model_copy(update={"bandwidths": tuple(bps / 8 for bps in links)})
-
-
 def _links(profile: Profile, islands: Sequence[str]) -> list[float] | None:
-    """Bits a second. Whose link is thin pairs tell, for whoever sends to it is held up as well. The others' is what
-    they carry between themselves, its own the least of what islands were seen to send, by which plans go."""
+    """Bits a second; None where no island's link is clearly the thinnest. Whose is thin pairs tell, for whoever sends
+    to it is held up as well. The others' is what they carry between themselves, its own the least of what islands were
+    seen to send, by which plans go."""
 
     def reach(island: str, others: Sequence[str]) -> float:
         between = [(island, one) for one in others] + [(one, island) for one in others]
@@ -89,9 +85,9 @@ def _reason(decision: ThinIslandDecision) -> str:
     without it, when all send 20.00 %'."""
     given, planned = decision.given, decision.plan
     names = [one.name for one in given.islands]
-    mbit = given.exchange.bandwidths[names.index(planned.island)] * 8 / 1e6
+    link = mbit(given.exchange.bandwidths[names.index(planned.island)] * 8)
     return (
-        f"island {planned.island} has {mbit:.3g} Mbit/s, and all send {100 * planned.density:.3g} % for it: a step's "
+        f"island {planned.island} has {link} Mbit/s, and all send {100 * planned.density:.3g} % for it: a step's "
         f"worth of learning takes {planned.together_s:.3g} s with it, {planned.without_s:.3g} s without it, when all "
         f"send {100 * planned.density_without:.3g} %"
     )
