@@ -1,7 +1,8 @@
 """Joins two connections: what one end sends goes to the other through a pipe of the kernel, in both directions.
 
-No byte is copied into this process, and no more than a pipe's worth waits in it: where one end does not read, the other
-is not read from, and TCP slows it down."""
+No byte is copied into this process, and no more than a pipe's worth waits in it, and as much unsent in the kernel.
+Where one end does not read, the other is not read from, and TCP slows it down. What is urgent stands behind that
+alone."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from typing import Final
 
 PIPE_BYTES: Final = 256 * 1024
 """In each direction of a link: all that the relay ever holds of it."""
+_TCP_NOTSENT_LOWAT: Final = 25  # <netinet/tcp.h>; the socket module lacks it
 _AT_ONCE: Final = 1024 * 1024
 _LOOK_S: Final = 5.0
 _FLAGS: Final = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
@@ -33,6 +35,8 @@ class _Direction:
         self._out, self._in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         with suppress(OSError):  # this user's pipes hold as much as they may: a smaller one serves
             fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        if sink.family != socket.AF_UNIX:
+            sink.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, PIPE_BYTES)
         self._held = 0
         self._reading = self._writing = self._over = False
         self.done = False

@@ -91,7 +91,7 @@ async def controller(
     chosen = ControllerSettings(
         data_dir=data_dir,
         etcd=(etcd,) if etcd else (),
-        **{"listen": "127.0.0.1:0", "leader_lease_s": 1, "node_lease_s": 1, "heartbeat_s": 0.2, **settings},
+        **{"listen": "127.0.0.1:0", "leader_lease_s": 10, "node_lease_s": 1, "heartbeat_s": 0.2, **settings},
     )
     (data_dir / "address").unlink(missing_ok=True)
     stop = asyncio.Event()

@@ -55,7 +55,7 @@ async def test_a_job_is_submitted_launched_run_and_done(etcd: str, tmp_path: Pat
 async def test_restarted_controller_adopts_running_workers(etcd: str, tmp_path: Path) -> None:
     """1. A job of two workers runs. 2. The controller is cut off without a word. 3. A new one on the same etcd takes
     over. 4. The agents come back with their workers: none is launched again or stopped, and the job ends well."""
-    async with controller(tmp_path / "first", etcd) as head:
+    async with controller(tmp_path / "first", etcd, leader_lease_s=1) as head:
         await leading(head)
         a = await FakeAgent("a").connect(head.address)
         b = await FakeAgent("b").connect(head.address)
@@ -199,7 +199,7 @@ async def test_cancel_does_not_wait_for_a_node_that_is_out_of_reach(etcd: str, t
 
 
 async def test_the_other_controller_leads_when_the_leader_dies(etcd: str, tmp_path: Path) -> None:
-    async with controller(tmp_path / "one", etcd) as one:
+    async with controller(tmp_path / "one", etcd, leader_lease_s=1) as one:
         await leading(one)
         async with controller(tmp_path / "two", etcd) as two:
             job = await one.submit()
@@ -226,7 +226,7 @@ async def _leader_hint(standby: Controller) -> str | None:
 
 
 async def test_etcd_away_means_unavailable_in_time_and_then_it_goes_on(own_etcd: EtcdServer, tmp_path: Path) -> None:
-    async with controller(tmp_path, own_etcd.endpoint) as head:
+    async with controller(tmp_path, own_etcd.endpoint, leader_lease_s=1) as head:
         await leading(head)
         a = await FakeAgent("a").connect(head.address)
         job = await head.submit()

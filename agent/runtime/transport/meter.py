@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-# struct tcp_info of Linux: bytes_acked (4.1), busy_time in microseconds (4.10)
+# struct tcp_info of Linux: bytes_acked and bytes_received (4.1), busy_time in microseconds (4.10)
 _TCP_INFO_BYTES: Final = 176
-_BYTES_ACKED: Final = struct.Struct("<120xQ40xQ")
+_BYTES_ACKED: Final = struct.Struct("<120xQQ32xQ")
 _WINDOW_BYTES: Final = 64 * 1024  # a window that carried less tells of delay, not of bandwidth
 
 
@@ -42,7 +42,8 @@ class KernelCounts:
 
     waiting_bytes: int  # written and not acknowledged (TCP) or not read (Unix)
     acked_bytes: int | None  # None: not TCP
-    busy_s: float
+    received_bytes: int = 0
+    busy_s: float = 0.0
 
 
 def kernel_counts(connection: socket.socket) -> KernelCounts:
@@ -50,12 +51,12 @@ def kernel_counts(connection: socket.socket) -> KernelCounts:
     waiting = array.array("i", [0])
     fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, waiting)
     if connection.family == socket.AF_UNIX:
-        return KernelCounts(waiting[0], None, 0.0)
+        return KernelCounts(waiting[0], None)
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     if len(info) < _TCP_INFO_BYTES:
-        return KernelCounts(waiting[0], None, 0.0)
-    acked, busy_us = _BYTES_ACKED.unpack(info)
-    return KernelCounts(waiting[0], acked, busy_us / 1e6)
+        return KernelCounts(waiting[0], None)
+    acked, received, busy_us = _BYTES_ACKED.unpack(info)
+    return KernelCounts(waiting[0], acked, received, busy_us / 1e6)
 
 
 @dataclass(slots=True)

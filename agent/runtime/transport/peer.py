@@ -15,6 +15,7 @@ from atoll.agent.runtime.transport.frames import MAX_PAYLOAD_BYTES, SHARED_MAGIC
 from atoll.agent.runtime.transport.keys import Keys, secure_client
 from atoll.agent.runtime.transport.limits import Limits
 from atoll.agent.runtime.transport.meter import KernelCounts, Meter, kernel_counts
+from atoll.agent.runtime.transport.pulse import Pulse
 from atoll.agent.runtime.transport.sendqueue import EncodedFrame, SendQueue
 from atoll.agent.runtime.transport.shared import PLACE, Arena, ArenaView
 from atoll.agent.runtime.transport.topology import Member
@@ -30,6 +31,7 @@ _TCP_NOTSENT_LOWAT: Final = 25  # <netinet/tcp.h>; the socket module lacks it
 _SHARE_FROM_BYTES: Final = 8 * 1024  # a shorter payload is cheaper inline
 _COPY_BELOW_BYTES: Final = 256 * 1024  # copying is cheaper than asking for the buffer back from another thread
 _RECONNECT_MS: Final = 50
+_HEARTBEATS: Final = 1 / 4  # of the time that a peer may be silent, from one to the next
 # After a disconnect: what the reconnect finds tells a process that is gone from one that is silent.
 _JUDGE_S: Final = 0.3
 _UNANSWERED_S: Final = 1.0
@@ -65,6 +67,8 @@ class Peer:
         self._connection: socket.socket | None = None  # a second handle of ZeroMQ's, to ask the kernel about it
         self._progress: tuple[int, tuple[int | None, int] | None] = (0, None)
         self._progress_s = 0.0
+        self._pulse = Pulse(limits.silence_s * _HEARTBEATS, limits.silence_s * (1 - _HEARTBEATS))
+        self._handed_bytes = (0, 0)  # the two latest batches: ZeroMQ may hold as much
         self._failed_handshakes = 0
         self._closed_s: float | None = None
         self._refused = self._answered = False
@@ -94,7 +98,9 @@ class Peer:
         ahead = min(max(ahead, _MIN_AHEAD_BYTES), _MAX_AHEAD_BYTES)
         while self.queue and self.writable:
             parts: list[bytes | memoryview] = []
-            for encoded in self.queue.pop(FRAMES_AT_ONCE, ahead):
+            batch = self.queue.pop(FRAMES_AT_ONCE, ahead)
+            self._handed_bytes = (self._handed_bytes[1], sum(encoded.bytes for encoded in batch))
+            for encoded in batch:
                 parts += self._parts(encoded)
             try:
                 self.dealer.send_multipart(parts, zmq.NOBLOCK, copy=False)
@@ -186,6 +192,8 @@ class Peer:
         waited_s = self.queue.waited_s(now_s)
         if now_s - self._progress_s > self._limits.silence_s:
             raise PeerLost(f"{self.member}: takes no data; nothing has left for {self._limits.silence_s:g} s")
+        if counts is not None and self._pulse.silent(counts, sum(self._handed_bytes), now_s):
+            raise PeerLost(f"{self.member}: silent for {self._limits.silence_s:g} s")
         if waited_s > self._limits.leave_s:
             raise PeerLost(
                 f"{self.member}: does not take data: {naturalsize(self.queue.bytes)} waited {waited_s:.0f} s. Where "
@@ -265,8 +273,10 @@ def _dealer(
         (zmq.LINGER, 0),
         (zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES),
         (zmq.RECONNECT_IVL, _RECONNECT_MS),
-        (zmq.HEARTBEAT_IVL, max(int(1000 * silence_s / 4), 1)),
-        (zmq.HEARTBEAT_TIMEOUT, max(int(1000 * silence_s * 3 / 4), 1)),
+        (zmq.HEARTBEAT_IVL, max(int(1000 * silence_s * _HEARTBEATS), 1)),
+        # Over TCP the kernel knows what is delivered, and `Pulse` judges: ZeroMQ's clock runs from when a heartbeat is
+        # written, behind what is on its way.
+        (zmq.HEARTBEAT_TIMEOUT, max(int(1000 * silence_s * (1 - _HEARTBEATS)), 1) if address.startswith("ipc") else 0),
         (zmq.HANDSHAKE_IVL, max(int(1000 * deadline_s), 1)),
         (zmq.TCP_MAXRT, max(int(1000 * deadline_s), 1)),
         (zmq.IPV6, int("[" in address)),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import signal
+import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from wire_rig import Out, Process, Rank, beside, keys_of, two, wait_until
 
+from atoll.agent.runtime.transport.endpoint import Endpoint
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.agent.runtime.transport.limits import Limits
 from atoll.agent.runtime.transport.topology import Member, members_of
@@ -64,6 +67,66 @@ def test_a_peer_stopped_in_the_middle_of_a_message_is_lost_too(members: tuple[Me
         rank.source.put(*(Out(0 if members is TOGETHER else 1, 1, at, 0, 1, bytes(60_000_000)) for at in range(2)))
         wait_until(lambda: bool(rank.lost))
         assert "takes no data; nothing has left for 1 s" in rank.lost[0] or "silent for 1 s" in rank.lost[0]
+
+
+@contextmanager
+def thin(to: Endpoint, bytes_per_s: int) -> Iterator[Endpoint]:
+    """`to` behind a link that carries so much towards it, and all that comes back."""
+
+    def carry(source: socket.socket, sink: socket.socket, at_once: int, pause_s: float) -> None:
+        with suppress(OSError):
+            while data := source.recv(at_once):
+                sink.sendall(data)
+                time.sleep(pause_s)
+
+    with socket.socket() as listener, socket.socket() as onward:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 * 1024)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        host, _, port = to.tcp.removeprefix("tcp://").rpartition(":")
+        onward.connect((host, int(port)))
+
+        def serve() -> None:
+            with suppress(OSError), listener.accept()[0] as incoming:
+                back = threading.Thread(target=carry, args=(onward, incoming, 65536, 0.0))
+                back.start()
+                carry(incoming, onward, 4096, 4096 / bytes_per_s)
+                back.join(30)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        try:
+            yield Endpoint(f"tcp://127.0.0.1:{listener.getsockname()[1]}", to.local)
+        finally:
+            with suppress(OSError):
+                onward.shutdown(socket.SHUT_RDWR)
+            server.join(30)
+
+
+def test_a_peer_behind_a_link_that_is_full_for_longer_than_silence_is_not_lost() -> None:
+    """Its heartbeats stand behind 300 kB that a thin link takes 5 s for, and it may be silent for 1 s. When it is
+    stopped then, it is lost as soon as elsewhere."""
+    process = Process(1, APART)
+    rank = Rank(0, APART, limits=Limits(silence_s=1.0))
+    try:
+        with thin(process.endpoint, 60_000) as endpoint:
+            endpoints = [rank.endpoint, process.endpoint]
+            process.connect(endpoints)
+            rank.connect([rank.endpoint, endpoint])
+            assert process.line() == "connected"
+            begun_s = time.monotonic()
+            rank.source.put(Out(1, 1, 0, 0, 1, bytes(300_000)))
+            assert process.line() == "heard SUM 0 300000"
+            assert time.monotonic() - begun_s > 3
+            assert rank.lost == []
+            process.signal(signal.SIGSTOP)
+            stopped_s = time.monotonic()
+            wait_until(lambda: bool(rank.lost))
+            assert rank.lost == ["rank 1 on node b: silent for 1 s"]
+            assert time.monotonic() - stopped_s < 5
+    finally:
+        rank.close(linger_s=0)
+        process.close()
 
 
 def test_a_peer_that_answers_but_does_not_read_is_lost_at_the_deadline() -> None:
