@@ -182,6 +182,7 @@ if __name__ == "__main__":
 
     from atoll.strategies.registry import FOLDERS
 
+    importlib.import_module("torch._dynamo")  # `atoll.init` would, for the first optimizer: a second of each worker
     for name in ("agent.runtime.api.run", *(f"strategies.{folder}.worker" for folder in FOLDERS)):
         importlib.import_module(f"atoll.{name}")
     gc.freeze()  # a worker's end would go through all of it, and copy its pages
