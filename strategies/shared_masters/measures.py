@@ -25,6 +25,7 @@ class Tally:
         self._waited_s = 0.0
         self._fresh = self._fetched = 0  # in this step
         self._run: defaultdict[str, float] = defaultdict(float)
+        self._step: defaultdict[str, float] = defaultdict(float)
         self._layer_stalls_s = dict.fromkeys(layers, 0.0)
 
     def fetched(self, layers: Sequence[str], fresh: int, waited_s: float) -> None:
@@ -45,7 +46,8 @@ class Tally:
         self._run["fresh_layers"] += fresh
         self._run["layers"] += fetched
         self._fresh = self._fetched = 0
-        counted = self._count()
+        self._count()
+        counted, self._step = self._step, defaultdict(float)
         select_s, apply_s = self._exchange_s(counted)
         self._drift = self._drift_of(counted) or self._drift  # nothing may have been chosen since the last step
         if counted["rounds"] > 0:  # else none came in this step
@@ -69,12 +71,11 @@ class Tally:
             return 0.0
         return self.every * math.sqrt(counted["outstanding_squares"] / counted["update_squares"])
 
-    def _count(self) -> Mapping[str, float]:
-        """What the engine counted since the last call, added to what it did in the run."""
-        counted = self._take_counts()
-        for name, value in counted.items():
+    def _count(self) -> None:
+        """Add what the engine counted since the last call to the run's numbers and to the step's."""
+        for name, value in self._take_counts().items():
             self._run[name] += value
-        return counted
+            self._step[name] += value
 
     def _exchange_s(self, counted: Mapping[str, float]) -> tuple[float, float]:
         """Seconds of a step for the choice of entries, and for summing and applying them. What the engine's threads

@@ -40,6 +40,17 @@ def test_what_is_told_of_each_step_adds_up_to_what_is_told_of_the_run() -> None:
     })  # fmt: skip
 
 
+def test_a_script_that_looks_at_the_run_takes_nothing_away_from_the_step() -> None:
+    """It asked in each step: what the exchange did until then was told of no step."""
+    counted = iter([counts(3), counts(1), counts(2), counts(5)])
+    tally = Tally([], lambda: next(counted), threads=2)
+    assert [tally.statistics()["tasks"] for _ in range(2)] == [3, 4]
+    told = tally.take_step(0.0, 0)
+    assert (told["select_s"], told["apply_s"], told["drift"]) == (3, 9 + 6, 3)
+    told = tally.take_step(0.0, 0)
+    assert (told["select_s"], told["apply_s"]) == (2.5, 7.5 + 5)
+
+
 def test_where_a_device_of_its_own_trains_the_exchange_takes_nothing_of_it() -> None:
     tally = Tally([], lambda: counts(3), threads=0)
     told = tally.take_step(0.0, 0)

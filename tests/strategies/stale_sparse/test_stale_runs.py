@@ -83,12 +83,15 @@ def test_places_and_keys_of_the_launch_are_used_and_every_step_is_told(start: St
         assert {(sample.plan, sample.strategy_metrics["sparsity"]) for sample in samples} == {(1, 0.9), (2, 0.8)}
         changes.add(next(sample.step for sample in samples if sample.plan == 2))
         assert {sample.local_batch for sample in samples if sample.total_batch == 12} == {3, 6 if rank == 0 else 2}
-        assert all(0 <= sample.strategy_metrics["stall_s"] <= sample.step_s for sample in samples)
-        assert all(0 <= sample.strategy_metrics["fresh_share"] <= 1 for sample in samples)
-        assert all(sum(sample.strategy_metrics[name] for sample in samples) > 0 for name in ("select_s", "apply_s"))
+        stalls = [(sample.strategy_metrics["stall_s"], sample.step_s) for sample in samples]
+        assert [one for one in stalls if not 0 <= one[0] <= one[1]] == []
+        fresh = [sample.strategy_metrics["fresh_share"] for sample in samples]
+        assert [one for one in fresh if not 0 <= one <= 1] == []
+        spent_s = {name: sum(sample.strategy_metrics[name] for sample in samples) for name in ("select_s", "apply_s")}
+        assert min(spent_s.values()) > 0, spent_s
         told = sum(link.sent_bytes for link in agent.links[rank].values())
         assert told / 2 < sum(sample.strategy_metrics["sent_bytes"] for sample in samples if sample.step <= 80) <= told
-        assert all(link.received_bytes > 0 and not link.dropped for link in agent.links[rank].values())
+        assert [link for link in agent.links[rank].values() if link.dropped or not link.received_bytes] == []
     assert len(changes) == 1
     assert {rank: set(links) for rank, links in agent.links.items()} == {0: {1, 2}, 1: {0}, 2: {0, 3}, 3: {2}}
     ended = [kept(tmp_path, 1, rank, "end") for rank in range(4)]
