@@ -17,6 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # for cuda_on_cpu, kernels_of, e
 import cuda_on_cpu
 from kernels_of import Kernels
 
+torch.set_num_threads(1)  # several that wait for each other, beside other processes, spin most of their time away
+
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu])
 ON_CPU = pytest.param("cuda on cpu", marks=[pytest.mark.timeout(240)])  # the first test compiles the kernels
 NO_GPU = "no NVIDIA GPU here, or a build without nvcc: the CUDA kernels were NOT tested on a device"

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 from warm import WarmStock
 from zmq_agent import Start
+
+torch.set_num_threads(1)  # several that wait for each other, beside other processes, spin most of their time away
 
 
 @pytest.fixture(scope="session")
