@@ -1,15 +1,15 @@
 """The race's task with real workers: strategies by the held-out loss of the one model, in processes that exchange.
 
-    python benchmarks/race_processes.py [--size XS] [--steps 600] [--seeds 1] [--islands 4] [--absent] [--pace-s 0.4]
-        [--ways alone,dense,stale-sparse,local-steps,local-steps:density=0.02]
+    python benchmarks/race_processes.py [--size XS] [--steps 600] [--seeds 1] [--islands 4] [--partition P1] [--absent]
+        [--pace-s 0.4] [--ways alone,dense,stale-sparse,local-steps,local-steps:density=0.02]
 
-Each island is a worker process of one thread with its own domain (P1 of benchmarks/race.py), the same weights, batches,
-inner optimizer and held-out windows as there. A way is a strategy and settings of it after a colon; `alone` trains
-without any exchange and tells the best island. Told are the held-out loss of the masters after the last step, and of
-the model after run.synchronize(), what an island sent for a parameter and step on the wire, frames and all, and the
-median step on this machine, where all islands share its cores, and the processor time that an island takes for a step,
-which is the same however busy they are. Drift is how many steps' worth of its own updates an island has not sent, over
-all steps.
+Each island is a worker process of one thread with the data of benchmarks/race.py's partition, the same weights,
+batches, inner optimizer and held-out windows as there, and of P3 the same unequal batches, by a plan's shares. A way is
+a strategy and settings of it after a colon; `alone` trains without any exchange and tells the best island. Told are the
+held-out loss of the masters after the last step, and of the model after run.synchronize(), what an island sent for a
+parameter and step on the wire, frames and all, and the median step on this machine, where all islands share its cores,
+and the processor time that an island takes for a step, which is the same however busy they are. Drift is how many
+steps' worth of its own updates an island has not sent, over all steps.
 
 --absent: the last island's worker gets SIGKILL at 40 % of the steps. The others go on in place from memory, where two
 machines have each island's state, with what it had not sent; at 60 % another worker takes its place, or as soon as it
@@ -31,6 +31,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests"), str(ROOT / "tests
 import torch
 from held_ports import free_port
 from racing.inner import CLIP, learning_rate
-from racing.task import SIZES, Batches, Task, loss_of, shards
+from racing.task import PARTITIONS, SIZES, Batches, Task, loss_of, shards
 from zmq_agent import FakeAgent
 
 import atoll
@@ -58,6 +60,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seeds", default="1", help="separated by commas")
     parser.add_argument("--islands", type=int, default=4)
+    parser.add_argument("--partition", choices=PARTITIONS, default="P1")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="of the byte GPT's, as the race tries them")
     parser.add_argument("--ways", default="alone,dense,stale-sparse,local-steps,local-steps:density=0.02")
     parser.add_argument("--absent", action="store_true", help="an island is gone from 40 to 60 %% of the steps")
@@ -77,7 +80,9 @@ def main() -> int:
     print("| way | seed | masters | synchronized | sent bytes | drift | step | processor |")
     print("|---|---|---|---|---|---|---|---|")
     for way, seed in itertools.product(options.ways.split(","), options.seeds.split(",")):
-        found = (left_and_back if options.absent else raced)(options, way, seed)
+        unequal = options.partition == "P3" and way != "alone"
+        race = left_and_back if options.absent else by_plan if unequal else raced
+        found = race(options, way, seed)
         best = min(found, key=lambda one: one["masters"])
         sent, drift = (statistics.mean(one[what] for one in found) for what in ("sent_bytes", "drift"))
         step_ms, processor_ms = (
@@ -93,6 +98,7 @@ def command(options: argparse.Namespace, way: str, seed: str, folder: str) -> li
     """Of an island's process, without the interpreter."""
     said = {"told": folder, "ways": way, "size": options.size, "steps": options.steps, "seeds": seed}
     said |= {"islands": options.islands, "pace-s": options.pace_s, "learning-rate": options.learning_rate}
+    said |= {"partition": options.partition}
     return [__file__, *(word for name, value in said.items() for word in (f"--{name}", str(value)))]
 
 
@@ -118,12 +124,33 @@ def raced(options: argparse.Namespace, way: str, seed: str) -> list[dict[str, fl
         return told(folder, options.islands)
 
 
+@contextmanager
+def played_agent(options: argparse.Namespace, way: str, folder: str) -> Iterator[FakeAgent]:
+    """Of all islands; with the shares of the partition."""
+    name, settings = parsed(way)
+    with FakeAgent(Path(folder), world_size=options.islands) as agent:
+        agent.spec.strategy, agent.spec.strategy_settings = name, as_json(settings)
+        agent.shares = [one.batches for one in shards(SIZES[options.size], options.partition, options.islands, 0)]
+        yield agent
+
+
+def by_plan(options: argparse.Namespace, way: str, seed: str) -> list[dict[str, float]]:
+    """As `raced`, with batches as a plan shares them out."""
+    with tempfile.TemporaryDirectory() as folder, played_agent(options, way, folder) as agent:
+        places = [f"island-{island}" for island in range(options.islands)]
+        agent.place(places, places)
+        script, *arguments = command(options, way, seed, folder)
+        agent.start_workers(script, *arguments)
+        codes = agent.exit_codes(MOST_S)
+        if any(codes):
+            raise SystemExit(f"race_processes: the islands of {way} ended with {codes}\n{agent.said()}")
+        return told(folder, options.islands)
+
+
 def left_and_back(options: argparse.Namespace, way: str, seed: str) -> list[dict[str, float]]:
     """As `raced`, where the last island is lost and taken back."""
-    name, settings = parsed(way)
     *left, lost = range(options.islands)
-    with tempfile.TemporaryDirectory() as folder, FakeAgent(Path(folder), world_size=options.islands) as agent:
-        agent.spec.strategy, agent.spec.strategy_settings = name, as_json(settings)
+    with tempfile.TemporaryDirectory() as folder, played_agent(options, way, folder) as agent:
         agent.makes_views, agent.own_directories, agent.memory = True, True, Path(folder, "memory")
         agent.spec.checkpoint.memory_replicas = 2
         places = [f"island-{island}" for island in (*left, lost, lost)]
@@ -143,14 +170,13 @@ def left_and_back(options: argparse.Namespace, way: str, seed: str) -> list[dict
         agent.workers[lost].send_signal(signal.SIGKILL)
         agent.wait_for_stage(1, VIEW_STAGE_BROKEN, *left)
         killed_at = agent.stands[0][-1].step
-        agent.send_view(2, left, [1.0] * len(left), plan_id=2)
+        agent.send_view(2, left, agent.shares[: len(left)], plan_id=2)
         from_memory = goes_on(2)
         back = agent.start_joiner(script, *arguments)
         agent.wait_until(lambda: agent.stands_at(back)[1] == VIEW_STAGE_READY, MOST_S)
         step_is(0.6)
         members = [*left, back]
-        shares = [1.0] * options.islands
-        agent.send_view(3, members, shares, plan_id=3, in_force=2, without_state=[back], at_boundary=True)
+        agent.send_view(3, members, agent.shares, plan_id=3, in_force=2, without_state=[back], at_boundary=True)
         print(f"{way}, seed {seed}: lost in step {killed_at}, the others from {from_memory}, back from {goes_on(3)}")
         codes = agent.exit_codes(MOST_S)
         if codes != [0] * len(left) + [-signal.SIGKILL, 0] or any("is lost" in text for text in agent.warnings):
@@ -173,7 +199,7 @@ class Island:
         self.task = Task(SIZES[options.size], seed)
         self._peak = self.task.size.rate * options.learning_rate
         self.model = self.task.own_model()
-        part = shards(self.task.size, "P1", options.islands, seed)[number]
+        part = shards(self.task.size, options.partition, options.islands, seed)[number]
         self._batches = Batches(part, self.task.size, seed, number)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self._peak, betas=(0.9, 0.95), weight_decay=0.1)
 

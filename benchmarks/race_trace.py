@@ -6,8 +6,9 @@
 The links of all islands follow benchmarks/traces/wan.csv, a sample a second, scaled so that at the trace's mean a dense
 float32 ring takes rho steps without network; such a step takes a second. Everybody trains for as long, in virtual time,
 with learning rates by the time that is left, and so as many steps as its exchange lets it. Told are these steps, and
-the held-out loss of the one model at the end. `controller` plans every 10 s by planner exchange-density and by the
-rules of the strategy's controller half, of what the link carried since the last plan.
+the held-out loss of the one model at the end. `controller` plans by planner exchange-density and the rules of the
+strategy's controller half, 5 s after the last plan at the earliest and 15 where more is to be sent, of what the
+controller's estimator makes of the link's bytes and busy time.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import datetime
 import platform
 import statistics
 import sys
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -31,14 +33,21 @@ from racing.inner import Replica
 from racing.task import SIZES, Batches, Task, shards
 from racing.updates import OwnedUpdates
 
+from atoll.controller.estimators.bandwidth import BandwidthEstimator
+from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.planners.exchange_density import ExchangeDensityInput, plan_exchange_density
 from atoll.controller.planners.wire_bytes import VALUE_BYTES
-from atoll.strategies.local_steps.controller import ENOUGH, USED, moves
+from atoll.strategies.local_steps.controller import ENOUGH, RISES_AFTER_S, USED, moves
 from atoll.strategies.local_steps.settings import RETURNED
 
 TRACE: Final = Path(__file__).resolve().parent / "traces" / "wan.csv"
 ISLANDS: Final = 4
-PLAN_EVERY_S: Final = 10.0
+MEASURED_S: Final = 5.0
+"""That a plan has stood at least before the next: steps of a second are measured under it first."""
+MODELS: Final = 1000
+"""The link is told of as if so many models went over as many of it: the estimator takes no word of a few kilobytes."""
+WAITED_OF: Final = 8
+"""Steps of whose time it is told how much was waited."""
 PARTS: Final = 1000  # of the time, by which learning rates go
 PEAK: Final = 2e-3
 
@@ -49,25 +58,28 @@ class Link:
 
     bps: Sequence[float]
     free_s: float = 0.0
-    carried: float = 0.0  # bytes since the last plan
+    carried: float = 0.0  # bytes
     busy_s: float = 0.0
+    under_way: deque[tuple[float, float, float]] = field(default_factory=deque)  # begins, ends, bytes
 
     def carry(self, ready_s: float, count: float) -> float:
         """When `count` bytes that are ready at `ready_s` are there."""
-        now = begun = max(self.free_s, ready_s)
+        now = max(self.free_s, ready_s)
         left = count * 8
         while left > 0:
             bps, ends = self.bps[int(now) % len(self.bps)], float(int(now) + 1)
             taken = min(left, bps * (ends - now))
-            now, left = (ends if taken < left else now + taken / bps), left - taken
-        self.free_s, self.carried, self.busy_s = now, self.carried + count, self.busy_s + now - begun
+            begun, now, left = now, (ends if taken < left else now + taken / bps), left - taken
+            self.under_way.append((begun, now, taken / 8))
+        self.free_s = now
         return now
 
-    def observed(self) -> float | None:
-        """Bytes a second while busy since the last call."""
-        found = self.carried / self.busy_s if self.busy_s > 0 else None
-        self.carried = self.busy_s = 0.0
-        return found
+    def told(self, now_s: float) -> ObservedLink:
+        """What it carried until now."""
+        while self.under_way and self.under_way[0][1] <= now_s:
+            begun, ends, count = self.under_way.popleft()
+            self.carried, self.busy_s = self.carried + count, self.busy_s + ends - begun
+        return ObservedLink(peer=1, sent_bytes=int(MODELS * self.carried), busy_s=self.busy_s)
 
 
 class Clocked(Replica):
@@ -119,26 +131,31 @@ def trained(options: argparse.Namespace, seed: int, fixed: float | None) -> tupl
     link = Link([rate / mean * network.up_bps for rate in rates])
     density = fixed or ENOUGH
     method = Paced(replicas, density)
+    estimator = BandwidthEstimator()
     due_s: dict[int, float] = {}
+    waited_s: deque[float] = deque(maxlen=WAITED_OF)
     now_s, planned_s, step = 0.0, 0.0, 0
     while now_s < options.for_s:
-        now_s = max(now_s, due_s.pop(step, 0.0)) + 1.0
+        waited_s.append(max(0.0, due_s.pop(step, 0.0) - now_s))
+        now_s += waited_s[-1] + 1.0
         for replica in replicas:
             replica.done = min(PARTS - 1, int(now_s / options.for_s * PARTS))
         for one in method.step(step):
             due_s[one.due] = link.carry(now_s, one.up_bytes)
         step += 1
-        if fixed is None and now_s - planned_s >= PLAN_EVERY_S:
-            planned_s = now_s
-            density = planned(density, link.observed(), task.entries)
-            method.pace(density)
+        waited = sum(waited_s) / (sum(waited_s) + len(waited_s))
+        estimator.observe(0, {0: "here", 1: "there"}, [link.told(now_s)], now_s, waited)
+        estimates = estimator.estimates()
+        if fixed is None and estimates and now_s - planned_s >= MEASURED_S:
+            after = planned(density, estimates["here"].bandwidth_bps / 8, MODELS * task.entries)
+            if after < density or (after > density and now_s - planned_s >= RISES_AFTER_S):
+                planned_s, density = now_s, after
+                method.pace(density)
     return step, task.held_out(method.consolidated())
 
 
-def planned(density: float, bandwidth: float | None, entries: int) -> float:
-    """The density that the controller goes on with. bandwidth: bytes a second, None where nothing was carried."""
-    if bandwidth is None:
-        return density
+def planned(density: float, bandwidth: float, entries: int) -> float:
+    """The density that the controller goes on with. bandwidth: bytes a second."""
     asked = ExchangeDensityInput(
         entries=entries,
         bandwidths=(bandwidth,) * ISLANDS,

@@ -36,7 +36,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """A method's whole run. losses: (step after which, held-out nats a byte)."""
+    """A method's whole run. losses: (step after which, held-out nats a byte). speeds: in steps."""
 
     losses: tuple[tuple[int, float], ...]
     exchanges: tuple[Exchange, ...]
@@ -83,7 +83,8 @@ def run(course: Course, task: Task, runner: Runner, setting: Setting) -> Lap:
             losses.append((step, task.held_out(method.consolidated())))
             if not losses[-1][1] < DIVERGED:  # NaN too
                 break
-    return Lap(tuple(losses), tuple(exchanges), tuple(part.speed for part in parts), losses[-1][0] + 1)
+    speeds = tuple(part.speed / part.batches for part in parts)
+    return Lap(tuple(losses), tuple(exchanges), speeds, losses[-1][0] + 1)
 
 
 def best_setting(course: Course, task: Task, runner: Runner) -> tuple[Setting, Sequence[float]]:

@@ -36,6 +36,8 @@ class Replica:
         self.theta = task.initial.clone()
         self._parameters = [nn.Parameter(part_N) for part_N in task.tensors(self.theta)]
         self._adam = torch.optim.AdamW(self._parameters, lr=peak, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        self.weight = batches.weight
+        """Of its updates, beside the others': as many examples as it has of a whole batch."""
         self.away = False
         """It neither trains nor exchanges now, and has what the others did when it is back."""
         self.second_moments = SecondMoments([self._adam], self._parameters)
@@ -62,6 +64,17 @@ class Replica:
 
 def present(replicas: Sequence[Replica]) -> list[Replica]:
     return [one for one in replicas if not one.away]
+
+
+def shares(replicas: Sequence[Replica]) -> list[float]:
+    """Of those who are there, of a whole batch: sum 1."""
+    weights = [one.weight for one in present(replicas)]
+    return [weight / sum(weights) for weight in weights]
+
+
+def mean_of(parts: Sequence[torch.Tensor], replicas: Sequence[Replica]) -> torch.Tensor:
+    """Of a part [N] from each that is there, by their shares."""
+    return torch.stack([share * part_N for share, part_N in zip(shares(replicas), parts, strict=True)]).sum(0)
 
 
 @dataclass(frozen=True, slots=True)

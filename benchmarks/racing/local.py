@@ -9,7 +9,7 @@ import torch
 
 from racing.clock import Exchange
 from racing.codecs import payload_bytes, rounded
-from racing.inner import Replica, gather, present, ring
+from racing.inner import Replica, gather, mean_of, present, ring
 
 CHUNK: Final = 4096
 
@@ -64,7 +64,7 @@ class DiLoCo:
             if (step + 1 - offset) % self._every or step + 1 <= offset:
                 continue
             moves = [self._global[index] - replica.theta[index] for replica in present(self._replicas)]
-            mean = torch.stack([rounded(move, self._bits) for move in moves]).mean(0)
+            mean = mean_of([rounded(move, self._bits) for move in moves], self._replicas)
             if self._bits != 32:
                 mean = rounded(mean, self._bits)  # sums are rounded again on their way back
             payload = payload_bytes(index.numel(), self._bits, indexed=False)
@@ -107,8 +107,10 @@ class SparseLoCo:
         if (step + 1) % self._every:
             return ()
         kept = max(1, round(self._density * CHUNK))
-        total = torch.zeros_like(self._global)
+        parts = []
         for replica, error_N in zip(self._replicas, self._errors, strict=True):
+            if replica.away:
+                continue
             error_N.mul_(self._beta).add_(self._global - replica.theta)
             sent = torch.zeros_like(error_N)
             for start in range(0, error_N.numel(), CHUNK):
@@ -116,8 +118,8 @@ class SparseLoCo:
                 index = part.abs().topk(min(kept, part.numel())).indices
                 sent[start : start + CHUNK][index] = rounded(part[index], 2)
             error_N.sub_(sent)
-            total += sent
-        self._global -= self._rate * total / len(self._replicas)
+            parts.append(sent)
+        self._global -= self._rate * mean_of(parts, self._replicas)
         for replica in self._replicas:
             replica.theta.copy_(self._global)
         chunks = -(-self._global.numel() // CHUNK)

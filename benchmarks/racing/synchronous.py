@@ -12,7 +12,7 @@ from atoll.strategies.compressed.codes.compressors import CodePlace
 from atoll.strategies.compressed.codes.sparse_codes import compress_with_momentum
 from atoll.strategies.compressed.settings import Compressed
 from racing.clock import Exchange
-from racing.inner import Replica, gather, present, ring
+from racing.inner import Replica, gather, mean_of, present, ring, shares
 
 BACKWARD_SHARE: Final = 2 / 3
 """Of a step, in which DDP's buckets may leave already."""
@@ -49,10 +49,10 @@ class Ddp:
     def step(self, step: int) -> Sequence[Exchange]:
         first = self._replicas[0]
         mean_N = torch.zeros_like(first.theta)
-        for replica in present(self._replicas):
-            gradient_N = replica.gradient(step, first.theta)
+        for replica, share in zip(present(self._replicas), shares(self._replicas), strict=True):
+            gradient_N = share * replica.gradient(step, first.theta)
             mean_N += gradient_N if self._bits == 32 else gradient_N.bfloat16().float()
-        first.update(mean_N / len(present(self._replicas)), step)
+        first.update(mean_N, step)
         payload = first.task.entries * self._bits / 8
         return (ring(payload, len(self._replicas), after=step, due=step + 1, overlap=BACKWARD_SHARE),)
 
@@ -79,17 +79,16 @@ class PowerSgd:
 
     def step(self, step: int) -> Sequence[Exchange]:
         first = self._replicas[0]
-        given = []
-        for replica, error_N in zip(self._replicas, self._errors, strict=True):
-            given.append(replica.gradient(step, first.theta) + error_N)
-        mean_N = torch.stack(given).mean(0)
+        there = [pair for pair in zip(self._replicas, self._errors, strict=True) if not pair[0].away]
+        given = [replica.gradient(step, first.theta) + error_N for replica, error_N in there]
+        mean_N = mean_of(given, self._replicas)
         sent = first.task.entries
         for number, (at, rows, columns) in enumerate(self._matrices):
             p = torch.linalg.qr(mean_N[at].view(rows, columns) @ self._q[number]).Q
             self._q[number] = mean_N[at].view(rows, columns).T @ p
             mean_N[at] = (p @ self._q[number].T).reshape(-1)
             sent += (rows + columns) * self._rank - rows * columns
-        for one, error_N in zip(given, self._errors, strict=True):
+        for one, (_, error_N) in zip(given, there, strict=True):
             for at, _, _ in self._matrices:
                 error_N[at] = one[at] - mean_N[at]
         first.update(mean_N, step)
@@ -114,9 +113,10 @@ class CompressedGradients:
         place = CodePlace(step, 0, tuple(first.task.shapes), density_at(self._settings, step))
         sum_N, sent_bytes = torch.zeros_like(first.theta), 0
         momentum = momentum_of(self._settings)
-        kept = zip(self._replicas, self._compressors, self._residuals, self._velocities, strict=True)
-        for replica, compressor, residual_N, velocity_N in kept:
-            gradient_N = replica.gradient(step, first.theta) / len(self._replicas)
+        every = zip(self._replicas, self._compressors, self._residuals, self._velocities, strict=True)
+        kept = [one for one in every if not one[0].away]
+        for (replica, compressor, residual_N, velocity_N), share in zip(kept, shares(self._replicas), strict=True):
+            gradient_N = share * replica.gradient(step, first.theta)
             if momentum:
                 payload = compress_with_momentum(
                     compressor, gradient_N, velocity_N, residual_N, place, momentum=momentum

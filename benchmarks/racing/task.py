@@ -127,16 +127,18 @@ def domains_of(size: Size) -> Domains:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What one island trains on. `speed` is relative to the fastest."""
+    """What one island trains on. speed: relative to the fastest. batches: examples of a step for one that an island has
+    on average, by its speed, as plans split them."""
 
     parts: tuple[Examples, ...]
     weights: tuple[float, ...]  # of the parts, sum 1
     speed: float = 1.0
+    batches: float = 1.0
 
 
 def shards(size: Size, partition: str, islands: int, seed: int) -> list[Shard]:
     """The islands' data. P0: disjoint parts of every domain. P1: one domain an island. P2: domains mixed by
-    Dirichlet(0.3). P3: as P0 with sizes 8:4:2:1 and speeds 4:2:1:1."""
+    Dirichlet(0.3). P3: as P0 with sizes 8:4:2:1, speeds 4:2:1:1 and batches by speed."""
     domains = [train for train, _ in domains_of(size)]
     even = tuple(1 / len(domains) for _ in domains)
     match partition:
@@ -153,7 +155,10 @@ def shards(size: Size, partition: str, islands: int, seed: int) -> list[Shard]:
             sizes = [1.0] * islands if partition == "P0" else [2.0 ** (islands - 1 - i) for i in range(islands)]
             speeds = [1.0] * islands if partition == "P0" else [max(0.25, 0.5**i) for i in range(islands)]
             cut = [_cut(one, sizes) for one in domains]
-            return [Shard(tuple(parts[i] for parts in cut), even, speeds[i]) for i in range(islands)]
+            mean = sum(speeds) / islands
+            return [
+                Shard(tuple(parts[i] for parts in cut), even, speed, speed / mean) for i, speed in enumerate(speeds)
+            ]
         case _:
             raise SystemExit(f"race: no partition {partition!r}; there are {', '.join(PARTITIONS)}")
 
@@ -174,7 +179,9 @@ class Batches:
     """Random examples of a shard: the same (seed, island, step) gives the same batch to every method."""
 
     def __init__(self, shard: Shard, size: Size, seed: int, island: int) -> None:
-        self._shard, self._rows, self._seed, self._island = shard, size.batch, seed, island
+        self._shard, self._seed, self._island = shard, seed, island
+        self.weight = shard.batches
+        self._rows = max(1, round(size.batch * shard.batches))
 
     def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets [batch, ...]."""

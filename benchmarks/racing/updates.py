@@ -17,7 +17,7 @@ import torch
 from atoll.strategies.shared_masters.second_moments import late_of, span_of, told_after
 from racing.clock import Exchange
 from racing.codecs import Blocks, payload_bytes
-from racing.inner import Replica, gather, present, ring
+from racing.inner import Replica, gather, mean_of, present, ring, shares
 
 
 class Updates:
@@ -61,21 +61,23 @@ class Updates:
             sent_N.add_(part_N)
             parts.append(part_N)
         due = step + 1 + self._late
-        update_N, exchange = self._exchanged(
-            torch.stack(parts).sum(0) / len(present(self._replicas)), payload, step, due
-        )
+        there = [part_N for replica, part_N in zip(self._replicas, parts, strict=True) if not replica.away]
+        update_N, exchange = self._exchanged(mean_of(there, self._replicas), payload, step, due)
         self._in_flight[due] = (update_N, parts)
         return (exchange, *exchanges)
 
     def _share_second_moments(self, updates: int) -> Sequence[Exchange]:
         """As the strategies do."""
-        moments = [replica.second_moments for replica in present(self._replicas)]
+        moments = [
+            (replica.second_moments, share)
+            for replica, share in zip(present(self._replicas), shares(self._replicas), strict=True)
+        ]
         if updates == self._told_due:
-            for one in moments:
-                one.take(self._told_B, 1 / len(moments))
+            for one, share in moments:
+                one.take(self._told_B, share)
         if not self._whole_batch or not told_after(updates):
             return ()
-        self._told_B = torch.stack([one.told(1 / len(moments), updates) for one in moments]).sum(0)
+        self._told_B = torch.stack([one.told(share, updates) for one, share in moments]).sum(0)
         asked, span = (len(self._replicas) - 1) * max(0, self._late - 1), span_of(updates)
         self._told_due = updates + span + late_of(updates, asked)
         return [

@@ -45,9 +45,9 @@ def goal(island: int) -> torch.Tensor:
     return torch.randn(ENTRIES, generator=torch.Generator().manual_seed(island))
 
 
-def replicas(count: int) -> list[Replica]:
+def replicas(count: int, weights: Sequence[float] = (1.0,) * 4) -> list[Replica]:
     task: Any = Bowl()
-    batches: list[Any] = [SimpleNamespace(at=partial(both, goal(i))) for i in range(count)]
+    batches: list[Any] = [SimpleNamespace(at=partial(both, goal(i)), weight=weights[i]) for i in range(count)]
     return [Replica(task, one, peak=1e-2, steps=100) for one in batches]
 
 
@@ -179,6 +179,37 @@ def test_ddp_steps_on_the_mean_gradient() -> None:
     mean = Bowl.initial - (goal(0) + goal(1)) / 2
     one[0].update(mean, 0)
     assert torch.allclose(two[0].theta, one[0].theta)
+
+
+def test_gradients_weigh_as_the_examples_that_they_are_of() -> None:
+    """Of islands with 3 and 1 examples the update is that of four, of which three are alike."""
+    method, whole = Ddp(replicas(2, weights=(3.0, 1.0))), replicas(1)
+    for step in range(3):
+        method.step(step)
+        whole[0].update(whole[0].theta - (0.75 * goal(0) + 0.25 * goal(1)), step)
+    assert torch.allclose(method.consolidated(), whole[0].theta, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(Updates, density=1.0, bits=32, late=0),
+        partial(OwnedUpdates, density=1.0, back=1.0, bits=32, late=0),
+        partial(DiLoCo, every=1, outer_learning_rate=1.0, momentum=0.0),
+    ],
+)
+def test_updates_weigh_as_the_examples_that_they_are_of(make: Any) -> None:
+    """The masters move by the islands' first steps as their shares say, and those who are there share all of it."""
+    beside, ones = replicas(3), replicas(3, weights=(2.0, 1.0, 1.0))
+    for replica in beside:
+        replica.local_step(0)
+    ones[2].away = True
+    method = make(ones)
+    method.step(0)
+    if isinstance(method, Updates):
+        method._apply(*method._in_flight.pop(1))
+    wanted = (2 * beside[0].theta + beside[1].theta) / 3
+    assert torch.allclose(method.consolidated(), wanted, atol=1e-6)
 
 
 def test_diloco_moves_by_nesterov_on_the_mean_of_the_moves() -> None:

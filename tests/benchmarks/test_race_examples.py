@@ -60,6 +60,8 @@ def test_unequal_islands_hold_and_train_unequally() -> None:
         [160 * k / 15 for k in (8, 4, 2, 1)], abs=2
     )
     assert [shard.speed for shard in unequal] == [1.0, 0.5, 0.25, 0.25]
+    assert [shard.speed / shard.batches for shard in unequal] == [0.5] * 4  # so all steps take as long
+    assert [len(Batches(shard, Two(), 1, i).at(0)[1]) for i, shard in enumerate(unequal)] == [32, 16, 8, 8]
 
 
 def test_an_island_has_a_domain_of_its_own_and_a_batch_by_seed_island_and_step() -> None:
