@@ -29,7 +29,7 @@ from cluster import Cluster
 from lab.machine import processor
 from paced_train import SLOWER_FROM
 
-from atoll.controller.deciding.given import LEAD_STEPS
+from atoll.controller.deciding.given import lead_steps
 from atoll.v1 import jobs_pb2 as pb
 
 SPEEDS = (1.0, 0.6, 0.3)
@@ -81,7 +81,7 @@ def slow_down(cluster: Cluster, job: str, out: Path, watch_s: float) -> None:
     followed = cluster.wait_for(job, "a plan", lambda j: j.plan.id > before.plan.id, 90)
     told = next(line for line in cluster.log(job, 0).splitlines() if line.startswith(SLOWER_FROM))
     since = int(told.removeprefix(SLOWER_FROM))
-    known = followed.plan.from_step - LEAD_STEPS - since + 1
+    known = followed.plan.from_step - lead_steps(before.progress.step_s) - since + 1
     print(
         f"rank 0 slower from step {since}: a plan from {known} steps of telemetry, it holds "
         f"{followed.plan.from_step - since} steps after: {followed.plan.reason}",

@@ -17,6 +17,9 @@ NEEDED_STEPS: Final = 5
 WINDOW_STEPS: Final = 32
 WHOLE_STEPS: Final = 16
 """Of which the time from boundary to boundary is remembered: half as many follow a lasting change."""
+LONG_S: Final = 2.0
+"""A step this long under a new plan that gives the rank the same batch: what it computed before counts on, for five
+more such steps are too long to go on with a plan that does not fit."""
 _STALL_GAIN: Final = 0.2
 
 
@@ -45,8 +48,10 @@ class RankEstimator:
         self.last_step = observed.step
         self._fresh = False
         if observed.plan > self.plan or observed.total_batch > self.total_batch:
+            same_batch = observed.total_batch == self.total_batch and observed.local_batch == self._local_batch
+            keep = NEEDED_STEPS - 1 if same_batch and observed.step_s >= LONG_S else 0
             self.plan, self.total_batch = observed.plan, observed.total_batch
-            self._forget()
+            self._forget(keep)
         if self._skipped < SKIPPED_STEPS:
             self._skipped += 1
             return False
@@ -75,8 +80,9 @@ class RankEstimator:
         if observed.step_s > 0:
             self._whole.append(observed.step_s)
 
-    def _forget(self) -> None:
-        self._computed.clear()
+    def _forget(self, but_newest: int = 0) -> None:
+        while len(self._computed) > but_newest:
+            self._computed.popleft()
         self._whole.clear()
 
     def estimate(self) -> RankEstimate:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from atoll.cli.main import main
 from atoll.controller.deciding.batch import CANDIDATES, SETTLED_STEPS, explore_batch
-from atoll.controller.deciding.given import GAIN, LEAD_STEPS, MIN_INTERVAL_S, REACH, Given
+from atoll.controller.deciding.given import GAIN, MIN_INTERVAL_S, REACH, Given, lead_steps
 from atoll.controller.deciding.stepping import NO_OVERLAP
 from atoll.controller.estimators.profile import node_model
 from atoll.controller.jobs.lifecycle import reconcile
@@ -64,7 +64,7 @@ def _planned(given: Given, total: int, factor: float, reason: str) -> PlanRecord
     return replace(
         given.current,
         id=given.current.id + 1,
-        from_step=given.profile.newest_step + LEAD_STEPS,
+        from_step=given.profile.newest_step + lead_steps(given.profile.step_s),
         planner="adaptdl",
         input="{}",
         output="{}",

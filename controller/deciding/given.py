@@ -16,9 +16,17 @@ GAIN: Final = 0.05
 """A new plan must promise to shorten the step by this part at least, and by two standard errors of what was measured,
 or noise would move batches."""
 MIN_INTERVAL_S: Final = 2.0
-LEAD_STEPS: Final = 5
+MOST_LEAD_STEPS: Final = 5
+DELIVERED_S: Final = 1.0
+"""A plan is with all workers by then; from what step it holds they agree in any case."""
 REACH: Final = 2.0
 """A plan changes the total batch by this factor at most: predictions far from what was measured are not trusted."""
+
+
+def lead_steps(step_s: float) -> int:
+    """A plan holds from so many steps after the newest that was seen; 5 where no step has a time yet. Long steps have
+    no need of more than two, and each is one more under what no longer fits."""
+    return min(2 + int(DELIVERED_S / step_s), MOST_LEAD_STEPS) if step_s > 0 else MOST_LEAD_STEPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

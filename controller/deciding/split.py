@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from atoll.controller.deciding.first import by_time, least_batch
-from atoll.controller.deciding.given import GAIN, LEAD_STEPS, Given
+from atoll.controller.deciding.given import GAIN, Given, lead_steps
 from atoll.controller.deciding.stepping import NO_OVERLAP, expected_step_s, predicted, rank_times
 from atoll.controller.deciding.words import listed, ratios
 from atoll.controller.estimators.profile import node_model
@@ -40,7 +40,7 @@ def following(given: Given, decision: Decision[Any, Any], **changes: Any) -> Pla
     return replace(
         current,
         id=current.id + 1,
-        from_step=given.profile.newest_step + LEAD_STEPS,
+        from_step=given.profile.newest_step + lead_steps(given.profile.step_s),
         planner=decision.planner.name,
         input=decision.input,
         output=decision.output,

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from atoll.controller.deciding.controller_half import controller_half
+from atoll.controller.deciding.given import lead_steps
 from atoll.controller.estimators.run import RunEstimators, StepEstimator
 from atoll.controller.planners.even import EvenInput, split_evenly
 from atoll.controller.planners.inverse_time import InverseTimeInput, TimedNode, split_by_inverse_time
@@ -21,8 +22,6 @@ from atoll.controller.simulator.ranks import Ranks
 from atoll.controller.simulator.strategy_steps import Network, Params, numbers
 from atoll.controller.simulator.telemetry import Telemetry
 
-LEAD_STEPS: Final = 5
-"""A plan holds from this many steps after the newest that was seen, as the controller has it."""
 NORMS_EVERY: Final = 5
 """Steps between two whose gradients' norms are told."""
 
@@ -195,4 +194,4 @@ class Simulation:
             )
         )
         if choice is not None:
-            self._newest = self._log(self._newest.plan + 1, choice, self._step - 1 + LEAD_STEPS)
+            self._newest = self._log(self._newest.plan + 1, choice, self._step - 1 + lead_steps(profile.step_s))

@@ -157,7 +157,8 @@ class VolunteerEngine:
 
     def links(self) -> list[LinkSample]:
         """Those to volunteers."""
-        shown = self._server.links() if self._server is not None else []
+        server = self._server
+        shown = server.links() if server is not None else []
         return [
             LinkSample(
                 peer=MAX_WORKERS + one.use.number,

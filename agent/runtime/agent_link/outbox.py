@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from atoll.agent.telemetry.buffer import TelemetryBuffer
 from atoll.v1.agents_pb2 import Prepared, Resumed, WorkerTelemetry
@@ -13,6 +13,10 @@ from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample, WorkerId
 
 class Outbox:
     """Filled by the training thread, emptied by the link's. No call waits."""
+
+    links_so_far: Callable[[], Iterable[LinkSample]] | None = None
+    """What this view's links to peers have carried since it began. The link's thread asks with every report, for a
+    training thread that waits for a link tells nothing; of each peer the newest is sent."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,7 +59,7 @@ class Outbox:
             self._buffer.memory(step)
 
     def links(self, samples: Iterable[LinkSample]) -> None:
-        """What the links to peers have carried since the run began; of each peer the newest is sent."""
+        """Of links that were measured by themselves."""
         with self._lock:
             for sample in samples:
                 self._buffer.link(sample)
@@ -65,11 +69,16 @@ class Outbox:
         with self._lock:
             if (telemetry := self._take(id)) is not None:
                 self._earlier.append(telemetry)
-            self._view, self.urgent = view, True
+            self._view, self.urgent, self.links_so_far = view, True, None
 
     def take(self, id: WorkerId) -> WorkerTelemetry | None:
         """As of TelemetryBuffer; what is of an earlier view comes first, by itself."""
+        asked = self.links_so_far
+        links = tuple(asked()) if asked is not None else ()  # who tells may wait for a lock, whose holder tells of it
         with self._lock:
+            if asked is self.links_so_far:
+                for sample in links:
+                    self._buffer.link(sample)
             telemetry = self._earlier.popleft() if self._earlier else self._take(id)
             self.urgent = bool(self._earlier)
             return telemetry

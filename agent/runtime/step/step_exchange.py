@@ -161,6 +161,8 @@ class StepExchange:
             self.engine.start()
         elif self._alone is not None:
             self._alone.start_alone(origin)
+        if (link := self._session.link) is not None:
+            link.outbox.links_so_far = self.links
 
     def expect_local(self) -> None:
         """The next passes may be local."""
@@ -250,7 +252,7 @@ class StepExchange:
         return {**self._measures.statistics(), "sent_bytes": float(self._bytes_so_far())}
 
     def links(self) -> list[LinkSample]:
-        """What this rank's connections carried since the run began."""
+        """What this rank's connections carried since the run began. By any thread."""
         return [*self._channel.link_samples(), *(self._links() if self._links is not None else ())]
 
     def break_off(self) -> None:

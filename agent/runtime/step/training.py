@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -44,8 +44,6 @@ from atoll.agent.runtime.step.state.state_keeper import StateKeeper
 from atoll.agent.runtime.step.step_exchange import StepExchange
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, PeerLost
 from atoll.v1.agents_pb2 import Prepared
-
-LINKS_EVERY_STEPS: Final = 10
 
 
 class Training:
@@ -419,8 +417,6 @@ class Training:
             return
         plan = self._schedule.plan_at(batch.step)
         self._reporter.report(batch, lap, plan=plan, norms=self._backward.norms, numbers=numbers)
-        if batch.step % LINKS_EVERY_STEPS == 0:
-            self._reporter.links(self._exchange.links())
 
     def _advance_trial(self, step: int) -> None:
         """Once a trial has trained enough, the model becomes the same on every rank; once it was judged, the run ends,

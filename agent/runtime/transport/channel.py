@@ -153,7 +153,7 @@ class Channel:
         return [
             LinkSample(
                 peer=link.rank,
-                sent_bytes=link.bytes_sent,
+                sent_bytes=link.bytes_left,
                 received_bytes=link.bytes_received,
                 busy_s=link.busy_s,
                 goodput_bps=link.goodput_bps,

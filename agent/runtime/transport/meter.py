@@ -23,6 +23,9 @@ class LinkCounts:
 
     rank: int
     bytes_sent: int
+    bytes_left: int
+    """As the kernel has it where it counts: acknowledged, and with what encryption and framing add. ZeroMQ takes a
+    message at once, for which a thin link needs seconds."""
     bytes_received: int
     bytes_shared: int
     """Of bytes_sent, what went through shared memory."""
@@ -108,6 +111,7 @@ class Meter:
         return LinkCounts(
             rank=rank,
             bytes_sent=self.bytes_sent,
+            bytes_left=self._seen_bytes if self._kernel_clock else self.bytes_sent,
             bytes_received=self.bytes_received,
             bytes_shared=self.bytes_shared,
             frames_sent=self.frames_sent,

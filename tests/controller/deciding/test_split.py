@@ -10,7 +10,7 @@ from measured_runs import EVEN, PLACES, given, measured, ranks
 
 from atoll.controller.deciding import split
 from atoll.controller.deciding.first import Place, first_plan, pinned_plan
-from atoll.controller.deciding.given import Given, Pins, Policy
+from atoll.controller.deciding.given import Given, Pins, Policy, lead_steps
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.estimators.profile import OverlapEstimate
 from atoll.controller.planners.registry import PLANNERS
@@ -28,6 +28,11 @@ def test_the_reason_tells_speeds_batches_and_what_is_won() -> None:
     )
     assert (plan.run, plan.id, plan.from_step, plan.shares) == (1, 2, 25, (129.0, 78.0, 49.0))
     assert plan.predicted_s == pytest.approx(0.129)
+
+
+@pytest.mark.parametrize(("step_s", "steps"), [(0.0, 5), (0.01, 5), (0.25, 5), (0.4, 4), (0.9, 3), (1.1, 2), (60.0, 2)])
+def test_a_plan_holds_once_it_is_told_and_long_steps_wait_for_no_more(step_s: float, steps: int) -> None:
+    assert lead_steps(step_s) == steps
 
 
 @pytest.mark.parametrize(

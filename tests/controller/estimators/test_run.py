@@ -103,6 +103,19 @@ def test_a_new_plan_begins_a_new_window_but_not_a_new_model() -> None:
     assert found.estimate is not None
 
 
+@pytest.mark.parametrize(("slower", "batches", "known"), [(20.0, (20, 20, 20), True), (1.0, (20, 20, 20), False),
+    (20.0, (20, 30, 20), False)])  # fmt: skip
+def test_after_one_long_step_of_a_plan_with_the_same_batches_ranks_are_known(
+    slower: float, batches: tuple[int, ...], known: bool
+) -> None:
+    """A plan that only sends less must not stand for five steps of a minute where it still sends too much."""
+    cluster = Cluster()
+    cluster.speeds = [speed / slower for speed in SPEEDS]
+    cluster.train(1, (20, 20, 20), 10)
+    cluster.train(2, batches, 1, total_batch=60)
+    assert (cluster.run.profile().plan, len(cluster.run.profile().ranks) == 3) == (2, known)
+
+
 def test_an_epochs_short_last_batch_is_no_measure_of_the_plan() -> None:
     cluster = Cluster()
     cluster.train(1, (40, 40, 40), 20)

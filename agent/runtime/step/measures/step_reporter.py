@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
 from typing import Final
 
 from atoll.agent.runtime.agent_link.outbox import Outbox
@@ -12,7 +11,7 @@ from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.step.capabilities import Norms
 from atoll.agent.runtime.step.measures.clock import Lap
 from atoll.agent.runtime.step.step_exchange import StepNumbers
-from atoll.v1.common_pb2 import LinkSample, StepSample
+from atoll.v1.common_pb2 import StepSample
 
 LAG_STEPS: Final = 4
 """A host that is further ahead of its device waits for it: what waits here must not grow without end."""
@@ -45,9 +44,6 @@ class StepReporter:
         while self._waiting and (len(self._waiting) > LAG_STEPS or self._waiting[0][1].measured()):
             self._send()
 
-    def links(self, samples: Iterable[LinkSample]) -> None:
-        self._outbox.links(samples)
-
     def finish(self) -> None:
         """Tell of every step, waiting for the device."""
         while self._waiting:
@@ -66,8 +62,6 @@ class Silent:
     """In place of a StepReporter, where there is no agent."""
 
     def report(self, *_: object, **__: object) -> None: ...
-
-    def links(self, *_: object) -> None: ...
 
     def finish(self) -> None: ...
 
