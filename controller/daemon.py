@@ -189,6 +189,7 @@ class _Candidate:
         epoch = LeaderEpoch(self._store, fence, keeper, settings, self._removed)
         await epoch.load()
         self._known_leader.epoch, self._known_leader.leader = epoch, self._address
+        self._known_leader.restarted = False
         await self._checker.set(JOB_SERVICE, health_pb2.HealthCheckResponse.SERVING)
         logger.info("leading")
         parts = [
@@ -212,10 +213,12 @@ class _Candidate:
         while True:
             try:
                 entry = await self._election.leader()
-                self._known_leader.leader = json.loads(entry.value)["address"] if entry else ""
+                leader = json.loads(entry.value)["address"] if entry else ""
+                self._known_leader.restarted = leader == self._address
+                self._known_leader.leader = "" if self._known_leader.restarted else leader
             except StoreUnavailable as error:
                 logger.debug("%s", error)
-                self._known_leader.leader = ""
+                self._known_leader.leader, self._known_leader.restarted = "", False
             if self._known_leader.leader and self._known_leader.leader != logged:
                 logged = self._known_leader.leader
                 logger.info("standing by, %s leads", logged)

@@ -69,11 +69,15 @@ class KnownLeader:
 
     epoch: LeaderEpoch | None = None
     leader: str = ""
+    restarted: bool = False
+    """The lease of this controller's own life before still lasts; until then nobody leads."""
 
     def leading(self) -> LeaderEpoch:
         """Raises ControllerUnreachable on a controller that does not lead."""
         if self.epoch is None or self.epoch.over.is_set():
             other = f"; {self.leader} leads" if self.leader else ", and none is known to"
+            if self.restarted:
+                other = " yet: it was restarted, and the lease that it led by before runs out within seconds"
             raise ControllerUnreachable(f"this controller does not lead{other}")
         return self.epoch
 

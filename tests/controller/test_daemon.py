@@ -17,10 +17,14 @@ from daemons import Controller, controller, leading, told_address
 from etcd_server import EtcdServer
 from fake_agent import FakeAgent
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from held_ports import free_port
 
 from atoll.controller.daemon import serve
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.settings import ControllerSettings
+from atoll.controller.state import keys
+from atoll.controller.state.election import Election
+from atoll.controller.state.etcd import EtcdStore
 from atoll.errors import SettingError
 from atoll.rpc import leader_hint, open_channel
 from atoll.v1 import common_pb2
@@ -55,7 +59,7 @@ async def test_a_job_is_submitted_launched_run_and_done(etcd: str, tmp_path: Pat
 async def test_restarted_controller_adopts_running_workers(etcd: str, tmp_path: Path) -> None:
     """1. A job of two workers runs. 2. The controller is cut off without a word. 3. A new one on the same etcd takes
     over. 4. The agents come back with their workers: none is launched again or stopped, and the job ends well."""
-    async with controller(tmp_path / "first", etcd, leader_lease_s=1) as head:
+    async with controller(tmp_path / "first", etcd) as head:
         await leading(head)
         a = await FakeAgent("a").connect(head.address)
         b = await FakeAgent("b").connect(head.address)
@@ -199,7 +203,7 @@ async def test_cancel_does_not_wait_for_a_node_that_is_out_of_reach(etcd: str, t
 
 
 async def test_the_other_controller_leads_when_the_leader_dies(etcd: str, tmp_path: Path) -> None:
-    async with controller(tmp_path / "one", etcd, leader_lease_s=1) as one:
+    async with controller(tmp_path / "one", etcd) as one:
         await leading(one)
         async with controller(tmp_path / "two", etcd) as two:
             job = await one.submit()
@@ -216,6 +220,30 @@ async def test_the_other_controller_leads_when_the_leader_dies(etcd: str, tmp_pa
             await a.end((job, 1, 0))
             await two.phase(job, pb.PHASE_DONE)
             await a.disconnect()
+
+
+async def test_a_controller_that_was_restarted_sends_nobody_to_itself(
+    etcd: str, store: EtcdStore, tmp_path: Path
+) -> None:
+    """1. The lease that it led by before it was killed still lasts. 2. Whoever asks is told so, and not that it leads.
+    3. It does once that has run out."""
+    address = f"127.0.0.1:{free_port()}"
+    killed = Election(store, keys.LEADER, json.dumps({"address": address}).encode(), 60)
+    before = await asyncio.wait_for(killed.campaign(), 10)
+    async with controller(tmp_path, etcd, listen=address) as head:
+
+        async def refusal() -> str:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await head.stub.List(pb.ListRequest(), timeout=5)
+            assert leader_hint(refused.value) is None
+            return refused.value.details() or ""
+
+        async with asyncio.timeout(10):
+            while "does not lead yet: it was restarted" not in (said := await refusal()):
+                assert "none is known to" in said  # it has not looked
+                await asyncio.sleep(0.02)
+        await before.resign()
+        await leading(head)
 
 
 async def _leader_hint(standby: Controller) -> str | None:
