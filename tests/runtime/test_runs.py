@@ -289,6 +289,6 @@ def test_half_of_a_step_is_never_saved_as_a_whole_one(tmp_path: Path) -> None:
     assert [found.step for found in listing.newest(tmp_path)] == [3]
 
 
-def test_loaders_that_look_ahead_differently_far_change_shares_at_the_same_step(tmp_path: Path) -> None:
+def test_loaders_that_look_ahead_differently_far_change_shares_at_the_same_step(tmp_path: Path, start: Start) -> None:
     """num_workers = os.cpu_count() on unequal machines: a plan comes into force after the longest look-ahead."""
-    assert torchrun_like("two_updates.py", str(tmp_path), "-1") == [0, 0]
+    assert torchrun_like("two_updates.py", str(tmp_path), "-1", start=start) == [0, 0]
