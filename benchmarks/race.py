@@ -158,6 +158,7 @@ class Kept:
             tuple(Exchange(*one) for one in _unfolded(stored["exchanges"])),
             tuple(stored["speeds"]),
             stored["steps"],
+            tuple(stored.get("rows", ())),
         )
 
     def _write(self) -> None:

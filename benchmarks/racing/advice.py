@@ -40,7 +40,8 @@ def asked(lap: Lap, strategy: str, network: Network, step_s: float) -> OneIsland
     return ONE_ISLAND.plan(
         OneIslandInput(
             islands=tuple(
-                IslandTimes(name=str(i), batch=1, compute_s=step_s / speed) for i, speed in enumerate(lap.speeds)
+                IslandTimes(name=str(i), batch=rows, compute_s=step_s / speed)
+                for i, (speed, rows) in enumerate(zip(lap.speeds, lap.rows or (1,) * len(lap.speeds), strict=True))
             ),
             exchange=Exchange(
                 bytes=sent,

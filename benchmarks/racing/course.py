@@ -36,12 +36,14 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """A method's whole run. losses: (step after which, held-out nats a byte). speeds: in steps."""
+    """A method's whole run. losses: (step after which, held-out nats a byte). speeds: in steps, each with as many
+    examples as `rows` says; empty where that is as many on all islands."""
 
     losses: tuple[tuple[int, float], ...]
     exchanges: tuple[Exchange, ...]
     speeds: tuple[float, ...]
     steps: int
+    rows: tuple[int, ...] = ()
 
     @property
     def up_bytes(self) -> float:
@@ -84,7 +86,8 @@ def run(course: Course, task: Task, runner: Runner, setting: Setting) -> Lap:
             if not losses[-1][1] < DIVERGED:  # NaN too
                 break
     speeds = tuple(part.speed / part.batches for part in parts)
-    return Lap(tuple(losses), tuple(exchanges), speeds, losses[-1][0] + 1)
+    rows = tuple(replica.rows for replica in replicas)
+    return Lap(tuple(losses), tuple(exchanges), speeds, losses[-1][0] + 1, rows)
 
 
 def best_setting(course: Course, task: Task, runner: Runner) -> tuple[Setting, Sequence[float]]:

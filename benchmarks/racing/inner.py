@@ -36,8 +36,8 @@ class Replica:
         self.theta = task.initial.clone()
         self._parameters = [nn.Parameter(part_N) for part_N in task.tensors(self.theta)]
         self._adam = torch.optim.AdamW(self._parameters, lr=peak, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-        self.weight = batches.weight
-        """Of its updates, beside the others': as many examples as it has of a whole batch."""
+        self.rows = batches.rows
+        """Of a whole batch: so its updates weigh beside the others'."""
         self.away = False
         """It neither trains nor exchanges now, and has what the others did when it is back."""
         self.second_moments = SecondMoments([self._adam], self._parameters)
@@ -68,8 +68,8 @@ def present(replicas: Sequence[Replica]) -> list[Replica]:
 
 def shares(replicas: Sequence[Replica]) -> list[float]:
     """Of those who are there, of a whole batch: sum 1."""
-    weights = [one.weight for one in present(replicas)]
-    return [weight / sum(weights) for weight in weights]
+    rows = [one.rows for one in present(replicas)]
+    return [one / sum(rows) for one in rows]
 
 
 def mean_of(parts: Sequence[torch.Tensor], replicas: Sequence[Replica]) -> torch.Tensor:

@@ -180,13 +180,12 @@ class Batches:
 
     def __init__(self, shard: Shard, size: Size, seed: int, island: int) -> None:
         self._shard, self._seed, self._island = shard, seed, island
-        self.weight = shard.batches
-        self._rows = max(1, round(size.batch * shard.batches))
+        self.rows = max(1, round(size.batch * shard.batches))
 
     def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets [batch, ...]."""
         random = np.random.default_rng((self._seed, self._island, step))
-        chosen = random.choice(len(self._shard.parts), self._rows, p=self._shard.weights)
+        chosen = random.choice(len(self._shard.parts), self.rows, p=self._shard.weights)
         parts = [self._shard.parts[one] for one in chosen]
         rows = [part.at([int(random.integers(len(part)))]) for part in parts]
         inputs, targets = zip(*rows, strict=True)

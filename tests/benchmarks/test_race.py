@@ -45,9 +45,9 @@ def goal(island: int) -> torch.Tensor:
     return torch.randn(ENTRIES, generator=torch.Generator().manual_seed(island))
 
 
-def replicas(count: int, weights: Sequence[float] = (1.0,) * 4) -> list[Replica]:
+def replicas(count: int, rows: Sequence[int] = (1,) * 4) -> list[Replica]:
     task: Any = Bowl()
-    batches: list[Any] = [SimpleNamespace(at=partial(both, goal(i)), weight=weights[i]) for i in range(count)]
+    batches: list[Any] = [SimpleNamespace(at=partial(both, goal(i)), rows=rows[i]) for i in range(count)]
     return [Replica(task, one, peak=1e-2, steps=100) for one in batches]
 
 
@@ -183,7 +183,7 @@ def test_ddp_steps_on_the_mean_gradient() -> None:
 
 def test_gradients_weigh_as_the_examples_that_they_are_of() -> None:
     """Of islands with 3 and 1 examples the update is that of four, of which three are alike."""
-    method, whole = Ddp(replicas(2, weights=(3.0, 1.0))), replicas(1)
+    method, whole = Ddp(replicas(2, rows=(3, 1))), replicas(1)
     for step in range(3):
         method.step(step)
         whole[0].update(whole[0].theta - (0.75 * goal(0) + 0.25 * goal(1)), step)
@@ -200,7 +200,7 @@ def test_gradients_weigh_as_the_examples_that_they_are_of() -> None:
 )
 def test_updates_weigh_as_the_examples_that_they_are_of(make: Any) -> None:
     """The masters move by the islands' first steps as their shares say, and those who are there share all of it."""
-    beside, ones = replicas(3), replicas(3, weights=(2.0, 1.0, 1.0))
+    beside, ones = replicas(3), replicas(3, rows=(2, 1, 1))
     for replica in beside:
         replica.local_step(0)
     ones[2].away = True
@@ -283,6 +283,12 @@ def test_the_planner_calls_one_island_sooner_only_where_it_was_in_the_race(strat
         planned = asked(lap, strategy, link_of(rho, entries, 4, step_s), step_s)
         assert planned.sooner == expected
         assert not planned.sooner or seconds > RACED_ALONE_S
+
+
+def test_one_island_alone_computes_the_whole_batch_at_its_own_speed() -> None:
+    """Of four with 16, 8, 4 and 4 examples, which take them as long, the first has the 32 in twice that."""
+    lap = Lap(losses=(), exchanges=(Exchange(0, 2, 1.0, 1.0),), speeds=(0.5,) * 4, steps=1, rows=(16, 8, 4, 4))
+    assert asked(lap, "local-steps", Network(1e9, 1e9), 0.01).alone_s == pytest.approx(0.04)
 
 
 @pytest.mark.parametrize("bits", [2, 4])
