@@ -38,6 +38,7 @@ async def test_two_islands_that_wait_for_their_link_are_told_of_one_exactly_once
         for agent, rank in ((a, 0), (b, 1)):
             await agent.train((job, 1, rank), range(at, at + 20), local=32, total=64, compute_s=0.02, plan=1)
         at += 20
+        await asyncio.sleep(0.1)  # profiles come once a second: as fast as they can, steps only heat the processor
         while (await head.get(job)).progress.step < at - 1:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
         return await head.events(job)
