@@ -1,10 +1,13 @@
 """Copies of checkpoints over shaped links: how fast they go while links are idle, and what they cost training.
 
-    sudo env PATH=$PATH python benchmarks/copies.py [--only goodput,overhead] [--short]
+    sudo env PATH=$PATH python benchmarks/copies.py [--only goodput,overhead,thin] [--short]
+        [--rates 10] [--strategies local-steps,stale-sparse] [--width 2460] [--for-s 240]
 
 goodput: two senders in two network namespaces, nothing else; seconds from `send` to the last byte in the holder's
 file, against the link's rate and against one TCP stream. overhead: controller, agents and two workers in two
 namespaces, whose passes wait in place of computing; blocks of steps with generations and without, in turn, in one run.
+thin: the same beside an exchange whose density the controller plans by what links bear, --rates in Mbit/s: what of the
+link the exchange takes in the second half of --for-s, and what copies; `memory_replicas` 1 beside it has none.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -152,10 +156,67 @@ def overhead(mbit_s: float, blocks: int, width: int, pace_s: float) -> str:
     )
 
 
+def thin(mbit_s: float, strategy: str, replicas: int, options: argparse.Namespace) -> str:
+    """A row of the table."""
+    with tempfile.TemporaryDirectory() as name, Network(2) as network, cluster(network, Path(name)):
+        network.shape(mbit_s)
+        job = follow(network, Path(name), strategy, replicas, options)
+        seen = json.loads(cli(network, "status", job, "--json"))
+        for line in cli(network, "events", job).splitlines():
+            if " plan " in line or "memory" in line:
+                print(f"  {line}", file=sys.stderr)
+        cli(network, "cancel", job)
+        told = [json.loads(line) for line in Path(name, "rank-0.jsonl").read_text().splitlines()]
+    half_s = (told[0]["at_s"] + told[-1]["at_s"]) / 2
+    first, last = next(one for one in told if one["at_s"] >= half_s), told[-1]
+    took_s = last["at_s"] - first["at_s"]
+    share = {
+        what: 8e-6 * (last[f"{what}_bytes"] - first[f"{what}_bytes"]) / took_s / mbit_s
+        for what in ("exchange", "copied", "device")
+    }
+    changes = [one for one, after in pairwise(told) if after["complete_step"] != one["complete_step"]]
+    copied = share["copied"] * mbit_s / 8e-6
+    takes = f"{last['state_bytes'] / copied / 60:.1f} min" if copied > 0 else "-"
+    metrics = seen["progress"]["strategy_metrics"]
+    density = (1 - metrics["sparsity"]) * metrics.get("every", 1)
+    cells = (
+        f"{mbit_s:g} Mbit/s, {strategy}, {replicas} replica{'s' * (replicas != 1)}",
+        f"{last['parameters'] / 1e6:.1f} M, {last['state_bytes'] / 1e6:.0f} MB",
+        f"{100 * density:.2f} %",
+        f"{1e3 * took_s / (last['step'] - first['step']):.0f} ms",
+        *(f"{100 * share[what]:.0f} %" for what in ("exchange", "copied", "device")),
+        takes,
+        f"{len(changes)}, the newest begun {(last['step'] - last['complete_step'])} steps ago",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def follow(network: Network, folder: Path, strategy: str, replicas: int, options: argparse.Namespace) -> str:
+    """A job that trains for so long, its plans following links."""
+    config = folder / "job.toml"
+    follows = "[adapt]\nsparsity = true\n" if strategy == "stale-sparse" else ""  # local-steps follows by itself
+    config.write_text(f"[checkpoint]\nmemory_replicas = {replicas}\nsite_safe = true\n{follows}")
+    words = ["--workers", "2", "--checkpoint-every", "0", "--strategy", strategy, "--config", str(config)]
+    words += ["--env", f"PYTHONPATH={SCRIPTS}", "--json", "--", str(folder), str(options.width), str(options.pace_s)]
+    job: str = json.loads(cli(network, "submit", str(SCRIPTS / "copies_thin_train.py"), *words))["job"]
+    ends_s = time.monotonic() + options.for_s
+    while time.monotonic() < ends_s:
+        if json.loads(cli(network, "status", job, "--json"))["phase"] in ("done", "failed"):
+            raise SystemExit(cli(network, "events", job) + cli(network, "logs", job))
+        time.sleep(10)
+    return job
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="goodput,overhead")
     parser.add_argument("--short", action="store_true")
+    parser.add_argument("--rates", default="10", help="thin: Mbit/s, separated by commas")
+    parser.add_argument("--strategies", default="local-steps,stale-sparse")
+    parser.add_argument("--replicas", default="1,2")
+    parser.add_argument("--width", type=int, default=2460, help="thin: of five layers; 2460 makes 25 M parameters")
+    parser.add_argument("--pace-s", type=float, default=0.2, help="thin: of a step that waits")
+    parser.add_argument("--for-s", type=float, default=240.0)
     options = parser.parse_args()
     refuse_without_tools()
     print(f"{datetime.date.today()}, {processor()}, {os.cpu_count()} cores", flush=True)
@@ -175,6 +236,17 @@ def main() -> None:
         for width in (512,):
             blocks = 14 if options.short else 84
             print(overhead(1000, blocks, width, 0.3 * (width / 512) ** 2), flush=True)
+
+    if "thin" in options.only:
+        print(
+            "\n| link | state of a rank | density | step | exchange | copies | all of the link | a copy takes | "
+            "generations |"
+        )
+        print("|---|---|---|---|---|---|---|---|---|")
+        for rate in options.rates.split(","):
+            for strategy in options.strategies.split(","):
+                for replicas in map(int, options.replicas.split(",")):
+                    print(thin(float(rate), strategy, replicas, options), flush=True)
 
 
 if __name__ == "__main__":

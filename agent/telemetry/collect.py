@@ -142,4 +142,5 @@ def _trimmed(link: LinkSample) -> LinkSample:
         wait_share=link.wait_share,
         form=link.form,
         differs=link.differs,
+        copied_bytes=link.copied_bytes,
     )

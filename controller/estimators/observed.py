@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedLink:
-    """What one rank's connection to a peer carried since the run began: bytes, and seconds with bytes waiting to
-    leave."""
+    """What one rank's link carried since the run began while its connection to a peer was busy: bytes, those of copies
+    of checkpoints included, and seconds with bytes waiting to leave."""
 
     peer: int
     sent_bytes: int

@@ -32,6 +32,7 @@ from atoll.agent.runtime.step.optimizers.prepared_parameters import PreparedPara
 from atoll.agent.runtime.step.plans.agreement import Agreed, Agreement, ProposalExchange
 from atoll.agent.runtime.step.state.durable import HandedOver, NothingBeside, Origin
 from atoll.agent.runtime.transport.channel import LINGER_S, Channel
+from atoll.agent.runtime.transport.meter import LinksInUse
 from atoll.agent.runtime.transport.proposals import ReducedProposals
 from atoll.errors import BadInput
 from atoll.strategies import registry
@@ -59,14 +60,17 @@ class StepExchange:
         *,
         events: StepEvents,
         busy: Callable[[bool], None],
+        copied_beside: Callable[[], Mapping[int, int]],
         agreed: Agreed,
         engine_parts: EngineParts | None,
         learned: object = None,
     ) -> None:
-        """busy: told when training fills the links, and when it does no more; on any thread. agreed: what holds
+        """busy: told when training fills the links, and when it does no more; on any thread. copied_beside: bytes of
+        copies of checkpoints that links carried while they were busy, by peer; asked by any thread. agreed: what holds
         before the first pass. engine_parts: where the script leaves the step to an engine. learned: in the view
         before. Raises BadInput for what the strategy cannot train."""
         self._channel = Channel(session, busy)
+        self._copied_beside = copied_beside
         strategy = registry.of(session.strategy)
         self._session = session
         context = WorkerContext(
@@ -253,7 +257,14 @@ class StepExchange:
 
     def links(self) -> list[LinkSample]:
         """What this rank's connections carried since the run began. By any thread."""
-        return [*self._channel.link_samples(), *(self._links() if self._links is not None else ())]
+        samples, copied_bytes = self._channel.link_samples(), self._copied_beside()
+        for sample in samples:
+            sample.copied_bytes = copied_bytes.get(sample.peer, 0)
+        return [*samples, *(self._links() if self._links is not None else ())]
+
+    def links_in_use(self) -> LinksInUse | None:
+        """Of connections to other islands, from any thread; None where the strategy has none of its own."""
+        return self._channel.in_use()
 
     def break_off(self) -> None:
         """A peer is gone: what is under way counts for nothing, and nothing but `close` is called any more."""

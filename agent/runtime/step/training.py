@@ -332,6 +332,7 @@ class Training:
             self._optimizers,
             events=events,
             busy=self._links_busy,
+            copied_beside=lambda: self.state.memory.copied_beside(),  # noqa: PLW0108 - there is none yet
             agreed=self._agreed,
             engine_parts=self._engine_parts,
             learned=learned,

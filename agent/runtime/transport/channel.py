@@ -16,6 +16,7 @@ from atoll.agent.runtime.transport.endpoint import Endpoint
 from atoll.agent.runtime.transport.frames import Frame, Kind
 from atoll.agent.runtime.transport.limits import Limits
 from atoll.agent.runtime.transport.loop import Source
+from atoll.agent.runtime.transport.meter import LinksInUse
 from atoll.agent.runtime.transport.proposals import BroadcastProposals
 from atoll.agent.runtime.transport.transport import Transport
 from atoll.errors import AtollError
@@ -161,6 +162,10 @@ class Channel:
             )
             for link in (self._transport.links() if self._transport is not None else ())
         ]
+
+    def in_use(self) -> LinksInUse | None:
+        """Of connections to other islands, from any thread; None where nothing goes this way."""
+        return self._transport.in_use() if self._transport is not None else None
 
     def sent_bytes(self) -> int:
         """On all links since the run began."""

@@ -40,6 +40,18 @@ class LinkCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class LinksInUse:
+    """Of connections to other islands, as of now."""
+
+    waits: bool
+    """Something waits to leave, or is on its way and not acknowledged."""
+    busy_s: Mapping[int, float]
+    """By peer, from the start of the run; empty where this rank has none there."""
+    beyond: frozenset[int] = frozenset()
+    """Ranks of other islands: what goes to them takes the same link."""
+
+
+@dataclass(frozen=True, slots=True)
 class KernelCounts:
     """What the kernel says of one connection."""
 

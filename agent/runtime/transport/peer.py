@@ -39,7 +39,7 @@ _FAILED_HANDSHAKES: Final = 5
 
 
 class Peer:
-    """Used by the wire's thread alone, but for `meter`. close() is idempotent."""
+    """Used by the wire's thread alone, but for `meter` and `in_use`. close() is idempotent."""
 
     def __init__(
         self,
@@ -210,6 +210,16 @@ class Peer:
         counts = self._counts()
         return not self.queue and self.writable and (counts is None or counts.waiting_bytes == 0)
 
+    def in_use(self) -> tuple[bool, float] | None:
+        """From any thread: whether something waits to leave or is on its way, and for how long that has been so since
+        the run began. None where the peer is on this machine, or gone."""
+        if self._local or self.gone:
+            return None
+        counts = self._counts()
+        if counts is None or counts.acked_bytes is None:
+            return len(self.queue) > 0, self.meter.busy_s
+        return len(self.queue) > 0 or counts.waiting_bytes > 0, counts.busy_s
+
     def give_up(self) -> None:
         """It left, or is lost and the others go on without it: nothing is sent to it any more."""
         self.gone = True
@@ -227,11 +237,11 @@ class Peer:
             raise PeerLost(f"{self.member}: silent for {self._limits.silence_s:g} s")
 
     def _counts(self) -> KernelCounts | None:
-        if self._connection is None:
+        if (connection := self._connection) is None:
             return None
         try:
-            return kernel_counts(self._connection)
-        except OSError:
+            return kernel_counts(connection)
+        except (OSError, ValueError):  # the latter of one that the wire's thread has closed
             return None  # just closed; the monitor says so next
 
     def _hold(self, descriptor: int) -> None:

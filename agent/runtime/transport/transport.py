@@ -15,7 +15,7 @@ from atoll.agent.runtime.transport.frames import MAX_ORDER, MAX_PAYLOAD_BYTES, F
 from atoll.agent.runtime.transport.keys import Gatekeeper, Keys, secure_server
 from atoll.agent.runtime.transport.limits import Limits
 from atoll.agent.runtime.transport.loop import Loop, LoopCallbacks, Source, Submissions
-from atoll.agent.runtime.transport.meter import LinkCounts
+from atoll.agent.runtime.transport.meter import LinkCounts, LinksInUse
 from atoll.agent.runtime.transport.peer import Peer
 from atoll.agent.runtime.transport.sendqueue import EncodedFrame
 from atoll.agent.runtime.transport.topology import Member, Topology
@@ -48,6 +48,7 @@ class Transport:
         """me: this rank. members: by rank. host: the address to listen on, which peers can reach. keys: None sends in
         the clear. deadline_s: for connecting. Raises BadInput."""
         self._topology = Topology.of(me, members)
+        self._beyond = frozenset(member.rank for member in members if member.island != self._topology.me.island)
         self._run = run
         self._keys = keys
         self._host = host
@@ -210,6 +211,13 @@ class Transport:
     def links(self) -> list[LinkCounts]:
         """Each direct peer's counts so far, from any thread."""
         return [peer.meter.link(rank) for rank, peer in self._peers.items()]
+
+    def in_use(self) -> LinksInUse:
+        """Of connections to other islands, from any thread."""
+        leaders = [(rank, self._peers[rank]) for rank in self._topology.leaders if rank in self._peers]
+        used = {rank: use for rank, peer in leaders if (use := peer.in_use()) is not None}
+        busy_s = {rank: busy_s for rank, (_, busy_s) in used.items()}
+        return LinksInUse(any(waits for waits, _ in used.values()), busy_s, self._beyond)
 
     @property
     def refused(self) -> int:

@@ -310,7 +310,7 @@ class ProgressBoard:
             if link.peer in rank.links or len(rank.links) < MAX_LINKS:
                 rank.links[link.peer] = link
         observed = [
-            ObservedLink(peer=found.positions[k.peer], sent_bytes=k.sent_bytes, busy_s=k.busy_s)
+            ObservedLink(peer=found.positions[k.peer], sent_bytes=k.sent_bytes + k.copied_bytes, busy_s=k.busy_s)
             for k in links
             if k.peer in found.positions
         ]

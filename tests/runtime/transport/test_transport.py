@@ -14,6 +14,7 @@ from wire_rig import RUN, FakePeer, Out, Rank, Run, Source, two, wait_until
 from atoll.agent.runtime.transport.endpoint import Endpoint
 from atoll.agent.runtime.transport.frames import MAX_ORDER, Frame, Kind, encode
 from atoll.agent.runtime.transport.limits import Limits
+from atoll.agent.runtime.transport.meter import LinksInUse
 from atoll.agent.runtime.transport.topology import members_of
 from atoll.agent.runtime.transport.transport import Transport
 from atoll.errors import BadInput, DeadlineExceeded, PeerLost
@@ -86,6 +87,31 @@ def test_goodput_is_measured_once_there_is_something_to_measure() -> None:
         wait_until(lambda: sender.link(1).goodput_bps > 0)
         assert sender.link(1).busy_s > 0
         assert run.ranks[1].link(0).goodput_bps == 0  # it sent nothing
+
+
+def test_who_asks_hears_for_how_long_links_to_other_islands_were_in_use() -> None:
+    """1. The leader of another island takes nothing: 8 MB wait. 2. It reads them: nothing waits any more. Asked on
+    another thread than the wire's; who leads no island has no such link."""
+    peer = FakePeer(read_ahead=1)
+    rank = Rank(0, members_of(["here", "there"], ["one", "two"]))
+    peer.meet(rank)
+    try:
+        rank.source.put(*(Out(Kind.SUM, 1, at, at, 1, bytes(1_000_000)) for at in range(8)))
+        wait_until(lambda: rank.transport.in_use().waits)
+        before_s = rank.transport.in_use().busy_s[1]
+        wait_until(lambda: rank.transport.in_use().busy_s[1] > before_s)
+        came = 0
+        while came < 9:  # and a hello
+            came += len(peer.router.recv_multipart()[1:]) // 2
+        wait_until(lambda: not rank.transport.in_use().waits)
+    finally:
+        rank.close(linger_s=0)
+        peer.close()
+    assert not rank.transport.in_use().waits
+    with Run([("a", "x"), ("b", "x"), ("c", "y")]) as run:
+        run.ranks[1].source.put(Out(0, 1, 0, 0, 1, bytes(1_000_000)))
+        assert run.ranks[1].transport.in_use() == LinksInUse(False, {}, frozenset({2}))
+        assert run.ranks[2].transport.in_use().busy_s.keys() == {0}
 
 
 def test_thousands_of_small_tensors_all_arrive() -> None:

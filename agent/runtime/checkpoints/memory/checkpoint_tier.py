@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from humanize import naturalsize
@@ -22,6 +23,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_writer import LONGEST_W
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.staging import staging_ring
 from atoll.agent.runtime.step.plans.agreement import MemoryProgress
+from atoll.agent.runtime.transport.meter import LinksInUse
 from atoll.errors import CheckpointError, DeadlineExceeded, PeerLost
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
 
@@ -34,8 +36,9 @@ class CheckpointTier:
     A generation is in progress from the boundary at which all ranks begin it until all know, from what they tell each
     other in every step anyway, that everyone has written it. Only then the next one begins, over the one before it."""
 
-    def __init__(self, session: Session, snapshot: Snapshot) -> None:
-        self._session, self._snapshot = session, snapshot
+    def __init__(self, session: Session, snapshot: Snapshot, links_in_use: Callable[[], LinksInUse | None]) -> None:
+        """links_in_use: the exchange's connections, from any thread."""
+        self._session, self._snapshot, self._links_in_use = session, snapshot, links_in_use
         self._memory = session.memory
         self._placement = ReplicaPlacement.of(session)
         self._sender: ReplicaSender | None = None
@@ -89,7 +92,9 @@ class CheckpointTier:
             self._fail(error)
         if self._placement.any and self._session.group is not None:
             limit_bytes = 2 * (state.shared + state.own) + _SLACK_BYTES
-            self._sender, why = connected_sender(self._session, self._placement, incoming, limit_bytes=limit_bytes)
+            self._sender, why = connected_sender(
+                self._session, self._placement, incoming, limit_bytes, self._links_in_use
+            )
             if why:
                 self._turn_off(why)
 
@@ -99,6 +104,11 @@ class CheckpointTier:
         copied = self._sender.done_step if self._sender is not None else None
         done = self._writer.done_step if copied is None else min(self._writer.done_step, copied)
         return MemoryProgress(done, self._cadence.every if self.enabled else OFF)
+
+    def copied_beside(self) -> Mapping[int, int]:
+        """Bytes of copies that links carried while the exchange was busy, by peer. From any thread."""
+        sender = self._sender
+        return dict(sender.copied_beside) if sender is not None else {}
 
     def pause(self) -> None:
         """Training is about to send."""

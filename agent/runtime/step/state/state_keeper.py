@@ -51,7 +51,7 @@ class StateKeeper:
         self.snapshot = Snapshot(model, self._optimizer, tracked, exchange.durable, part)
         self._consistency = Consistency()
         self.saver = Saver(session, self.snapshot)
-        self.memory = CheckpointTier(session, self.snapshot)
+        self.memory = CheckpointTier(session, self.snapshot, exchange.links_in_use)
         self.shutdown = Shutdown(session, self.snapshot, self.saver, exchange, self._consistency)
         self._goes_on = session.link is not None and session.link.makes_views
         self.bytes = StateBytes(0, 0)  # of checkpoints in memory, where there are any
@@ -99,7 +99,7 @@ class StateKeeper:
         self.snapshot.durable = exchange.durable
         self.memory.close()
         complete_step = self.memory.complete_step
-        self.memory = CheckpointTier(self._session, self.snapshot)
+        self.memory = CheckpointTier(self._session, self.snapshot, exchange.links_in_use)
         directory, place = self._session.checkpoint.directory, self._session.place
         if self.snapshot.part is not None:
             self.snapshot.part = self.snapshot.part.in_view(place.rank, place.world_size)

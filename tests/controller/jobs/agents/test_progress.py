@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from made import run
 
@@ -60,6 +62,29 @@ def test_of_each_link_the_newest_is_kept_and_not_more_than_64() -> None:
     board.observe(WorkerTelemetry(id=worker, links=[LinkSample(peer=3, sent_bytes=9), LinkSample(peer=64)]))
     links = progress.ranks[0].links
     assert (len(links), links[3].sent_bytes, 64 in links) == (64, 9, False)
+
+
+def test_a_link_is_as_wide_as_all_that_it_carried_while_the_exchange_was_busy() -> None:
+    """1. A link of 10 Mbit/s carries copies beside the exchange, from the fifth second on a third of it. 2. It is
+    estimated as before: what copies took would be planned away, and left to copies."""
+    now_s = 1000.0
+    board = ProgressBoard(lambda: now_s)
+    record = run("a", "b", job="vit-1234")
+    members = tuple(replace(member, island=name) for member, name in zip(record.members, ("one", "two"), strict=True))
+    progress = board.begin(replace(record, members=members))
+    worker = WorkerId(job="vit-1234", run=1, rank=0)
+    sent, copied = 0, 0
+    for second in range(30):
+        now_s = 1000.0 + second
+        board.observe(
+            WorkerTelemetry(
+                id=worker, links=[LinkSample(peer=1, sent_bytes=sent, copied_bytes=copied, busy_s=0.7 * second)]
+            )
+        )
+        beside = 0.33 if second >= 5 else 0.0
+        sent, copied = sent + int((0.7 - 0.7 * beside) * 1_250_000), copied + int(0.7 * beside * 1_250_000)
+    estimate = progress.estimators.profile().links["one"].bandwidth_bps
+    assert estimate == pytest.approx(10e6, rel=0.02)
 
 
 def test_the_next_step_is_the_first_while_none_was_reported() -> None:

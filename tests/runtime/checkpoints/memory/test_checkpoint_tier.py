@@ -41,7 +41,7 @@ class Rig:
         self.bytes = size_of_state(model, [optimizer], self.snapshot)
 
     def tier(self, step: int, complete_step: int = 0) -> CheckpointTier:
-        begun = CheckpointTier(self.session, self.snapshot)
+        begun = CheckpointTier(self.session, self.snapshot, lambda: None)
         begun.start(step, None, self.bytes, complete_step=complete_step)
         return begun
 

@@ -37,7 +37,7 @@ class OutgoingReplica:
         """seals: towards the holder, and from it. notify: what people should know."""
         self.socket, self.holder = socket, holder
         self.path = PathModel()
-        self.sent_bytes = 0
+        self.sent_bytes = self.arrived_bytes = 0  # since the run began
         self._run, self._rank, self._notify = run, rank, notify
         self._towards, self._back = seals
         self._transfer: ReplicaTransfer | None = None
@@ -50,6 +50,11 @@ class OutgoingReplica:
     def left_bytes(self) -> int:
         """Of the present transfer, what has not left yet."""
         return self._transfer.total - self._sent if self._transfer is not None else 0
+
+    @property
+    def reached_bytes(self) -> int:
+        """Of the present transfer, what the holder has."""
+        return self._reached
 
     @property
     def done(self) -> bool:
@@ -119,6 +124,7 @@ class OutgoingReplica:
             return "makes no sense"
         if answer.reached > self._reached:
             self.path.reached(answer.reached, now_s)
+            self.arrived_bytes += answer.reached - self._reached
             self._reached, self._silent_s, self._unanswered = answer.reached, 0.0, 0
             if self._sent < self._reached:  # it was gone back, and what was thought lost arrived
                 self._go_back()

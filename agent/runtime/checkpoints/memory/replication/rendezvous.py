@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import zmq
@@ -13,6 +13,7 @@ from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import Re
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles
 from atoll.agent.runtime.transport.keys import KEY_BYTES
 from atoll.agent.runtime.transport.membership import data_keys, host
+from atoll.agent.runtime.transport.meter import LinksInUse
 from atoll.errors import AtollError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
@@ -20,7 +21,11 @@ _MAX_HELLO_BYTES: Final = 256
 
 
 def connected_sender(
-    session: Session, placement: ReplicaPlacement, incoming: Mapping[int, CopyFiles], limit_bytes: int
+    session: Session,
+    placement: ReplicaPlacement,
+    incoming: Mapping[int, CopyFiles],
+    limit_bytes: int,
+    links_in_use: Callable[[], LinksInUse | None],
 ) -> tuple[ReplicaSender | None, str]:
     """This rank's sender, connected; or why there is none, on every rank or, where another sent a key that is none,
     here. Collective; raises PeerLost."""
@@ -32,6 +37,7 @@ def connected_sender(
         incoming=incoming,
         limit_bytes=limit_bytes,
         notify=lambda text: session.notice(LEVEL_WARNING, text),
+        links_in_use=links_in_use,
     )
     try:
         hello, why = sender.bind(host(session)), ""

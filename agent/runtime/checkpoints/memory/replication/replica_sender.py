@@ -4,7 +4,8 @@ A file goes in chunks, its first page last: until that is there, the copy says t
 holder says after each chunk how far it has come; the sender has some under way, as many as keep the link full, and goes
 on from where the holder is when one was lost or nothing was heard for a while, also after a connection broke. Nothing
 is sent while training fills the links, and no more than what the idle span under way has room for (`pacing`); only
-where links are never idle a chunk goes now and then."""
+where links are never idle a chunk goes now and then. Beside an exchange that needs its link, copies have a share of
+that (`link_share`), which they take when nothing of the exchange is on its way."""
 
 from __future__ import annotations
 
@@ -22,19 +23,24 @@ import zmq
 
 from atoll.agent.runtime.checkpoints.memory.cost.contention import ThreadTime
 from atoll.agent.runtime.checkpoints.memory.replication.chunk import FileChunk
+from atoll.agent.runtime.checkpoints.memory.replication.copy_age import CopyAge
 from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import IdleSpans
 from atoll.agent.runtime.checkpoints.memory.replication.incoming_replica import IncomingReplica
+from atoll.agent.runtime.checkpoints.memory.replication.link_share import LinkShare
 from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import OutgoingReplica, ReplicaTransfer
 from atoll.agent.runtime.checkpoints.memory.replication.pacing import allowance, overdue
 from atoll.agent.runtime.checkpoints.memory.replication.path_model import BUFFERS, MAX_CHUNK_BYTES
 from atoll.agent.runtime.checkpoints.memory.replication.sealing import Sealer
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles
 from atoll.agent.runtime.transport.keys import KEY_BYTES, Keys
+from atoll.agent.runtime.transport.meter import LinksInUse
 from atoll.errors import BadInput, CheckpointError
 from atoll.ports import host_and_port
 
 _HEARTBEAT_MS: Final = 5000
-_TURN_MS: Final = 500
+_TURN_S: Final = 0.5
+_LOOK_S: Final = 0.01
+"""While a copy may leave as soon as nothing of the exchange is on its way, which nobody tells."""
 _END_S: Final = 5.0
 _QUEUED: Final = 128  # chunks at a sender; the window is what bounds them
 _MAX_ANSWER_BYTES: Final = 4096
@@ -66,11 +72,12 @@ class ReplicaSender:
         incoming: Mapping[int, CopyFiles],
         limit_bytes: int,
         notify: Callable[[str], None],
+        links_in_use: Callable[[], LinksInUse | None] = lambda: None,
     ) -> None:
         """incoming: by owner, where its copies go. limit_bytes: no file is longer. notify: what people should know,
-        called on the sender's thread."""
+        links_in_use: the connections of an exchange that may use all of a link; both called on the sender's thread."""
         self._run, self._rank = run, rank
-        self._limit_bytes, self._notify = limit_bytes, notify
+        self._limit_bytes, self._notify, self._links_in_use = limit_bytes, notify, links_in_use
         self._sealer = Sealer(run, rank, keys)
         self._files = dict(incoming)
         self._incoming: dict[int, IncomingReplica] = {}
@@ -88,10 +95,17 @@ class ReplicaSender:
         self._events: deque[tuple[_Event, float]] = deque(maxlen=_MAX_EVENTS)
         self._allowed: tuple[object, int] = (None, 0)  # for what, bytes
         self._left_s = 0.0  # when the last chunk left, or the present transfer came
+        self._share = LinkShare()
+        self._use: LinksInUse | None = None
+        self._arrived_bytes = 0  # of copies, when that was last looked at
+        self._age = CopyAge()
+        self._turn_s = _TURN_S
         self._worked_s = self._told_work_s = 0.0  # of processor time
         self._io: ThreadTime | None = None
         self.failed: CheckpointError | None = None
         """Why copies of others cannot be kept here."""
+        self.copied_beside: Counter[int] = Counter()
+        """Bytes of copies that the link carried while the exchange was busy, by the peer that it was so with."""
         self.dropped: Counter[str] = Counter()
         """Messages that were not taken, by reason."""
 
@@ -211,7 +225,7 @@ class ReplicaSender:
             poller.register(outgoing.socket, zmq.POLLIN)
         turned_s = time.monotonic()
         while not self._ends:
-            ready = dict(poller.poll(_TURN_MS))
+            ready = dict(poller.poll(round(1000 * self._turn_s)))
             if self._wake in ready:
                 os.eventfd_read(self._wake)
             if self._router in ready:
@@ -223,6 +237,7 @@ class ReplicaSender:
             self._begin_transfer()
             now_s = time.monotonic()
             turn_s, turned_s = now_s - turned_s, now_s
+            self._look(now_s)
             self._push(now_s, turn_s)
             self._worked_s = time.thread_time()
 
@@ -249,6 +264,7 @@ class ReplicaSender:
             self._notify(f"the copy of step {transfer.step} cannot be read: {error.strerror}")
             return
         self._transfer, self._left_s = transfer, time.monotonic()
+        self._age.begin(self._left_s)
         for outgoing in self._outgoing.values():
             outgoing.begin(transfer)
 
@@ -260,10 +276,31 @@ class ReplicaSender:
             os.close(self._file)
             self._file = -1
 
+    def _look(self, now_s: float) -> None:
+        """At the exchange's connections, and at what copies carried beside it."""
+        use = self._use = self._links_in_use()
+        if use is None or not use.busy_s:
+            return
+        self._share.observe(use.busy_s, now_s)
+        arrived = sum(outgoing.arrived_bytes for holder, outgoing in self._outgoing.items() if holder in use.beyond)
+        before, self._arrived_bytes = self._arrived_bytes, arrived
+        if arrived > before and (beside := self._share.beside(arrived - before)) is not None:
+            peer, carried = beside
+            self.copied_beside[peer] += carried
+
     def _push(self, now_s: float, turn_s: float) -> None:
         """To one holder after the other; only those that do not answer keep nobody waiting."""
+        self._turn_s = _TURN_S
+        use = self._use if self._use is not None and self._use.busy_s else None
         for outgoing in self._outgoing.values():
             if outgoing.done or self._transfer is None:
+                continue
+            if not outgoing.under_way:
+                self._share.mark()
+            if use is not None and outgoing.holder in use.beyond and self._share.share is not None:
+                self._push_share(outgoing, now_s, turn_s)
+                if not outgoing.silent:
+                    return
                 continue
             starved = self._starved(outgoing, now_s)
             if self._paused and not starved:
@@ -278,6 +315,31 @@ class ReplicaSender:
                 self._allowed = (self._allowed[0], allowed - left)
             if not outgoing.silent:
                 return
+
+    def _push_share(self, outgoing: OutgoingReplica, now_s: float, turn_s: float) -> None:
+        """What copies have of a link that the exchange needs."""
+        assert self._use is not None
+        bandwidth, chunk_bytes = outgoing.path.bandwidth, min(outgoing.path.chunk_bytes, max(outgoing.left_bytes, 1))
+        if bandwidth is None:
+            allowed = 0 if outgoing.under_way else chunk_bytes  # the first answer tells of the link
+        else:
+            waits = self._paused or self._use.waits
+            allowed = self._share.allowed(bandwidth, outgoing.path.chunk_bytes, now_s, waits=waits)
+            self._turn_s = min(max(self._share.missing_s(bandwidth, chunk_bytes), _LOOK_S), _TURN_S)
+        allowed -= allowed % chunk_bytes
+        if allowed > 0 or outgoing.under_way:
+            outgoing.waits(turn_s)
+        left = outgoing.push(self._file, allowed, lambda: False, time.monotonic)
+        self._share.spend(left)
+        if left:
+            self._left_s = now_s
+        share, transfer = self._share.share, self._transfer
+        if share is None or transfer is None:
+            return
+        arrived = sum(one.reached_bytes for one in self._outgoing.values())
+        text = self._age.observe(arrived, transfer.total * len(self._outgoing), share, now_s)
+        if text is not None:
+            self._notify(text)
 
     def _is_paused(self, starved: bool) -> bool:
         return self._paused and not starved

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 import zmq
 from simulated_links import trained
+from thin_link import LINK_BYTES_PER_S, ThinLink
 
 from atoll.agent.runtime.checkpoints.memory.replication.chunk import FileChunk, place_of
 from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import STEPS
+from atoll.agent.runtime.checkpoints.memory.replication.link_share import COPIES_SHARE
 from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import ReplicaTransfer
 from atoll.agent.runtime.checkpoints.memory.replication.pacing import USABLE
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
@@ -24,6 +26,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_file import PAGE_BYTES
 from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFolders
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, ShardFiles
 from atoll.agent.runtime.transport.keys import KEY_BYTES, Keys, generate
+from atoll.agent.runtime.transport.meter import LinksInUse, kernel_counts
 
 DEADLINE_S = 30.0
 CHUNK_BYTES = 128 * 1024
@@ -43,12 +46,13 @@ class Pair:
         folder: Path,
         own: list[Keys],
         limit_bytes: int = 1 << 30,
-        wire: Callable[[str], Wire] | None = None,
+        wire: Callable[[str], Wire | ThinLink] | None = None,
+        links_in_use: Callable[[], LinksInUse | None] = lambda: None,
     ) -> None:
         self.folder, self.said = folder, list[str]()
         files = CopyFiles(ShardFiles(ShardFolders(folder).slots(0, 2, on_disk=False), None, lambda: False))
         self.holder = self._made(1, own, {0: files}, limit_bytes)
-        self.sender = self._made(0, own, {}, limit_bytes)
+        self.sender = self._made(0, own, {}, limit_bytes, links_in_use)
         self.endpoints = [sender.bind("127.0.0.1") for sender in (self.sender, self.holder)]
         self.wire = wire(self.endpoints[1][KEY_BYTES:].decode()) if wire is not None else None
         if self.wire is not None:
@@ -56,10 +60,13 @@ class Pair:
         self.holder.start(self.endpoints, ())
         self.sender.start(self.endpoints, (1,))
 
-    def _made(self, rank: int, own: list[Keys], incoming: dict[int, CopyFiles], limit: int) -> ReplicaSender:
+    def _made(
+        self, rank: int, own: list[Keys], incoming: dict[int, CopyFiles], limit: int,
+        links_in_use: Callable[[], LinksInUse | None] = lambda: None,
+    ) -> ReplicaSender:  # fmt: skip
         return ReplicaSender(
             run=1, rank=rank, keys=own[rank], incoming=incoming, limit_bytes=limit,
-            notify=self.said.append,
+            notify=self.said.append, links_in_use=links_in_use,
         )  # fmt: skip
 
     def wait(self, what: Callable[[], bool]) -> None:
@@ -301,3 +308,42 @@ def test_links_that_are_never_idle_carry_a_chunk_now_and_then(pair: Pair, tmp_pa
     pair.sender.send(transfer(tmp_path, 1, 100_000))
     pair.wait(lambda: pair.holder.done_step == 1)
     assert pair.sender._paused
+
+
+STEP_S, BUSY = 0.3, 0.7
+EXCHANGED_BYTES = int(BUSY * STEP_S * LINK_BYTES_PER_S)
+
+
+def test_beside_an_exchange_that_needs_a_thin_link_copies_have_a_bounded_part(tmp_path: Path) -> None:
+    """1. An exchange fills 70 % of a link's time. 2. A generation begins that would take minutes. 3. Half of what the
+    exchange leaves is copied in the long run, in place of all of it, and of what they carried while it was under way is
+    known how much that was."""
+    folder, links = tmp_path / "held", list[ThinLink]()
+    folder.mkdir()
+    exchange = socket.socket()
+
+    def thin(target: str) -> ThinLink:
+        links.append(ThinLink(target))
+        exchange.connect(links[0].exchange)
+        return links[0]
+
+    def in_use() -> LinksInUse:
+        counts = kernel_counts(exchange)
+        return LinksInUse(counts.waiting_bytes > 0, {1: counts.busy_s}, beyond=frozenset({1}))
+
+    pair = Pair(folder, keys(2), wire=thin, links_in_use=in_use)
+    try:
+        pair.sender.send(transfer(tmp_path, 1, 200 << 20))
+        exchange.sendall(bytes(EXCHANGED_BYTES))
+        pair.wait(lambda: pair.sender._outgoing[1].path.bandwidth is not None)
+        begun_s, before = time.monotonic(), links[0].carried["copies"]
+        for step in range(15):
+            pair.wait(lambda step=step: time.monotonic() >= begun_s + step * STEP_S)
+            exchange.sendall(bytes(EXCHANGED_BYTES))
+        could_bytes = LINK_BYTES_PER_S * (time.monotonic() - begun_s)
+        assert 0.03 < (links[0].carried["copies"] - before) / could_bytes < COPIES_SHARE + 0.07
+        assert 0 <= pair.sender.copied_beside[1] <= pair.sender._outgoing[1].arrived_bytes
+        assert pair.sender._share.share is not None
+    finally:
+        pair.close()
+        exchange.close()
