@@ -47,6 +47,8 @@ class LinksInUse:
     """Something waits to leave, or is on its way and not acknowledged."""
     busy_s: Mapping[int, float]
     """By peer, from the start of the run; empty where this rank has none there."""
+    left_bytes: int = 0
+    """To all of them, acknowledged, from the start of the run."""
     beyond: frozenset[int] = frozenset()
     """Ranks of other islands: what goes to them takes the same link."""
 

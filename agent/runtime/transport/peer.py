@@ -210,15 +210,15 @@ class Peer:
         counts = self._counts()
         return not self.queue and self.writable and (counts is None or counts.waiting_bytes == 0)
 
-    def in_use(self) -> tuple[bool, float] | None:
-        """From any thread: whether something waits to leave or is on its way, and for how long that has been so since
-        the run began. None where the peer is on this machine, or gone."""
+    def in_use(self) -> tuple[bool, float, int] | None:
+        """From any thread: whether something waits to leave or is on its way, for how long that has been so since the
+        run began, and bytes that left. None where the peer is on this machine, or gone."""
         if self._local or self.gone:
             return None
         counts = self._counts()
         if counts is None or counts.acked_bytes is None:
-            return len(self.queue) > 0, self.meter.busy_s
-        return len(self.queue) > 0 or counts.waiting_bytes > 0, counts.busy_s
+            return len(self.queue) > 0, self.meter.busy_s, self.meter.bytes_sent
+        return len(self.queue) > 0 or counts.waiting_bytes > 0, counts.busy_s, counts.acked_bytes
 
     def give_up(self) -> None:
         """It left, or is lost and the others go on without it: nothing is sent to it any more."""

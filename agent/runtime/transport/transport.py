@@ -216,8 +216,8 @@ class Transport:
         """Of connections to other islands, from any thread."""
         leaders = [(rank, self._peers[rank]) for rank in self._topology.leaders if rank in self._peers]
         used = {rank: use for rank, peer in leaders if (use := peer.in_use()) is not None}
-        busy_s = {rank: busy_s for rank, (_, busy_s) in used.items()}
-        return LinksInUse(any(waits for waits, _ in used.values()), busy_s, self._beyond)
+        waits, left_bytes = any(one[0] for one in used.values()), sum(one[2] for one in used.values())
+        return LinksInUse(waits, {rank: one[1] for rank, one in used.items()}, left_bytes, self._beyond)
 
     @property
     def refused(self) -> int:

@@ -110,7 +110,7 @@ def test_who_asks_hears_for_how_long_links_to_other_islands_were_in_use() -> Non
     assert not rank.transport.in_use().waits
     with Run([("a", "x"), ("b", "x"), ("c", "y")]) as run:
         run.ranks[1].source.put(Out(0, 1, 0, 0, 1, bytes(1_000_000)))
-        assert run.ranks[1].transport.in_use() == LinksInUse(False, {}, frozenset({2}))
+        assert run.ranks[1].transport.in_use() == LinksInUse(False, {}, 0, frozenset({2}))
         assert run.ranks[2].transport.in_use().busy_s.keys() == {0}
 
 

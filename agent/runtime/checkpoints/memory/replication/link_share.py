@@ -2,7 +2,7 @@
 
 Where a plan fills links as far as they bear, whatever copies take is the exchange's: the link seems thinner, less is
 planned, more is left to copies. So copies have no right to what looks idle. What tells is for how long the exchange
-keeps its connections busy: of a link that it needs, about USED of the time whatever that link carries, of a fat one
+keeps its connections busy: of a link that it needs, most of the time whatever that link carries, of a fat one
 next to nothing."""
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ FAT: Final = 0.6
 """A share beyond which copies are not limited: the exchange hardly needs the link."""
 _REMEMBERED_S: Final = 15.0
 _BELIEVED_S: Final = 1.0  # for which a link counts as needed before anything is known
+_LEAST_S: Final = 0.5  # of busy time, that tells of a bandwidth
 _CREDIT_S: Final = 0.25
 _CREDIT_CHUNKS: Final = 4
 """What may be saved up, for the next idle moment."""
 
 
 class LinkShare:
-    """Told how long connections to other machines were busy; times never go back."""
+    """Told how long connections to other islands were busy; times never go back."""
 
     def __init__(self) -> None:
         self._at_s: float | None = None
         self._busy_s: Mapping[int, float] = {}
+        self._left_bytes = 0
+        self._carried = self._carrying_s = 0.0  # bytes, and the time that it was busy with them; lately
         self._needed, self._known_s = 1.0, _BELIEVED_S
         self._total_s = 0.0  # for which any connection was busy
         self._credit = 0.0  # bytes
@@ -44,22 +47,32 @@ class LinkShare:
         share = max(COPIES_SHARE, 1 - ROOM * self._needed)
         return None if share >= FAT else share
 
-    def observe(self, busy_s: Mapping[int, float], now_s: float) -> None:
-        """busy_s: by peer, seconds since the run began with bytes of the exchange on their way."""
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second that the link carried while it was busy; infinite where too little is known."""
+        return self._carried / self._carrying_s if self._carrying_s >= _LEAST_S else math.inf
+
+    def observe(self, busy_s: Mapping[int, float], left_bytes: int, now_s: float) -> None:
+        """Since the run began. busy_s: by peer, with bytes of the exchange on their way. left_bytes: of those."""
         before_s, self._at_s = self._at_s, now_s
         before, self._busy_s = self._busy_s, busy_s
+        grown, self._left_bytes = max(left_bytes - self._left_bytes, 0), left_bytes
         if before_s is None or not (took_s := now_s - before_s) > 0:
             return
         # Peers share the link and are seldom busy at the same moments: the time in which any of them is.
         idle = math.prod(1 - min(max(one - before.get(peer, one), 0.0) / took_s, 1.0) for peer, one in busy_s.items())
         self._total_s += (1 - idle) * took_s
+        kept = math.exp(-took_s / _REMEMBERED_S)
+        self._carried = kept * self._carried + grown
+        self._carrying_s = kept * self._carrying_s + (1 - idle) * took_s
         self._known_s = min(self._known_s + took_s, _REMEMBERED_S)
         self._needed += (1 - idle - self._needed) * min(took_s / self._known_s, 1.0)
 
     def allowed(self, bandwidth: float, chunk_bytes: int, now_s: float, *, waits: bool) -> int:
-        """Bytes that may leave now, while `share` is one: some of what has been saved up. waits: something of the
-        exchange is on its way; then a chunk, only where nothing more can be saved."""
-        rate = (self.share or 1.0) * bandwidth
+        """Bytes that may leave now, while `share` is one: some of what has been saved up. bandwidth: as copies found
+        it, which is too much where a little of them goes at once. waits: something of the exchange is on its way; then
+        a chunk, only where nothing more can be saved."""
+        rate = self._rate(bandwidth)
         most = max(_CREDIT_S * rate, _CREDIT_CHUNKS * chunk_bytes)
         if self._credit_s is not None:
             self._credit = min(self._credit + rate * (now_s - self._credit_s), most)
@@ -70,7 +83,10 @@ class LinkShare:
 
     def missing_s(self, bandwidth: float, wanted_bytes: int) -> float:
         """Until so much has been saved up."""
-        return max(wanted_bytes - self._credit, 0.0) / ((self.share or 1.0) * bandwidth)
+        return max(wanted_bytes - self._credit, 0.0) / self._rate(bandwidth)
+
+    def _rate(self, bandwidth: float) -> float:
+        return (self.share or 1.0) * min(bandwidth, self.bandwidth)
 
     def spend(self, sent_bytes: int) -> None:
         self._credit -= sent_bytes
@@ -89,4 +105,6 @@ class LinkShare:
         busiest = max(grown, key=grown.__getitem__, default=None)
         if busiest is None or not took_s > 0 or not busy_s > 0:
             return None
-        return busiest, round(arrived_bytes * min(busy_s / took_s, 1.0))
+        carried = round(arrived_bytes * min(busy_s / took_s, 1.0))
+        self._carried += carried
+        return busiest, carried

@@ -39,7 +39,7 @@ from atoll.ports import host_and_port
 
 _HEARTBEAT_MS: Final = 5000
 _TURN_S: Final = 0.5
-_LOOK_S: Final = 0.01
+_LOOK_S: Final = 0.02
 """While a copy may leave as soon as nothing of the exchange is on its way, which nobody tells."""
 _END_S: Final = 5.0
 _QUEUED: Final = 128  # chunks at a sender; the window is what bounds them
@@ -281,7 +281,7 @@ class ReplicaSender:
         use = self._use = self._links_in_use()
         if use is None or not use.busy_s:
             return
-        self._share.observe(use.busy_s, now_s)
+        self._share.observe(use.busy_s, use.left_bytes, now_s)
         arrived = sum(outgoing.arrived_bytes for holder, outgoing in self._outgoing.items() if holder in use.beyond)
         before, self._arrived_bytes = self._arrived_bytes, arrived
         if arrived > before and (beside := self._share.beside(arrived - before)) is not None:

@@ -10,12 +10,12 @@ STEP_S = 0.25
 TURN_S = 0.005
 
 
-def trained(share: LinkShare, busy: float, for_s: float, *, from_s: float = 0.0, peers: int = 1) -> float:
+def trained(share: LinkShare, busy: float, for_s: float, *, peers: int = 1, carries: float = 2 * BANDWIDTH) -> float:
     """An exchange that is on its way for this part of each step; until when."""
-    now_s = from_s
-    while now_s < from_s + for_s:
+    now_s = 0.0
+    while now_s < for_s:
         now_s += STEP_S
-        share.observe(dict.fromkeys(range(1, peers + 1), busy * now_s), now_s)
+        share.observe(dict.fromkeys(range(1, peers + 1), busy * now_s), int(busy * now_s * carries), now_s)
     return now_s
 
 
@@ -80,22 +80,31 @@ def test_peers_share_the_link_they_are_busy_on() -> None:
     assert share._needed == pytest.approx(0.75, abs=0.01)
 
 
+def test_a_link_is_as_wide_as_the_exchange_finds_it_where_copies_found_it_wider() -> None:
+    """A few chunks at a time come through a token bucket as if there was no link."""
+    share = LinkShare()
+    now_s = trained(share, 0.7, 60, carries=BANDWIDTH / 4)
+    assert share.bandwidth == pytest.approx(BANDWIDTH / 4, rel=0.05)
+    part = copied(share, now_s, 100, 0.7) / (100 * BANDWIDTH / 4)
+    assert part < 1.05 * COPIES_SHARE
+
+
 def test_a_connection_that_began_anew_tells_nothing_of_what_was() -> None:
     share = LinkShare()
     now_s = trained(share, 0.7, 60)
-    share.observe({1: 0.0}, now_s + STEP_S)
-    share.observe({1: 0.7 * STEP_S}, now_s + 2 * STEP_S)
+    share.observe({1: 0.0}, 0, now_s + STEP_S)
+    share.observe({1: 0.7 * STEP_S}, 1000, now_s + 2 * STEP_S)
     assert share.share == COPIES_SHARE
 
 
 def test_bytes_of_copies_count_for_the_link_as_far_as_the_exchange_was_on_its_way() -> None:
     """So bytes over busy time are what the link carries, whatever copies took of it."""
     share = LinkShare()
-    share.observe({1: 10.0, 2: 4.0}, 20.0)
+    share.observe({1: 10.0, 2: 4.0}, 0, 20.0)
     share.mark()
-    share.observe({1: 10.3, 2: 4.0}, 21.0)
+    share.observe({1: 10.3, 2: 4.0}, 0, 21.0)
     assert share.beside(100_000) == (1, 30_000)
-    share.observe({1: 10.3, 2: 4.0}, 22.0)
+    share.observe({1: 10.3, 2: 4.0}, 0, 22.0)
     assert share.beside(50_000) is None  # the exchange was not there
-    share.observe({1: 10.3, 2: 5.0}, 23.0)
+    share.observe({1: 10.3, 2: 5.0}, 0, 23.0)
     assert share.beside(50_000) == (2, 50_000)

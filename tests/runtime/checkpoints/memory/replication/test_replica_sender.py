@@ -329,7 +329,7 @@ def test_beside_an_exchange_that_needs_a_thin_link_copies_have_a_bounded_part(tm
 
     def in_use() -> LinksInUse:
         counts = kernel_counts(exchange)
-        return LinksInUse(counts.waiting_bytes > 0, {1: counts.busy_s}, beyond=frozenset({1}))
+        return LinksInUse(counts.waiting_bytes > 0, {1: counts.busy_s}, counts.acked_bytes or 0, beyond=frozenset({1}))
 
     pair = Pair(folder, keys(2), wire=thin, links_in_use=in_use)
     try:
