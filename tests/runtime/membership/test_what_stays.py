@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,19 @@ from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN
 pytestmark = pytest.mark.timeout(240)
 
 
+@contextmanager
+def ending_what_is_left(secret: str) -> Iterator[None]:
+    """Loader processes outlive a worker that is killed; the secret of its launch shows an agent whose they are."""
+    try:
+        yield
+    finally:
+        mark = f"ATOLL_WORKER_SECRET={secret}".encode()
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if mark in environ.read_bytes():
+                    os.kill(int(environ.parent.name), signal.SIGKILL)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loader_processes_and_copies_in_memory_go_on_in_the_next_view(
     workers: int, tmp_path: Path, start: Start
@@ -21,7 +38,7 @@ def test_loader_processes_and_copies_in_memory_go_on_in_the_next_view(
     the next view, where their loaders' processes fetched batches ahead by the old shares. 3. Each batch comes once more
     or once, in order, and generations of the new view's steps are complete in memory."""
     out = folder(tmp_path, "out")
-    with FakeAgent(out, world_size=3, start=start) as agent:
+    with FakeAgent(out, world_size=3, start=start) as agent, ending_what_is_left(agent.secret):
         agent.shares, agent.makes_views = FIRST, True
         agent.place(["a", "b", "c"], ["site", "site", "site"])
         agent.spec.checkpoint.memory_replicas = 2
