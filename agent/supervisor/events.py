@@ -74,7 +74,7 @@ class HelloReceived:
 class SignOfLife:
     """saving, saved_bytes: whether it writes a checkpoint, and how much it has written of any. view: how it stands
     towards the views of its run; None of one that says nothing of them. volunteer_port: where it takes volunteers'
-    help; 0: nowhere."""
+    help; 0: nowhere. waits: for other ranks, just now."""
 
     key: WorkerKey
     step: int
@@ -85,6 +85,7 @@ class SignOfLife:
     saved_bytes: int = 0
     view: ViewReport | None = None
     volunteer_port: int = 0
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,8 @@ def _of_worker(
             life, progress = worker.life.heard(now_s), worker.progress.greeted(now_s)
             return _put(state, replace(worker, life=life, progress=progress)), todo
         case SignOfLife(_, step, plan, now_s):
-            progress = worker.progress.at(step, now_s).saved(event.saving, event.saved_bytes, now_s)
+            progress = worker.progress.at(step, now_s, waits=event.waits)
+            progress = progress.saved(event.saving, event.saved_bytes, now_s)
             after = replace(worker, step=step, plan=plan, trained=event.trained, life=worker.life.heard(now_s))
             same = event.trained == worker.trained and _standing(event.view) == _standing(worker.view)
             news: list[Instruction] = [] if same and event.volunteer_port == worker.volunteer_port else [Report()]
@@ -251,8 +252,8 @@ def _look_at_progress(state: State, worker: Worker, now_s: float) -> tuple[State
     if suspicion is None:
         return state, []
     state = _put(state, replace(worker, progress=replace(worker.progress, notified=True)))
-    # Who waits for a rank that hangs completes no step either: one voice is enough.
-    return state, [Tell(worker.key, suspicion)] if worker.key.rank == 0 else []
+    # Of those who all wait one voice is enough; whoever does not is the one that they wait for.
+    return state, [Tell(worker.key, suspicion)] if worker.key.rank == 0 or not worker.progress.waits else []
 
 
 def _killed(stop: Stop | None, exit_code: int) -> tuple[ExitKind, str] | None:

@@ -10,9 +10,12 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import Final
 
-USUAL_STEPS: Final = 20
-LEAST_S: Final = 60.0
-"""No silence is worth a word that is shorter than this, or than USUAL_STEPS steps."""
+LEAST_S: Final = 30.0
+LONGEST: Final = 3.0
+"""No silence is worth a word that is shorter than LEAST_S, or than so many times the longest so far, evaluations
+between two steps among them."""
+WAITERS: Final = 2.0
+"""Who waits for others is the last to be told of or stopped: after so many times as long, if nobody else was."""
 STILL_S: Final = 10.0
 """A checkpoint of which no byte moves for so long gets nowhere: a disk takes its pieces of 64 MiB in less."""
 _KEPT: Final = 16
@@ -27,6 +30,10 @@ class Progress:
     """When it came to this step; None before it said Hello."""
     steps_s: tuple[float, ...] = ()
     """What its last steps took; empty before the first."""
+    longest_s: float = 0.0
+    """Of all its steps, and what the script did between two."""
+    waits: bool = False
+    """For other ranks, when it was last heard of."""
     notified: bool = False
     saving: bool = False
     saved_bytes: int = 0
@@ -36,14 +43,15 @@ class Progress:
     def greeted(self, now_s: float) -> Progress:
         return self if self.since_s is not None else replace(self, since_s=now_s)
 
-    def at(self, step: int, now_s: float) -> Progress:
-        """It said that it has completed `step` steps."""
+    def at(self, step: int, now_s: float, *, waits: bool = False) -> Progress:
+        """It said that it has completed `step` steps, and whether it waits for others."""
         if step == self.step:
-            return self
-        took_s = self.steps_s
+            return self if waits == self.waits else replace(self, waits=waits)
+        took_s, longest_s = self.steps_s, self.longest_s
         if self.since_s is not None and 0 < self.step < step:
             took_s = (*took_s, (now_s - self.since_s) / (step - self.step))[-_KEPT:]
-        return replace(self, step=step, since_s=now_s, steps_s=took_s, notified=False)
+            longest_s = max(longest_s, took_s[-1])
+        return replace(self, step=step, since_s=now_s, steps_s=took_s, longest_s=longest_s, notified=False, waits=waits)
 
     def saved(self, saving: bool, saved_bytes: int, now_s: float) -> Progress:
         """It said whether it writes a checkpoint, and how much it has written."""
@@ -62,10 +70,13 @@ class Progress:
 
     def hung(self, now_s: float, *, trained: bool = False) -> str | None:
         """Why it is to be stopped, or None. trained: it has no more steps to do, but to end."""
-        if not self.hang_s or self.since_s is None or (silent_s := self._silent_s(now_s)) <= self.hang_s:
+        if not self.hang_s or self.since_s is None or (silent_s := self._silent_s(now_s)) <= self._patient(self.hang_s):
             return None
         what = "no end" if trained else "no step"
         return f"{what} for {silent_s:.0f} s after step {self.step} (hang_s = {self.hang_s:g})"
+
+    def _patient(self, seconds: float) -> float:
+        return WAITERS * seconds if self.waits else seconds
 
     def _silent_s(self, now_s: float) -> float:
         assert self.since_s is not None
@@ -76,10 +87,18 @@ class Progress:
         if self.notified or self.since_s is None or not self.steps_s:
             return None
         usual_s, silent_s = statistics.median(self.steps_s), self._silent_s(now_s)
-        if silent_s <= max(LEAST_S, USUAL_STEPS * usual_s):
+        if silent_s <= self._patient(max(LEAST_S, LONGEST * self.longest_s)):
             return None
+        said = (
+            f"no step for {silent_s:.0f} s after step {self.step}; one took {usual_s:.2g} s before, "
+            f"{self.longest_s:.2g} s at most."
+        )
+        if self.waits:
+            return (
+                f"{said} It waits for other ranks, and so do they: look at what their links carry (atoll status), or "
+                "at the stacks of their scripts"
+            )
         return (
-            f"no step for {silent_s:.0f} s after step {self.step}; one took {usual_s:.2g} s before. An evaluation or a "
-            "slow disk may take that long; a script that hangs stays so: look at its stack, or cancel the job. With "
-            "hang_s in the job file it is stopped and tried again"
+            f"{said} It waits for no other rank. An evaluation or a slow disk may take that long; a script that hangs "
+            "stays so: look at its stack, or cancel the job. With hang_s in the job file it is stopped and tried again"
         )

@@ -436,6 +436,7 @@ class Supervisor:
                 alive.saved_bytes,
                 alive.view if alive.HasField("view") else None,
                 alive.volunteer_port,
+                alive.waits,
             )
         )
 

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from atoll.agent.runtime.agent_link.waiting import waiting
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.staging import CopyStream, CudaCopyStream
 from atoll.errors import DeadlineExceeded, PeerLost
@@ -173,7 +174,8 @@ class LayerExchange:
     def await_masters(self, tensors: Sequence[EngineTensor], number: int) -> None:
         """Of a rank that does not lead: until those of these tensors are at sync round `number`. Raises PeerLost."""
         try:
-            self.engine.changes([tensor.number for tensor in tensors], number, self.deadline_s)
+            with waiting:
+                self.engine.changes([tensor.number for tensor in tensors], number, self.deadline_s)
         except DeadlineExceeded as error:
             raise PeerLost(str(error)) from error
 

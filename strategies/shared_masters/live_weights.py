@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from atoll.agent.runtime.agent_link.waiting import waiting
 from atoll.errors import AtollError, DeadlineExceeded, PeerLost
 from atoll.strategies.shared_masters.engine_tensors import EngineTensor, own_module_tensors
 from atoll.strategies.shared_masters.exchange import LayerExchange
@@ -72,9 +73,10 @@ class LiveWeights:
         on_cpu = [one for one in tensors if one.on_cpu]
         try:
             if on_cpu:
-                _, fresh, waited_s = self._exchange.engine.fetch(
-                    [one.number for one in on_cpu], number, self._exchange.deadline_s
-                )
+                with waiting:
+                    _, fresh, waited_s = self._exchange.engine.fetch(
+                        [one.number for one in on_cpu], number, self._exchange.deadline_s
+                    )
                 self._tally.fetched([one.name for one in on_cpu], fresh, waited_s)
             if off_cpu := [one for one in tensors if not one.on_cpu]:
                 self._take_changes(off_cpu, number)
@@ -88,7 +90,8 @@ class LiveWeights:
         if self._additive:
             # A copy that was taken before the others' part is in the weights must be compared before it is.
             self._exchange.await_selected(numbers)
-        waited_s, changes = self._exchange.engine.changes(numbers, number, self._exchange.deadline_s)
+        with waiting:
+            waited_s, changes = self._exchange.engine.changes(numbers, number, self._exchange.deadline_s)
         fresh = sum(change.version > number for change in changes)
         self._tally.fetched([one.name for one in tensors], fresh, waited_s)
         publish = add_blocks if self._additive else write_blocks

@@ -19,6 +19,7 @@ from atoll.agent.runtime.agent_link.exits import say
 from atoll.agent.runtime.agent_link.outbox import Outbox
 from atoll.agent.runtime.agent_link.place import AgentEndpoint, WorkerPlace
 from atoll.agent.runtime.agent_link.save_progress import progress
+from atoll.agent.runtime.agent_link.waiting import waiting
 from atoll.errors import BadInput, DeadlineExceeded, PeerLost
 from atoll.jobspec import check_shares
 from atoll.v1.agents_pb2 import View
@@ -234,6 +235,7 @@ class AgentLink:
             saved_bytes=progress.own_bytes + progress.peer_bytes,
             view=self._standing,
             volunteer_port=self.volunteer_port,
+            waits=bool(waiting),
         )
         return WorkerMessage(id=self.id, alive=alive)
 

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import torch
 
+from atoll.agent.runtime.agent_link.waiting import waiting
 from atoll.agent.runtime.pipeline.places import StagePlace
 from atoll.agent.runtime.rounding import BLOCK, FORMS, Form, coarse, fine, is_coarsened
 from atoll.agent.runtime.transport.frames import Kind
@@ -211,7 +212,8 @@ class StageLinks:
 
     def _take(self, purpose: StagePurpose, batch: int, micro: int, sender: int) -> bytearray:
         begun_s = time.monotonic()
-        payload = self.mailbox.take(StageMessage(self._round, batch, purpose, micro, sender), self._deadline_s)
+        with waiting:
+            payload = self.mailbox.take(StageMessage(self._round, batch, purpose, micro, sender), self._deadline_s)
         self.waited_s += time.monotonic() - begun_s
         return payload
 

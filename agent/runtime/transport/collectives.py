@@ -18,6 +18,7 @@ from typing import Final
 
 import torch.distributed as dist
 
+from atoll.agent.runtime.agent_link.waiting import waiting
 from atoll.errors import PeerLost
 
 LOOKS_S: Final = 0.2  # how often a wait looks at whether its group was aborted
@@ -54,16 +55,17 @@ class Aborted:
 
     def wait(self, work: dist.Work) -> None:
         """For a collective of gloo's. Raises RuntimeError as its `wait` does, or because it is left behind."""
-        while True:
-            try:
-                work.wait(timedelta(seconds=LOOKS_S))
-            except RuntimeError:
-                if work.is_completed():
-                    break
-                self._check()
-            else:
-                return
-        work.wait()  # it may have ended between the two
+        with waiting:
+            while True:
+                try:
+                    work.wait(timedelta(seconds=LOOKS_S))
+                except RuntimeError:
+                    if work.is_completed():
+                        break
+                    self._check()
+                else:
+                    return
+            work.wait()  # it may have ended between the two
 
     def run(self, send_or_receive: Callable[[], object]) -> None:
         """Where gloo's handle knows no wait with a limit. Raises as `wait`."""
@@ -77,10 +79,11 @@ class Aborted:
 
         thread = threading.Thread(target=call, name="atoll-hand-over", daemon=True)
         thread.start()
-        while thread.is_alive():
-            thread.join(LOOKS_S)
-            if thread.is_alive():
-                self._check()
+        with waiting:
+            while thread.is_alive():
+                thread.join(LOOKS_S)
+                if thread.is_alive():
+                    self._check()
         if failures:
             raise failures[0]
 

@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from atoll.agent.runtime.agent_link.waiting import waiting
 from atoll.agent.runtime.step.plans.agreement import Proposal, other_updates
 from atoll.agent.runtime.transport.collectives import UnderWay
 from atoll.agent.runtime.transport.process_groups import Group
@@ -108,7 +109,7 @@ class BroadcastProposals:
             self._changed.notify_all()
 
     def collect(self, number: int, deadline_s: float) -> Sequence[tuple[str, Proposal]]:
-        with self._changed:
+        with self._changed, waiting:
             self._changed.wait_for(lambda: self._differs or self._broken or self._complete(number), deadline_s)
             heard = self._heard.get(number, {})
             if self._differs is not None:

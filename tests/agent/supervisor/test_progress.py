@@ -40,36 +40,66 @@ def begun(key: WorkerKey = A, hang_s: float = 0.0) -> State:
     )[0]
 
 
-def alive(begin_s: int, end_s: int, *, step_s: float = 0.0, step: int = 0, key: WorkerKey = A) -> list[Event]:
+def alive(
+    begin_s: int, end_s: int, *, step_s: float = 0.0, step: int = 0, key: WorkerKey = A, waits: bool = False
+) -> list[Event]:
     """Signs of life and ticks of every second of [begin, end). step_s: 0 stays at `step`."""
     events: list[Event] = []
     for second in range(begin_s, end_s):
         done = step + int((second - begin_s) / step_s) if step_s else step
-        events += [SignOfLife(key, done, 1, float(second)), Ticked(float(second))]
+        events += [SignOfLife(key, done, 1, float(second), waits=waits), Ticked(float(second))]
     return events
 
 
 def test_a_script_that_hangs_is_told_of_once_and_left_alone() -> None:
-    """Steps of 2 s, then none: 60 s later one word, with what a step took; steps come again and stop again: another."""
+    """Steps of 2 s, then none: 30 s later one word, with what a step took; steps come again, and stop for longer than
+    ever: another."""
     state, todo = play(begun(), *alive(1, 30, step_s=2.0, step=10), *alive(30, 200, step=24))
     (told,) = [one for one in todo if isinstance(one, Tell)]
-    assert "no step for 61 s after step 24; one took 2 s before" in told.text
+    assert "no step for 31 s after step 24; one took 2 s before, 2 s at most. It waits for no other rank." in told.text
     assert state.workers[A].phase is Phase.RUNNING
-    _, todo = play(state, *alive(200, 230, step_s=2.0, step=25), *alive(230, 400, step=39))
+    _, todo = play(state, *alive(200, 230, step_s=2.0, step=25), *alive(230, 800, step=39))
     assert len([one for one in todo if isinstance(one, Tell)]) == 1
 
 
-def test_slow_steps_get_twenty_times_their_usual_time() -> None:
-    state, _ = play(begun(), *alive(1, 61, step_s=10.0, step=3))
-    assert play(state, *alive(61, 240, step=8))[1] == []
-    assert len(play(state, *alive(61, 270, step=8))[1]) == 1
+def test_what_took_long_once_is_waited_for_three_times_as_long() -> None:
+    """Steps of 2 s with an evaluation of 40 s between two of them: an hour later 120 s are nothing new."""
+    evaluation = [*alive(1, 30, step_s=2.0, step=10), *alive(30, 69, step=24)]
+    state, todo = play(begun(), *evaluation, *alive(69, 3600, step_s=2.0, step=25))
+    assert len([one for one in todo if isinstance(one, Tell)]) == 1  # it was the first
+    silence = alive(3600, 3800, step=1790)
+    told = [
+        (at, one) for at in range(len(silence)) for one in play(state, *silence[: at + 1])[1] if isinstance(one, Tell)
+    ]
+    assert 118 <= min(at for at, _ in told) / 2 <= 126
 
 
-def test_nothing_is_said_before_the_first_step_and_by_rank_0_alone() -> None:
+def test_nothing_is_said_before_the_first_step() -> None:
     assert play(begun(), *alive(1, 400, step=0))[1] == []
+
+
+def test_whoever_the_others_wait_for_is_told_of_and_they_are_not() -> None:
+    """1. Rank 1 hangs: it says so, whatever its rank. 2. Who waits for it does not. 3. Where all wait, rank 0 says that
+    later."""
     other = WorkerKey("job-1", 1, 1)
-    steps = (*alive(1, 30, step_s=1.0, step=1, key=other), *alive(30, 300, step=29, key=other))
-    assert play(begun(other), *steps)[1] == []
+    steps = alive(1, 30, step_s=1.0, step=1, key=other)
+    (told,) = play(begun(other), *steps, *alive(30, 70, step=29, key=other))[1]
+    assert isinstance(told, Tell)
+    assert "It waits for no other rank." in told.text
+    assert play(begun(other), *steps, *alive(30, 300, step=29, key=other, waits=True))[1] == []
+    first = alive(1, 30, step_s=1.0, step=1)
+    assert play(begun(), *first, *alive(30, 85, step=29, waits=True))[1] == []
+    (told,) = play(begun(), *first, *alive(30, 95, step=29, waits=True))[1]
+    assert isinstance(told, Tell)
+    assert "It waits for other ranks, and so do they" in told.text
+
+
+def test_with_hang_s_who_waits_for_others_is_stopped_after_them() -> None:
+    steps = alive(1, 30, step_s=1.0, step=1)
+    assert play(begun(hang_s=50), *steps, *alive(30, 80, step=29))[1] != []
+    assert play(begun(hang_s=50), *steps, *alive(30, 85, step=29, waits=True))[1] == []
+    todo = play(begun(hang_s=50), *steps, *alive(30, 140, step=29, waits=True))[1]
+    assert any(isinstance(one, SendStop) for one in todo)
 
 
 def test_with_hang_s_it_is_stopped_in_stages_and_counts_as_the_scripts_failure() -> None:

@@ -29,7 +29,7 @@ parser.add_argument("--batch-size", type=int, default=12)
 parser.add_argument("--step-s", type=float, default=0.02, help="pretended work per step and worker")
 parser.add_argument("--sample-s", type=float, default=0.0, help="pretended work per sample, beside that of a step")
 parser.add_argument("--late-s", type=float, default=0.0, help="more of it in each step, of who was not there at first")
-parser.add_argument("--hang-at", type=int, default=-1, help="in this step run 1 waits for ever")
+parser.add_argument("--hang-at", type=int, default=-1, help="in this step the last rank of run 1 waits for ever")
 parser.add_argument("--dropout", type=float, default=0.1)
 parser.add_argument("--disk-s", type=float, default=0.0, help="how long a disk takes for a piece of a checkpoint")
 parser.add_argument("--own-schedule", action="store_true", help="one that the run is not told of")
@@ -59,7 +59,11 @@ with (options.out / f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{rank}.jsonl")
                 time.sleep(step_s + options.sample_s * len(x))  # pretended work, not a wait for anything
             loss = nn.functional.mse_loss(model(x), y)
             batch_slice = loader.current
-            if batch_slice.step == options.hang_at and os.environ.get("ATOLL_RUN") == "1":
+            if (
+                batch_slice.step == options.hang_at
+                and os.environ.get("ATOLL_RUN") == "1"
+                and run.rank == run.world_size - 1
+            ):
                 threading.Event().wait()
             line = {
                 "view": int(os.environ.get("ATOLL_VIEW", "1")),
