@@ -1,4 +1,4 @@
-"""Whether this process's training thread waits for other ranks just now: whoever waits is not the one that hangs."""
+"""Tells whether this process's training thread waits for other ranks: whoever waits is not the one that hangs."""
 
 from __future__ import annotations
 

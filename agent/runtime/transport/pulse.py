@@ -1,4 +1,4 @@
-"""Whether a peer answers, on a link however thin."""
+"""Tells whether a peer answers, on a link however thin."""
 
 from __future__ import annotations
 
