@@ -56,6 +56,7 @@ LINK = {
     "wait_share": 0.0,
     "form": "",
     "differs": 0.0,
+    "copied_bytes": 0,
 }
 JOB = {
     "id": "vit-3f9a",
