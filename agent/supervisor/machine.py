@@ -148,7 +148,8 @@ def _of_worker(
             return _put(state, replace(worker, life=life, progress=progress)), todo
         case SignOfLife(_, step, plan, now_s):
             progress = worker.progress.at(step, now_s, waits=event.waits)
-            progress = progress.saved(event.saving, event.saved_bytes, now_s)
+            handed_bytes = event.view.handed_bytes if event.view is not None else 0
+            progress = progress.saved(event.saving, event.saved_bytes + handed_bytes, now_s)
             after = replace(worker, step=step, plan=plan, trained=event.trained, life=worker.life.heard(now_s))
             same = event.trained == worker.trained and _standing(event.view) == _standing(worker.view)
             news: list[Instruction] = [] if same and event.volunteer_port == worker.volunteer_port else [Report()]

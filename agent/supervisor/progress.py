@@ -38,7 +38,7 @@ class Progress:
     saving: bool = False
     saved_bytes: int = 0
     saved_at_s: float = -math.inf
-    """When it began to save, or bytes of a checkpoint last moved."""
+    """When it began to save, or bytes of a checkpoint last moved, or of state between ranks."""
 
     def greeted(self, now_s: float) -> Progress:
         return self if self.since_s is not None else replace(self, since_s=now_s)
@@ -54,7 +54,7 @@ class Progress:
         return replace(self, step=step, since_s=now_s, steps_s=took_s, longest_s=longest_s, notified=False, waits=waits)
 
     def saved(self, saving: bool, saved_bytes: int, now_s: float) -> Progress:
-        """It said whether it writes a checkpoint, and how much it has written."""
+        """It said whether it writes a checkpoint, and how much of its state has moved, to there or to other ranks."""
         moved = saved_bytes != self.saved_bytes or (saving and not self.saving)
         at_s = now_s if moved else self.saved_at_s
         return replace(self, saving=saving, saved_bytes=saved_bytes, saved_at_s=at_s)

@@ -227,6 +227,8 @@ class AgentLink:
         self._send_telemetry()
 
     def _alive(self) -> WorkerMessage:
+        if self._standing is not None:
+            self._standing.handed_bytes = progress.handed_bytes
         alive = Alive(
             step=self.step,
             plan=self.plan,

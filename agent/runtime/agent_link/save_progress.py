@@ -1,4 +1,5 @@
-"""Counts what this process has saved of checkpoints: a worker whose bytes move is waited for."""
+"""Counts what this process has saved of checkpoints, and what of its state changed hands: a worker whose bytes move is
+waited for."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ class SaveProgress:
         self._bytes = 0
         self.peer_bytes = 0
         """Of other ranks, for whose last checkpoint this one waits."""
+        self.handed_bytes = 0
+        """That went to other ranks, or came from them, where the run's members change. By the training thread."""
 
     @contextmanager
     def writing(self) -> Iterator[None]:

@@ -11,7 +11,9 @@ gives none. Where nobody is lost, all leave their view at a step boundary that t
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NoReturn
@@ -60,6 +62,9 @@ STANDS_STILL_S: Final = 120.0
 """How long it waits for the next view, or for a stop."""
 WAITS_READY_S: Final = 600.0
 """How long who joins waits to be taken in. Meanwhile the others train, and may be in a long step."""
+GOES_BACK_S: Final = 60.0
+"""No more training than this is done again from memory: where the newest copy is older, as over thin links, the run
+starts again from what the survivors save of the last step, without what the lost one had not sent."""
 COMES_BACK_S: Final = 5.0
 """Within which collectives that were aborted come back."""
 
@@ -99,6 +104,7 @@ class Succession:
         self._joins = session.joins  # it has trained in no view yet
         self._proposed: dict[int, agents_pb2.View] = {}  # by number, since the last view began
         self._trains_from = -1  # the first step in this view
+        self._trains_since_s = self._step_s = 0.0  # of its steps, in the mean
         self._handed_over: HandedOver | None = None  # where it left the last view at a boundary
         self.broken: BrokenStep | None = None
         """What the script does counts for nothing."""
@@ -237,8 +243,10 @@ class Succession:
         """At a boundary."""
         if self.possible:
             if self._trains_from < 0:  # the view that it was launched with
-                self._trains_from = step
+                self._trains_from, self._trains_since_s = step, time.monotonic()
             trained = self._trains_from < step
+            if trained:
+                self._step_s = (time.monotonic() - self._trains_since_s) / (step - self._trains_from)
             self._standing.trains(
                 VIEW_STAGE_TRAINING,
                 step,
@@ -290,7 +298,7 @@ class Succession:
             self._check_alike(group, view.has_state)
         recovered: Recovered | None = None
         if self._state.shutdown.exchange.goes_back and not self._all_handed_over(group, view.has_state):
-            recovered = self._state.newest_in_memory()
+            recovered = self._state.newest_in_memory(self._oldest(group))
             if self.broken is not None:
                 self.broken.put_back()
             position = position_of(recovered.checkpoint.header)
@@ -316,8 +324,16 @@ class Succession:
         self._rebuild(self._loader.position, recovered, self._taken_over(view) if recovered is None else None)
         self.broken, self._joins, self._handed_over = None, False, None
         self._proposed.clear()
-        self._trains_from = position.step
+        self._trains_from, self._trains_since_s = position.step, time.monotonic()
         self._standing.came_to("agreed_s")
+
+    def _oldest(self, group: process_groups.Group | None) -> int:
+        """The step that what all go back to is not to be older than, the same on all: what they save is of the last
+        one. Collective; raises PeerLost."""
+        saves = self._state.saver.enabled
+        worth = math.ceil(GOES_BACK_S / self._step_s) if saves and self._step_s > 0 else self._step
+        rows = [[self._step, worth]] if group is None else group.gather_rows([self._step, worth])
+        return max(0, max(step for step, _ in rows) - max(worth for _, worth in rows))
 
     def _all_handed_over(self, group: process_groups.Group | None, has_state: Sequence[bool]) -> bool:
         """Whether all who have state left the view before at one boundary, with what there was beside it. Collective;

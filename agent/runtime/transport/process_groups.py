@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from functools import partial, reduce
 from operator import add
@@ -22,8 +22,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from atoll.agent.routes import address_towards, interface_of
 from atoll.agent.runtime.agent_link.place import WorkerPlace
+from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.agent.runtime.transport.collectives import Aborted, UnderWay, collective
 from atoll.agent.runtime.transport.gloo_sockets import GlooSockets, beside_the_first, open_sockets
+from atoll.agent.runtime.transport.pieces import Pieces
 from atoll.agent.runtime.transport.relayed_links import RelayedLinks
 from atoll.agent.runtime.transport.relayed_store import RelayedStore
 from atoll.errors import BadInput, PeerLost
@@ -34,7 +36,6 @@ COLLECTIVE_TIMEOUT_S: Final = 300.0
 START_TIMEOUT_S: Final = 300.0
 MEETING_TURN_S: Final = 0.01
 CONNECT_S: Final = 1.0
-BROADCAST_BYTES: Final = 64 * 1024 * 1024  # at a time, so that the timeout is for this much on a thin link
 
 
 class Group:
@@ -61,6 +62,7 @@ class Group:
         self._parts: list[Group] = []
         self._aborted = Aborted()
         self._aborting: threading.Thread | None = None
+        self._pieces = Pieces()  # of what all ranks take part in
 
     def hold_sockets(self, before: Collection[int]) -> None:
         """Collective: from now on `abort` ends what is under way. before: inodes of sockets that are not the group's.
@@ -163,8 +165,11 @@ class Group:
         return self._begin(doing, numbers, lambda: dist.all_reduce(numbers, op=least, group=group, async_op=True))
 
     def sum_in_place(self, tensor: torch.Tensor, doing: str) -> None:
-        """Over all ranks, on the CPU. Raises PeerLost."""
-        self._begin(doing, tensor, lambda: dist.all_reduce(tensor, group=self.control, async_op=True)).wait()
+        """Over all ranks, on the CPU; contiguous. Raises PeerLost."""
+        flat = tensor.view(-1)
+        for piece in self._in_pieces(flat.numel(), flat.element_size()):
+            summed = flat[piece]
+            self._begin(doing, summed, partial(dist.all_reduce, summed, group=self.control, async_op=True)).wait()
 
     def level(self, flat: torch.Tensor, doing: str) -> None:
         """Overwrite it with what the group's first rank has. Raises PeerLost."""
@@ -212,7 +217,8 @@ class Group:
         """`data` of rank `source` on every rank. Raises PeerLost."""
         length = self.gather_rows([len(data) if data is not None else 0])[source][0]
         buffer = torch.frombuffer(bytearray(data or bytes(length)), dtype=torch.uint8)
-        for chunk in torch.split(buffer, BROADCAST_BYTES):
+        for piece in self._in_pieces(length):
+            chunk = buffer[piece]
             broadcast = partial(dist.broadcast, chunk, source, group=self.control, async_op=True)
             self._begin(f"receiving from rank {source}", chunk, broadcast).wait()
         return buffer.numpy().tobytes()
@@ -227,11 +233,11 @@ class Group:
         PeerLost."""
         receives = any(to == self.rank for _, to in routes)
         buffer = array if array is not None else np.empty(length if receives else 0, np.uint8)
-        for at in range(0, length if routes else 0, BROADCAST_BYTES):
-            piece = buffer[at : at + BROADCAST_BYTES]
+        for piece in self._in_pieces(length if routes else 0):
             for source, to in routes:
                 if self.rank in (source, to):
-                    self._pass_on(piece, source, to)
+                    self._pass_on(buffer[piece], source, to)
+        if length and routes:
             self.barrier()
         return buffer
 
@@ -239,9 +245,28 @@ class Group:
         """`array`, uint8 [length], of rank `source` at rank `to`; there without a copy. Called by these two.
         Raises PeerLost."""
         buffer = array if self.rank == source else np.empty(length, np.uint8)
-        for at in range(0, length, BROADCAST_BYTES):
-            self._pass_on(buffer[at : at + BROADCAST_BYTES], source, to)
+        pieces, at = Pieces(), 0
+        while at < length:
+            begun_s, piece = time.monotonic(), buffer[at : at + pieces.bytes]
+            self._pass_on(piece, source, to)
+            at += len(piece)
+            progress.handed_bytes += len(piece)
+            took_us = np.array([1e6 * (time.monotonic() - begun_s)], np.int64)
+            self._pass_on(took_us.view(np.uint8), to, source)
+            pieces.took(float(took_us[0]) / 1e6)
         return buffer
+
+    def _in_pieces(self, length: int, entry_bytes: int = 1) -> Iterator[slice]:
+        """Collective: of so many entries; each piece is over on all ranks before the next. Raises PeerLost."""
+        at = 0
+        while at < length:
+            begun_s, entries = time.monotonic(), min(self._pieces.bytes // entry_bytes, length - at)
+            yield slice(at, at + entries)
+            at += entries
+            progress.handed_bytes += entries * entry_bytes
+            if at < length:
+                rows = self.gather_rows([int(1e6 * (time.monotonic() - begun_s))])
+                self._pieces.took(max(took_us for (took_us,) in rows) / 1e6)
 
     def _pass_on(self, piece: npt.NDArray[np.uint8], source: int, to: int) -> None:
         with collective(f"rank {source} hands over to rank {to}"), warnings.catch_warnings():

@@ -257,9 +257,16 @@ class Reconciler:
             data_seed=new_seed() if waiting and job.spec.exchanges else "",
         )
         state.broken_since_s = self._broken_since_s(state, observed)
-        if state.broken_since_s is None:
-            return observed
-        return replace(observed, views=replace(observed.views, broken_since_s=state.broken_since_s))
+        self._see_what_moved(state, observed)
+        since_s, handed_since_s = state.broken_since_s, state.handed_since_s
+        return replace(observed, views=replace(observed.views, broken_since_s=since_s, handed_since_s=handed_since_s))
+
+    def _see_what_moved(self, state: JobState, observed: ObservedJob) -> None:
+        """Of state, between workers of the run, since the last look."""
+        handed = {rank: one.standing.handed_bytes for rank, one in observed.workers.items() if one.standing is not None}
+        if any(count > state.handed_bytes.get(rank, count) for rank, count in handed.items()):
+            state.handed_since_s = self._clock()
+        state.handed_bytes = {**state.handed_bytes, **handed}
 
     def _all_nodes(self) -> Mapping[str, ObservedNode]:
         """As they were when the first job of this pass asked: a hundred may wait."""
@@ -272,7 +279,8 @@ class Reconciler:
         for name in nodes:
             if run is not None and (session := self._sessions.connected.get(name)) is not None:
                 sent[name] = session.views_sent.get((run.job, run.run), (0, 0))
-        return ObservedViews(state.views, state.view_since_s, None, state.joining_since_s, sent)
+        since_s, joining_since_s = state.view_since_s, state.joining_since_s
+        return ObservedViews(state.views, since_s, None, joining_since_s, state.handed_since_s, sent)
 
     def _broken_since_s(self, state: JobState, observed: ObservedJob) -> float | None:
         """Since when some member of the newest view says that it is broken, or is lost."""

@@ -31,6 +31,9 @@ STAND_STILL_S: Final = 10.0
 BOUNDARY_S: Final = 60.0
 BOUNDARY_STEPS: Final = 20
 FORMING_S: Final = 15.0
+HANDED_S: Final = 60.0
+"""While state moves between members they are waited for, this long for its next piece: over a thin link it takes
+minutes."""
 FRUITLESS_VIEWS: Final = 4
 """Views in a row that came to no step, of the same members or in force, before the run is started again."""
 
@@ -266,7 +269,10 @@ def _overdue(observed: ObservedJob, newest: ViewRecord, clock: PassClock) -> flo
         limit_s = max(BOUNDARY_S, BOUNDARY_STEPS * step_s)
     else:
         limit_s = STAND_STILL_S
-    return limit_s if clock.now_s - observed.views.since_s > limit_s else 0.0
+    since_s = observed.views.since_s
+    if observed.views.handed_since_s > since_s and (newest.state is ViewState.FORMING or newest.at_boundary):
+        since_s, limit_s = observed.views.handed_since_s, max(limit_s, HANDED_S)
+    return limit_s if clock.now_s - since_s > limit_s else 0.0
 
 
 def _advanced(

@@ -34,7 +34,8 @@ class WayIn(NamedTuple):
 
 class WorkerStanding(NamedTuple):
     """A worker's own word. step: completed ones. lost: ranks that it misses, where it can tell. takes_in: it can leave
-    a view at a boundary. goes_on: of one that was lost it makes its step without it, and comes to a boundary."""
+    a view at a boundary. goes_on: of one that was lost it makes its step without it, and comes to a boundary.
+    handed_bytes: of state that changed hands so far, between it and others."""
 
     view: int
     stage: ViewStage
@@ -44,6 +45,7 @@ class WorkerStanding(NamedTuple):
     way: WayIn = WayIn()
     takes_in: bool = False
     goes_on: bool = False
+    handed_bytes: int = 0
 
     def left_for(self, view: int) -> bool:
         """Whether it has left every view older than this one for good."""
@@ -57,13 +59,14 @@ class WorkerStanding(NamedTuple):
 class ObservedViews:
     """The kept views of the newest run, oldest first. On this leader's monotonic clock: `since_s`, since when the
     newest is in its state; `broken_since_s`, since when a member is lost or says that it is broken, None where none is;
-    `joining_since_s`, since when the newest joiner is there. `sent`: by node, the newest view that its present stream
-    carried, and the newest in force that it told of."""
+    `joining_since_s`, since when the newest joiner is there; `handed_since_s`, when state last moved between members.
+    `sent`: by node, the newest view that its present stream carried, and the newest in force that it told of."""
 
     kept: tuple[ViewRecord, ...] = ()
     since_s: float = 0.0
     broken_since_s: float | None = None
     joining_since_s: float = 0.0
+    handed_since_s: float = 0.0
     sent: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property

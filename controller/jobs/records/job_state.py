@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from atoll.controller.jobs.membership.members import Seats, living, members_of, seats_of
 from atoll.controller.state.records import JobRecord, PlacementRecord, PlanRecord, RunRecord
@@ -18,8 +19,8 @@ class JobState:
 
     The rest is this controller's own: since when the phase lasts, since when a rank has finished, when the newest
     plan was issued, when free devices were last assessed, since when the newest view is in its state, since when a
-    worker says that it is broken, since when the newest joiner is there (monotonic). `stale`: a write had an unknown
-    outcome, so read before the next one.
+    worker says that it is broken, since when the newest joiner is there, when state last moved between its workers
+    (monotonic). `stale`: a write had an unknown outcome, so read before the next one.
     """
 
     job: JobRecord
@@ -37,6 +38,8 @@ class JobState:
     view_since_s: float = 0.0
     broken_since_s: float | None = None
     joining_since_s: float = 0.0
+    handed_bytes: Mapping[int, int] = field(default_factory=dict)  # by rank of the run, as it was last looked at
+    handed_since_s: float = 0.0
     stale: bool = False
     _seats: Seats | None = None
 

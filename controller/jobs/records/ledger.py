@@ -169,6 +169,7 @@ class Ledger:
             state.since_s, state.finished_since_s = before.since_s, before.finished_since_s
             state.planned_s, state.judged_s = before.planned_s, before.judged_s
             state.broken_since_s, state.joining_since_s = before.broken_since_s, before.joining_since_s
+            state.handed_bytes, state.handed_since_s = before.handed_bytes, before.handed_since_s
             if before.views[-1:] == views[-1:]:
                 state.view_since_s = before.view_since_s
         self.jobs[name] = state
@@ -283,7 +284,7 @@ class Ledger:
         if state.run is None or (run is not None and len(run.members) != len(state.run.members)):
             state.joining_since_s = now_s
         if job.status.run != state.job.status.run:
-            state.views, state.broken_since_s = (), None
+            state.views, state.broken_since_s, state.handed_bytes = (), None, {}
         if changed:
             merged = {view.view: view for view in (*state.views, *changed)}
             state.views = retention.kept_views([merged[number] for number in sorted(merged)])

@@ -33,7 +33,10 @@ def standing_from_wire(status: common_pb2.WorkerStatus) -> WorkerStanding | None
         times = word.times
         way = WayIn(times.aborted_s, times.told_s, times.met_s, times.agreed_s, times.first_step_s)
     lost = tuple(word.lost[:64]) if word.lost else ()
-    return WorkerStanding(word.view, stage, word.step, word.reason[:MAX_REASON], lost, way, word.takes_in, word.goes_on)
+    reason = word.reason[:MAX_REASON]
+    return WorkerStanding(
+        word.view, stage, word.step, reason, lost, way, word.takes_in, word.goes_on, word.handed_bytes
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from atoll.agent.supervisor.events import (
     Ticked,
 )
 from atoll.agent.supervisor.machine import HANG_GRACE_S, Phase, State, handle
+from atoll.v1.common_pb2 import ViewReport
 from atoll.worker_key import WorkerKey
 
 A = WorkerKey("job-1", 1, 0)
@@ -100,6 +101,19 @@ def test_with_hang_s_who_waits_for_others_is_stopped_after_them() -> None:
     assert play(begun(hang_s=50), *steps, *alive(30, 85, step=29, waits=True))[1] == []
     todo = play(begun(hang_s=50), *steps, *alive(30, 140, step=29, waits=True))[1]
     assert any(isinstance(one, SendStop) for one in todo)
+
+
+def test_who_hands_its_state_over_does_not_hang() -> None:
+    """1. Members of a run change over a thin link: no step for 10 minutes, and bytes move in every piece of 20 s.
+    2. They move no more: it is stopped as ever."""
+    steps = alive(1, 30, step_s=1.0, step=1)
+    moves: list[Event] = []
+    for second in range(30, 630):
+        view = ViewReport(view=1, handed_bytes=second // 20)
+        moves += [SignOfLife(A, 29, 1, float(second), view=view), Ticked(float(second))]
+    state, todo = play(begun(hang_s=50), *steps, *moves)
+    assert not [one for one in todo if isinstance(one, SendStop | Tell)]
+    assert any(isinstance(one, SendStop) for one in play(state, *alive(630, 690, step=29))[1])
 
 
 def test_with_hang_s_it_is_stopped_in_stages_and_counts_as_the_scripts_failure() -> None:

@@ -225,3 +225,25 @@ def test_without_a_copy_of_what_is_lost_it_starts_again_and_says_so(tmp_path: Pa
         assert [agent.stands[rank][-1].stage for rank in (0, 2)] == [VIEW_STAGE_UNABLE] * 2
         assert "memory_replicas" in agent.stands[0][-1].reason
         assert any("checkpoint" in line for line in agent.said().splitlines() if "lost a peer" in line), agent.said()
+
+
+def test_where_the_copies_are_old_it_starts_again_from_the_last_step_and_says_so(tmp_path: Path, start: Start) -> None:
+    """1. As above, with two copies of each state, the newest of step 12 or so: more training ago than is done
+    again. 2. The
+    survivors say so, save the last step, and end with 75. 3. The next run goes on from there: no step is trained
+    twice, and what the lost one had not sent is missed by name."""
+    with of_three(tmp_path, start, 2, UPDATES) as agent:
+        arguments = ("--often", "--sleep-s", "0.05", "--seldom-from", "10", "--goes-back-s", "0.1")
+        agent.start_workers("stale_train.py", str(tmp_path), *arguments, "--raise-at", "24")
+        agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0, 2)
+        agent.send_view(2, [0, 2], [1.0, 1.0], plan_id=2)
+        assert agent.exit_codes() == [75, KILLED, 75], agent.said()
+        assert [agent.stands[rank][-1].stage for rank in (0, 2)] == [VIEW_STAGE_UNABLE] * 2
+        assert "the newest copy in memory is of step" in agent.stands[0][-1].reason
+    reached = max(line["step"] for line in lines(tmp_path))
+    with sparse(tmp_path, 3, start=start, run=2, **UPDATES) as agent:
+        agent.own_directories = True
+        agent.start_workers("stale_train.py", str(tmp_path))
+        assert agent.exit_codes() == [0] * 3, agent.said()
+    again = [line["step"] for line in lines(tmp_path) if line["run"] == 2]
+    assert reached <= min(again) + 1

@@ -13,11 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from atoll.agent.runtime.agent_link.place import WorkerPlace
+from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.agent.runtime.api.session import CheckpointSettings, Session
 from atoll.agent.runtime.checkpoints import resume
 from atoll.agent.runtime.checkpoints.disk import files
@@ -240,6 +242,20 @@ def numbers_are_added_up() -> None:
         GROUP.sum_numbers([1.0] * (1 + PLACE.rank))
 
 
+def what_is_large_travels_in_pieces_that_are_told() -> None:
+    """A sum over both, what one has to the other, and the same between the two alone: bit for bit, and each byte is
+    told once."""
+    entries, before = 1_000_003, progress.handed_bytes
+    summed = torch.arange(entries, dtype=torch.float32) * (1 + PLACE.rank)
+    GROUP.sum_in_place(summed, "adding up")
+    assert torch.equal(summed, 3 * torch.arange(entries, dtype=torch.float32))
+    whole = np.random.default_rng(1).integers(0, 256, entries, dtype=np.uint8)
+    sent = GROUP.distribute(whole.copy() if PLACE.rank == 1 else None, entries, [(1, 0)])
+    assert np.array_equal(sent, whole)
+    assert np.array_equal(GROUP.hand_over(whole if PLACE.rank == 0 else np.empty(0, np.uint8), 0, 1, entries), whole)
+    assert progress.handed_bytes - before == 6 * entries
+
+
 train(accumulate=1, set_to_none=True, own_backward=True)
 train(accumulate=1, set_to_none=False, own_backward=False)
 train(accumulate=3, set_to_none=True, own_backward=True)
@@ -250,6 +266,7 @@ tensors_of_every_kind_arrive()
 the_same_step_saved_at_two_positions_is_one_after_a_resume()
 many_buckets()
 numbers_are_added_up()
+what_is_large_travels_in_pieces_that_are_told()
 agree()
 GROUP.barrier()
 assert GROUP.gather_rows([PLACE.rank, 7]) == [[0, 7], [1, 7]]

@@ -16,6 +16,11 @@ def keep_every_step() -> None:
     Pauses.at = lambda *_, **__: False  # type: ignore[method-assign]
 
 
+def keep_no_more() -> None:
+    """But one or two that are due."""
+    cadence.SHARE = 1e-12  # type: ignore[misc]
+
+
 def await_generation(run: atoll.Run) -> None:
     """That which is under way is whole on this rank; once it is on all, the next boundary begins another one. Not for
     ever: who should take the copy may be dead."""

@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 from faulty_peer import faulty
-from generations import await_generation, keep_every_step
+from generations import await_generation, keep_every_step, keep_no_more
 from torch import nn
 
 import atoll
+from atoll.agent.runtime.membership import succession
 from atoll.strategies.shared_masters.rolling import RollingMasters
 
 parser = argparse.ArgumentParser()
@@ -44,6 +45,8 @@ parser.add_argument(
 parser.add_argument("--synchronize-at", type=int, default=-1, help="after this step")
 parser.add_argument("--die-flushed", action="store_true", help="synchronize after an epoch, slowly remembered; SIGKILL")
 parser.add_argument("--often", action="store_true", help="a generation in memory every step")
+parser.add_argument("--goes-back-s", type=float, help="a copy in memory that is older is not gone back to")
+parser.add_argument("--seldom-from", type=int, default=-1, help="no generation in memory after this step, or the next")
 parser.add_argument("--break-flush", default="", help="RANK:SIGNAL, in the middle of it; signal 0: its link breaks")
 parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
 parser.add_argument("--await-view-at", type=int, default=-1, help="in this step, for a newer view than its own")
@@ -166,6 +169,8 @@ def go_back(step: int) -> None:
 
 if options.die_flushed or options.often:
     keep_every_step()
+if options.goes_back_s is not None:
+    vars(succession)["GOES_BACK_S"] = options.goes_back_s
 next_step = begun_step
 if not run._session.joins:
     keep("begin")
@@ -189,6 +194,8 @@ with (
                     await_stop()
                 if batch.step == options.await_view_at:
                     await_view()
+                if batch.step == options.seldom_from:
+                    keep_no_more()
                 if RANK == 1 and batch.step == options.hold_at:
                     await_strike()
                 if RANK == 1 and batch.step == options.raise_at:

@@ -68,15 +68,20 @@ class StateKeeper:
             self.bytes = size_of_state(self._model, self._optimizers, self.snapshot)
             self.memory.start(restored.step, restored.generation, self.bytes)
 
-    def newest_in_memory(self) -> Recovered:
-        """Collective: what the members of a view hold of the run together. Raises CheckpointError where no generation
-        is whole, PeerLost."""
+    def newest_in_memory(self, oldest: int) -> Recovered:
+        """Collective: what the members of a view hold of the run together, of this step or a later one. Raises
+        CheckpointError where no such generation is whole, PeerLost."""
         self.memory.close()
         found: Recovered | None = None
         if (memory := self._session.memory) is not None:
             model = fingerprint(self._model.state_dict())
             held = HeldGenerations(self._session, memory.folders, model, newest_run=self._session.run)
-            found = held.newest((0, 0))
+            found = held.newest((0, 0), oldest)
+            if found is None and (newest := held.newest_step()) is not None and newest < oldest:
+                raise CheckpointError(
+                    f"the newest copy in memory is of step {newest}, much training ago, as links are thin; the last "
+                    "step is saved, without what the lost worker had not sent"
+                )
         if found is None:
             raise CheckpointError(
                 "what the lost worker kept for itself is not in the memory of those who are left. Have more copies "

@@ -54,7 +54,7 @@ def look(
         node(name, {} if one is None else {rank: one})
         for rank, (name, one) in enumerate(zip("abc", workers, strict=True))
     ]
-    own = {name: fields.pop(name) for name in ("since_s", "broken_since_s") if name in fields}
+    own = {name: fields.pop(name) for name in ("since_s", "broken_since_s", "handed_since_s") if name in fields}
     seen = ObservedViews(**{"kept": views, "since_s": NOW_S, **own})  # type: ignore[arg-type]
     made = {"min_workers": 2, "max_workers": 3, **fields.pop("wants", {})}  # type: ignore[dict-item]
     begun = job(spec=spec(**made), view=views[-1].view)
@@ -239,6 +239,43 @@ def test_who_does_not_stand_still_in_time_starts_the_run_again() -> None:
     step = next_step(look(*workers, views=views, record=record, since_s=NOW_S - 11), clock())
     assert "run 1 does not go on in place: rank 2 on c did not stand still within 10 s" in told(step)
     assert step.job.status.phase is JobPhase.STOPPING
+
+
+FORMS = (view(1), view(2, ViewState.FORMING, (0, 2)))
+LEAVES = (view(1), view(2, ViewState.PROPOSED, (0, 2), at_boundary=True))
+STANDS = (view(1), view(2, ViewState.PROPOSED, (0, 2)))
+
+
+@pytest.mark.parametrize(
+    ("views", "moved_s", "late"),
+    [
+        (FORMS, None, "did not come to train in view 2 within 15 s"),
+        (FORMS, 59, ""),
+        (FORMS, 61, "did not come to train in view 2 within 60 s"),
+        (LEAVES, None, "came to no step boundary within 60 s"),
+        (LEAVES, 59, ""),
+        (LEAVES, 61, "came to no step boundary within 60 s"),
+        (STANDS, 1, "did not stand still within 10 s"),
+    ],
+)
+def test_members_are_waited_for_while_state_moves_between_them(
+    views: tuple[ViewRecord, ...], moved_s: float | None, late: str
+) -> None:
+    """They hand over for 400 s, and the last bytes moved so long ago, or none did. Who is lost is no reason to hand
+    anything over: then nothing that moved counts."""
+    record = ended(run("a", "b", "c"), None, KILLED, None)
+    seen = look(
+        standing(ViewStage.FORMING if views is not LEAVES else ViewStage.TRAINING, 2 if views is not LEAVES else 1),
+        None,
+        standing(ViewStage.TRAINING, 1),
+        views=views,
+        record=record,
+        since_s=NOW_S - 400,
+        handed_since_s=0.0 if moved_s is None else NOW_S - moved_s,
+    )
+    step = next_step(seen, clock())
+    said = [one.reason for one in step.views] + told(step)
+    assert (not said) if not late else any(late in one for one in said), said
 
 
 def test_a_lost_worker_is_replaced_by_one_that_joins_while_the_others_train() -> None:

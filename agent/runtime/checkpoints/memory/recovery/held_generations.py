@@ -72,11 +72,15 @@ class HeldGenerations:
             ]
             self._sources = sources(self._held)
 
-    def newest(self, newer_than: tuple[int, int]) -> Recovered | None:
-        """The newest generation of which every shard is there, if its (run, step) is above `newer_than`. Raises
-        PeerLost."""
+    def newest_step(self) -> int | None:
+        """Of the newest generation of which every shard is there, whether it can be used or not."""
+        return next((generation.step for generation in complete(self._sources)), None)
+
+    def newest(self, newer_than: tuple[int, int], oldest: int = 0) -> Recovered | None:
+        """The newest generation of which every shard is there, if its (run, step) is above `newer_than` and its step
+        at least `oldest`. Raises PeerLost."""
         for generation in complete(self._sources):
-            if (generation.run, generation.step) <= newer_than:
+            if (generation.run, generation.step) <= newer_than or generation.step < oldest:
                 return None
             if (recovered := self._taken(generation)) is not None:
                 return recovered
