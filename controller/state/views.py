@@ -29,7 +29,8 @@ class ViewCause(StrEnum):
 class ViewRecord(EtcdRecord):
     """One view of run `run`. ranks: its members by position; `has_state`: those whose state counts.
 
-    wanted: so many workers the run is meant to have; where it has fewer, others join. lost, joined:
+    wanted: so many workers the run is meant to have; where it has fewer, others join. keeps_unsent: who leaves at the
+    boundary takes along what it has not sent. lost, joined:
     "rank 1 on b", against the last view in force. plan: the id of its first plan. at_boundary: it is gone to from a
     step boundary. step: the one that it began with, once it is in force. why: of its present state.
 
@@ -51,6 +52,7 @@ class ViewRecord(EtcdRecord):
     plan: int
     wanted: int
     at_boundary: bool = False
+    keeps_unsent: bool = False
     lost: tuple[str, ...] = ()
     joined: tuple[str, ...] = ()
     step: int = 0

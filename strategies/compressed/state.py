@@ -10,7 +10,7 @@ import torch
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Header
-from atoll.agent.runtime.step.state.durable import Origin
+from atoll.agent.runtime.step.state.durable import Kept, Origin, OwnState
 from atoll.strategies.compressed.flat_state import FlatState
 from atoll.strategies.shared_masters import residuals as own_files
 from atoll.v1.common_pb2 import LEVEL_WARNING
@@ -49,6 +49,10 @@ class CompressedState:
 
     def unsent(self) -> Mapping[str, torch.Tensor]:
         return self._own()
+
+    def kept(self) -> Kept:
+        own = {name: one.cpu().clone() for name, one in self._own().items()}
+        return Kept({}, OwnState(self._session.place.rank, own, None))
 
     def rolling(self) -> None: ...
 

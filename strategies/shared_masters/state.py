@@ -11,7 +11,7 @@ import torch
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
-from atoll.agent.runtime.step.state.durable import Origin, OwnState
+from atoll.agent.runtime.step.state.durable import Kept, Origin, OwnState
 from atoll.strategies.shared_masters import residuals
 from atoll.strategies.shared_masters.exchange import LayerExchange
 from atoll.strategies.shared_masters.residuals import FlushLog, OwnerSums
@@ -89,6 +89,13 @@ class MastersState:
 
     def unsent(self) -> Mapping[str, torch.Tensor]:
         return self.residuals() if self._place == "engine" else {}
+
+    def kept(self) -> Kept:
+        masters = {f"master.{layer.name}": layer.master for layer in self._exchange.layers}
+        residual = {name: one.clone() for name, one in self.residuals().items()}
+        sums = {name: one.clone() for name, one in self.owner_sums().items()}
+        own = OwnState(self._session.place.rank, residual, None, sums)
+        return Kept({**self.shared(), **masters}, own)
 
     def rolling(self) -> RollingMasters:
         return self._rolling

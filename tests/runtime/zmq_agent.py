@@ -222,12 +222,14 @@ class FakeAgent:
         to: Sequence[int] = (),
         without_state: Collection[int] = (),
         at_boundary: bool = False,
+        keeps_unsent: bool = False,
     ) -> None:
         """Tell these workers of a view of `ranks`, at once; its members where nobody else is named."""
         view = self._view_of(
             number, ranks, without_state, self.plan(plan_id, 0, shares, total_batch=total_batch, view=number)
         )
         view.at_boundary, view.meet_s, view.in_force = at_boundary, meet_s, in_force
+        view.keeps_unsent = keeps_unsent
         self._view, self._view_to = view, tuple(to or ranks)
         for rank in self._view_to:
             self.send(rank, SupervisorMessage(view=view))

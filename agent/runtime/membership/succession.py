@@ -191,6 +191,10 @@ class Succession:
             return 0
         return self._proposed.setdefault(newest.view, newest).view
 
+    def keeps_unsent(self, number: int) -> bool:
+        """Of a view that all have proposed: whether each keeps what it has not sent, and nobody hands over."""
+        return self._proposed[number].keeps_unsent
+
     def leave(self, number: int, handed_over: HandedOver | None) -> None:
         """At a boundary at which all ranks do, for this view, which all have proposed. handed_over: where there is
         something beside model and optimizer."""

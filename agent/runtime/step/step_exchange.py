@@ -219,17 +219,25 @@ class StepExchange:
         self._phases.boundary(wait=True)
         self._phases.flush()
 
-    def hand_over(self, step: int) -> HandedOver:
+    def hand_over(self, step: int, *, keeps_unsent: bool) -> HandedOver:
         """All ranks together, at a boundary at which they leave their view: what there is beside model and optimizer.
-        Raises as `flush`."""
+        keeps_unsent: each keeps its own, on all alike. Raises as `flush`."""
+        if keeps_unsent:
+            self._agreement.confirm()
+            self._phases.boundary(wait=True)
+            kept = self.durable.kept()
+            return HandedOver(self._origin(step, kept.shared), {}, kept.own)
         self.flush()
         unsent = {name: one.cpu().clone() for name, one in self.durable.unsent().items()}
         if (group := self._session.group) is not None:
             for one in unsent.values():
                 group.sum_in_place(one, "handing over what was not sent")
-        shared = {name: one.clone() for name, one in self.durable.shared().items()}
+        return HandedOver(self._origin(step, self.durable.shared()), unsent)
+
+    def _origin(self, step: int, shared: Mapping[str, torch.Tensor]) -> Origin:
         session = self._session
-        return HandedOver(Origin(session.run, session.view, step, session.place.world_size, shared), unsent)
+        copied = {name: one.clone() for name, one in shared.items()}
+        return Origin(session.run, session.view, step, session.place.world_size, copied)
 
     def check_alike(self) -> None:
         """Raises BadInput where a peer is known to have made other updates than this rank."""

@@ -37,7 +37,7 @@ from atoll.agent.runtime.step.optimizers.scaled_steps import ScaledSteps
 from atoll.agent.runtime.step.plans.agreement import Agreed
 from atoll.agent.runtime.step.plans.arriving import Plans
 from atoll.agent.runtime.step.plans.schedule import PlanSchedule
-from atoll.agent.runtime.step.state.durable import BetweenViews, Origin
+from atoll.agent.runtime.step.state.durable import BetweenViews, HandedOver, Origin
 from atoll.agent.runtime.step.state.fingerprint import fingerprint_of
 from atoll.agent.runtime.step.state.randomness import seed_step
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
@@ -344,7 +344,7 @@ class Training:
         self.state.memory.close()
         self._exchange.close(followed=True)
         if origin is not None:
-            self.state.snapshot.durable = BetweenViews(origin)
+            self.state.snapshot.durable = BetweenViews(origin, self._model)
         if recovered is not None:
             resumed = Resumed(recovered.checkpoint, recovered.own)
             self.state.go_back(resumed)
@@ -363,7 +363,10 @@ class Training:
         if self._agreed.view <= self._session.view or self._agreed.stop or not self.loader.batches_left:
             return  # after an epoch's last batch the script does what needs all who were there
         self.state.change_begins()
-        handed_over = self._exchange.hand_over(self.loader.position.step) if self._exchange.goes_back else None
+        handed_over: HandedOver | None = None
+        if self._exchange.goes_back:
+            keeps = self.succession.keeps_unsent(self._agreed.view)
+            handed_over = self._exchange.hand_over(self.loader.position.step, keeps_unsent=keeps)
         self.succession.leave(self._agreed.view, handed_over)
 
     def _own_norms(self) -> Callable[[], Norms] | None:

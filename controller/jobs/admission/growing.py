@@ -61,7 +61,7 @@ _NUMBERS: Final = re.compile(r"[\d.]+(e[+-]?\d+)?")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAssessment:
     """What comes of it. `cause`: why the run should change, in words `text`, if it should; `names`: devices that it
-    should take in, or leave out. `admission`: the planner's
+    should take in, or leave out. `keeps_unsent`: these take along what they have not sent. `admission`: the planner's
     word, where it changed something."""
 
     job: JobRecord
@@ -70,6 +70,7 @@ class DeviceAssessment:
     text: str = ""
     events: tuple[NewEvent, ...] = ()
     judged: bool = False
+    keeps_unsent: bool = False
     admission: AdmissionRecord | None = None
 
 

@@ -5,6 +5,7 @@ Its devices wait as standbys, as a device does that was too slow: while the run 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from atoll.controller.deciding.words import mbit
@@ -21,6 +22,11 @@ from atoll.step_estimators.estimates import RankProfile
 
 APART: Final = 0.5
 """Of the others' link, that a thin one carries at most."""
+
+HANDS_OVER_S: Final = 20.0
+"""So long all stand still at most for what an island that leaves has not sent. Over a thinner link little of what it
+did ever came to the others."""
+_ENTRY_BYTES: Final = 4
 
 ThinIslandDecision = Decision[ThinIslandInput, ThinIslandPlan]
 
@@ -46,7 +52,17 @@ def without_thin_island(observed: ObservedJob, run: RunRecord, clock: PassClock)
     if not decision.plan.leaves or len(run.members) - len(left_out) < max(job.spec.min_workers, 1):
         return nothing
     names = [f"{m.node}/{m.device}" for m in left_out]
-    return sent_back(observed, run, job, names, _reason(decision))
+    hands_over_s = _hands_over_s(decision, len(run.members))
+    if hands_over_s <= HANDS_OVER_S:
+        return sent_back(observed, run, job, names, _reason(decision))
+    along = f"it takes along what it has not sent, which would be on its way for {hands_over_s:.0f} s"
+    return replace(sent_back(observed, run, job, names, f"{_reason(decision)}; {along}"), keeps_unsent=True)
+
+
+def _hands_over_s(decision: ThinIslandDecision, workers: int) -> float:
+    """What all have not sent, in full, by all ranks' links: a ring's pace is that of the thin one."""
+    exchange = decision.given.exchange
+    return 2 * (workers - 1) / workers * _ENTRY_BYTES * exchange.entries / min(exchange.bandwidths)
 
 
 def _links(profile: Profile, islands: Sequence[str]) -> list[float] | None:

@@ -231,7 +231,8 @@ def _in_place(observed: ObservedJob, run: RunRecord, assessment: DeviceAssessmen
         run, events = joining.with_joiners(observed, run, newest, taken)
         step = JobStep(observed.job, run, events=events)
     else:
-        change = left_out(observed, run, assessment.names, assessment.text, clock)
+        keeps = assessment.keeps_unsent
+        change = left_out(observed, run, assessment.names, assessment.text, clock, keeps_unsent=keeps)
         step = _changed(observed, run, change, clock)
     return replace(step, events=(*assessment.events, *step.events), judged=True, admission=assessment.admission)
 

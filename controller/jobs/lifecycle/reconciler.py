@@ -279,8 +279,7 @@ class Reconciler:
         for name in nodes:
             if run is not None and (session := self._sessions.connected.get(name)) is not None:
                 sent[name] = session.views_sent.get((run.job, run.run), (0, 0))
-        since_s, joining_since_s = state.view_since_s, state.joining_since_s
-        return ObservedViews(state.views, since_s, None, joining_since_s, state.handed_since_s, sent)
+        return ObservedViews(state.views, state.view_since_s, None, state.joining_since_s, sent)
 
     def _broken_since_s(self, state: JobState, observed: ObservedJob) -> float | None:
         """Since when some member of the newest view says that it is broken, or is lost."""

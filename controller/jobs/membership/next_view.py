@@ -338,7 +338,9 @@ def _changed_at_boundary(
     return propose(observed, run, newest, asked, clock)
 
 
-def left_out(observed: ObservedJob, run: RunRecord, names: Sequence[str], reason: str, clock: PassClock) -> ViewStep:
+def left_out(
+    observed: ObservedJob, run: RunRecord, names: Sequence[str], reason: str, clock: PassClock, *, keeps_unsent: bool
+) -> ViewStep:
     """The view without the workers on these devices ("node/device"), from a step boundary."""
     newest = observed.views.kept[-1]
     members = members_of(run, newest)
@@ -349,6 +351,7 @@ def left_out(observed: ObservedJob, run: RunRecord, names: Sequence[str], reason
         members=stay,
         has_state=[member.rank for member in stay],
         at_boundary=True,
+        keeps_unsent=keeps_unsent,
         wanted=len(stay),
         seen_unix_s=clock.unix_s,
     )

@@ -66,8 +66,8 @@ class ObservedViews:
     since_s: float = 0.0
     broken_since_s: float | None = None
     joining_since_s: float = 0.0
-    handed_since_s: float = 0.0
     sent: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    handed_since_s: float = 0.0
 
     @property
     def newest(self) -> ViewRecord | None:

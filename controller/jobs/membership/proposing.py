@@ -38,14 +38,15 @@ class ViewStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextMembers:
-    """Who is to be in the next view, and why. wanted: as in ViewRecord; None: as before. seen_unix_s: the last sign of
-    life of what was lost."""
+    """Who is to be in the next view, and why. wanted, keeps_unsent: as in ViewRecord; wanted None: as before.
+    seen_unix_s: the last sign of life of what was lost."""
 
     cause: ViewCause
     reason: str
     members: Sequence[RunMember]
     has_state: Iterable[int]
     at_boundary: bool = False
+    keeps_unsent: bool = False
     wanted: int | None = None
     lost: Sequence[RunMember] = ()
     joined: Sequence[RunMember] = ()
@@ -80,6 +81,7 @@ def propose(
         plan=current.id + 1,
         wanted=before.wanted if asked.wanted is None else asked.wanted,
         at_boundary=asked.at_boundary,
+        keeps_unsent=asked.keeps_unsent,
         lost=_named(before.lost if pending else (), asked.lost),
         joined=_named(before.joined if pending else (), asked.joined),
         seen_unix_s=before.seen_unix_s if pending and before.seen_unix_s else asked.seen_unix_s,

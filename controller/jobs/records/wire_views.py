@@ -82,6 +82,7 @@ def view_to_wire(known: RunViews) -> agents_pb2.View:
         master_port=view.master_port,
         plan=plan_to_wire(plan),
         at_boundary=view.at_boundary,
+        keeps_unsent=view.keeps_unsent,
         meet_s=MEET_S,
         in_force=in_force,
         reason=view.reason,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +124,15 @@ KEEPERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", KEEPERS)
-def test_what_was_not_sent_yet_stays_with_who_had_state(tmp_path: Path, start: Start, name: str) -> None:
+@pytest.mark.parametrize(("name", "keeps_unsent"), [*zip(KEEPERS, repeat(False)), *zip(KEEPERS, repeat(True))])
+def test_what_was_not_sent_yet_stays_with_who_had_state(
+    tmp_path: Path, start: Start, name: str, keeps_unsent: bool
+) -> None:
     """1. Two workers send a tenth of what they learn; a third is taken in at a boundary, with the masters. 2. Rank 0
     is left out at a later one; the others save, are stopped, and a second run goes on from their disks. 3. Weights are
     equal, each sample counts once, and what the masters moved and what is still to be sent are all gradients that there
-    were: of the one that left, of the one that came, and of both runs."""
+    were: of the one that left, of the one that came, and of both runs. Where its link is too thin for that, rank 0
+    takes along what it had not sent, and the rest holds."""
     settings = KEEPERS[name]
     with sparse(tmp_path, 2, start=start, **settings) as agent:
         agent.makes_views = True
@@ -141,7 +145,8 @@ def test_what_was_not_sent_yet_stays_with_who_had_state(tmp_path: Path, start: S
         agent.put_in_force()
         here = agent.alive[joined][0]
         agent.wait_until(lambda: agent.alive[joined][0] > here + 3)
-        agent.send_view(3, [1, joined], [1.0, 1.0], plan_id=3, at_boundary=True, in_force=2, to=[0, 1, joined])
+        agent.send_view(3, [1, joined], [1.0, 1.0], plan_id=3, at_boundary=True, in_force=2, to=[0, 1, joined],
+                        keeps_unsent=keeps_unsent)  # fmt: skip
         assert agent.workers[0].wait(timeout=60) == 85, agent.said()
         agent._view_to = (1, joined)
         agent.put_in_force()
@@ -157,7 +162,9 @@ def test_what_was_not_sent_yet_stays_with_who_had_state(tmp_path: Path, start: S
     check_every_sample_once(tmp_path, epochs)
     first = [kept(tmp_path, 1, rank, "end") for rank in (0, 1, joined)]
     last = [kept(tmp_path, 2, rank, "end") for rank in (0, 1)]
-    residuals, sums = together(last, "residuals"), together(last, "owner_sums")
+    unsent = [*last, first[0]] if keeps_unsent else last
+    assert not keeps_unsent or any(one.abs().max() > 0 for one in first[0]["residuals"].values())
+    residuals, sums = together(unsent, "residuals"), together(unsent, "owner_sums")
     residuals = {layer: one + sums.get(layer, 0) for layer, one in residuals.items()}
     check_nothing_was_lost(
         kept(tmp_path, 1, 0, "begin")["masters"],

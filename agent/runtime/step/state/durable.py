@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from atoll.agent.runtime.checkpoints.disk.header import Header
 
@@ -44,15 +45,27 @@ class Origin:
 @dataclass(frozen=True, slots=True)
 class HandedOver:
     """What the ranks of a view had beside model and optimizer when all left it, the same on each of them. So whoever of
-    them comes into the next view has all of it."""
+    them comes into the next view has all of it; but for `own`, which is this rank's alone where nobody handed over."""
 
     origin: Origin  # without own
     unsent: Mapping[str, torch.Tensor]  # by all of them together, by layer; float32 [N]
+    own: OwnState | None = None
 
     def shared_out(self, rank: int, takers: int) -> Origin:
-        """With one of `takers` equal parts of what was not sent, for this rank."""
+        """With its own, or with one of `takers` equal parts of what was not sent, for this rank."""
+        if self.own is not None:
+            return replace(self.origin, own=[replace(self.own, rank=rank)])
         part = {name: one / takers for name, one in self.unsent.items()}
         return replace(self.origin, own=[OwnState(rank, part, None)])
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a rank goes on with in another view where nobody hands over. shared: as `Durable.shared`, and "master.LAYER"
+    of weights that are not the masters."""
+
+    shared: Mapping[str, torch.Tensor]
+    own: OwnState
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +142,9 @@ class Durable(Protocol):
         """At a boundary, after a flush: what this rank has for itself still and others may take over, by layer; float32
         [N]. By all the same layers."""
 
+    def kept(self) -> Kept:
+        """At a boundary, every update in the masters, without a flush: all of it, this rank's own in copies."""
+
     def rolling(self) -> RollingState | None:
         """What the background changes; None: the state stands still between a boundary and the next update."""
 
@@ -154,14 +170,22 @@ class NothingBeside:
     def unsent(self) -> Mapping[str, torch.Tensor]:
         return {}
 
+    def kept(self) -> Kept:
+        return Kept({}, OwnState(0, {}, None))
+
     def rolling(self) -> None: ...
 
 
 class BetweenViews(NothingBeside):
     """The Durable of a worker that has left one view and is not in the next yet, with what it goes on with."""
 
-    def __init__(self, origin: Origin) -> None:
-        self._origin = origin
+    def __init__(self, origin: Origin, model: nn.Module) -> None:
+        self._origin, self._model = origin, model
+
+    def masters(self) -> Mapping[int, torch.Tensor]:
+        shared = self._origin.shared
+        named = ((one, shared.get(f"master.{name}")) for name, one in self._model.named_parameters())
+        return {id(one): master.as_strided(one.shape, one.stride()) for one, master in named if master is not None}
 
     def shared(self) -> Mapping[str, torch.Tensor]:
         return self._origin.shared

@@ -13,8 +13,10 @@ from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.estimators.profile import LinkEstimate
 from atoll.controller.jobs.lifecycle.observed import JobStep, ObservedJob
 from atoll.controller.jobs.lifecycle.reconcile import next_step
+from atoll.controller.jobs.membership.observed_views import ObservedViews, ViewStage, WorkerStanding
 from atoll.controller.planners.registry import EXCHANGE_DENSITY
 from atoll.controller.state.records import Cause, JobPhase, JobRecord, PlanRecord
+from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 
 NAMES = ("a", "b", "c", "d")
 MBIT = 1e6
@@ -77,6 +79,28 @@ def test_an_island_of_a_hundredth_of_the_others_link_waits_and_both_times_are_sa
     assert said.startswith("c/0 waits as a standby: island c has 0.5 Mbit/s, and all send 0.")
     assert "a step's worth of learning takes 0.265 s" in said
     assert "with it, 0.107 s without it, when all send 20 %" in said
+
+
+def test_it_leaves_in_place_and_does_not_hand_over_for_40_minutes_what_it_has_not_sent() -> None:
+    """Of the run's members without it the next view is, from a step boundary. What it has not sent it takes along, and
+    people are told."""
+    thin = training(500 * MBIT, 500 * MBIT, 0.5 * MBIT, 500 * MBIT)
+    standing = WorkerStanding(1, ViewStage.TRAINING, 100, takes_in=True)
+    nodes = {
+        name: replace(one, workers={rank: worker()._replace(standing=standing) for rank in one.workers})
+        for name, one in thin.nodes.items()
+    }
+    ranks = tuple(range(len(NAMES)))
+    begun = ViewRecord(
+        job=thin.job.id, run=1, view=1, state=ViewState.IN_FORCE, cause=ViewCause.LAUNCH, reason="", ranks=ranks,
+        has_state=ranks, master_address="a.lan", master_port=29500, plan=1, wanted=4, stepped_unix_s=1.0,
+    )  # fmt: skip
+    step = next_step(changed(thin, nodes=nodes, views=ObservedViews(kept=(begun,), since_s=NOW_S)), clock())
+    assert step.job.status.phase is JobPhase.RUNNING
+    [view] = step.views
+    assert (view.ranks, view.at_boundary, view.keeps_unsent) == ((0, 1, 3), True, True)
+    [said] = [event.text for event in step.events if event.kind == "admission"]
+    assert "it takes along what it has not sent, which would be on its way for 2400 s" in said
 
 
 def test_it_does_not_come_back_before_the_run_is_smaller() -> None:
