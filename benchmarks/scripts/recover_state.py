@@ -36,7 +36,8 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_writer import ShardWrit
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.state.durable import NothingBeside
-from atoll.agent.runtime.transport import process_groups
+from atoll.agent.runtime.transport import meeting
+from atoll.agent.runtime.transport.process_groups import Group
 
 STEP: Final = 7
 DEADLINE_S: Final = 120
@@ -53,7 +54,7 @@ class Cluster:
         self.model = nn.ParameterList([torch.zeros(_TENSOR_ENTRIES) for _ in range(tensors)])
         self.optimizer = torch.optim.AdamW(self.model.parameters())
 
-    def session(self, run: int, rank: int, group: process_groups.Group | None, port: int = 1) -> Any:
+    def session(self, run: int, rank: int, group: Group | None, port: int = 1) -> Any:
         place = WorkerPlace(rank, self.ranks, rank % self.each, self.each, "127.0.0.1", None)
         machine = self.folder / self.nodes[rank]
         machine.mkdir(exist_ok=True)
@@ -126,7 +127,7 @@ def anonymous_bytes() -> int:
 def recover(cluster: Cluster, port: int, rank: int) -> dict[str, Any]:
     place = WorkerPlace(rank, cluster.ranks, rank % cluster.each, cluster.each, "127.0.0.1", None)
     environment(place, port)
-    group = process_groups.join(place, torch.device("cpu"))
+    group = meeting.join(place, torch.device("cpu"))
     received: dict[str, int] = {"bytes": 0, "from_elsewhere": 0}
     if group is not None:
         count_received(group, cluster.nodes, received)
@@ -153,7 +154,7 @@ def environment(place: WorkerPlace, port: int) -> None:
     )
 
 
-def count_received(group: process_groups.Group, nodes: tuple[str, ...], received: dict[str, int]) -> None:
+def count_received(group: Group, nodes: tuple[str, ...], received: dict[str, int]) -> None:
     pass_on: Callable[..., None] = group._pass_on
 
     def counted(piece: Any, source: int, to: int) -> None:

@@ -19,7 +19,7 @@ from atoll.agent.runtime.step.measures.probe import Probe
 from atoll.agent.runtime.step.measures.throttle import Throttle
 from atoll.agent.runtime.step.plans.planned_step import PlannedStep, planned_from_wire
 from atoll.agent.runtime.step.state.randomness import seed_alike
-from atoll.agent.runtime.transport import process_groups
+from atoll.agent.runtime.transport import meeting
 from atoll.agent.runtime.transport.process_groups import COLLECTIVE_TIMEOUT_S
 from atoll.agent.runtime.transport.relayed_links import RelayedLinks
 from atoll.errors import BadInput
@@ -62,7 +62,7 @@ def join(
     sync = torch.cuda.synchronize if device.type == "cuda" else None
     abortable = link is not None and link.makes_views
     links = RelayedLinks(members, place.rank, link.passage) if link is not None and members else None
-    group = None if joins else process_groups.join(place, device, abortable=abortable, links=links)
+    group = None if joins else meeting.join(place, device, abortable=abortable, links=links)
     launch = link.welcome.launch if link is not None else None
     return Session(
         place=place,

@@ -40,7 +40,8 @@ from atoll.agent.runtime.step.plans.planned_step import planned_from_wire
 from atoll.agent.runtime.step.plans.schedule import PlanSchedule
 from atoll.agent.runtime.step.state.durable import HandedOver, Origin
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
-from atoll.agent.runtime.transport import process_groups
+from atoll.agent.runtime.transport.meeting import join_again
+from atoll.agent.runtime.transport.process_groups import Group
 from atoll.agent.runtime.transport.relayed_links import RelayedLinks
 from atoll.errors import AtollError, BadInput, CheckpointError, DeadlineExceeded, PeerLost
 from atoll.strategies import registry
@@ -288,7 +289,7 @@ class Succession:
             self._state.shutdown.left_out(view.reason)
         self._standing.say(VIEW_STAGE_FORMING, self._step, view=view.number)
         session.links = RelayedLinks(view.members, view.place.rank, self._link.passage)
-        group = process_groups.join_again(
+        group = join_again(
             view.place,
             view.port,
             session.device,
@@ -331,7 +332,7 @@ class Succession:
         self._trains_from, self._trains_since_s = position.step, time.monotonic()
         self._standing.came_to("agreed_s")
 
-    def _oldest(self, group: process_groups.Group | None) -> int:
+    def _oldest(self, group: Group | None) -> int:
         """The step that what all go back to is not to be older than, the same on all: what they save is of the last
         one. Collective; raises PeerLost."""
         saves = self._state.saver.enabled
@@ -339,7 +340,7 @@ class Succession:
         rows = [[self._step, worth]] if group is None else group.gather_rows([self._step, worth])
         return max(0, max(step for step, _ in rows) - max(worth for _, worth in rows))
 
-    def _all_handed_over(self, group: process_groups.Group | None, has_state: Sequence[bool]) -> bool:
+    def _all_handed_over(self, group: Group | None, has_state: Sequence[bool]) -> bool:
         """Whether all who have state left the view before at one boundary, with what there was beside it. Collective;
         raises PeerLost."""
         step = self._handed_over.origin.step if self._handed_over is not None else -1
@@ -355,7 +356,7 @@ class Succession:
         resumed = self._state.resumed if self._joins else None
         return replace(resumed.origin(), own=()) if resumed is not None else None
 
-    def _check_alike(self, group: process_groups.Group, has_state: Sequence[bool]) -> None:
+    def _check_alike(self, group: Group, has_state: Sequence[bool]) -> None:
         """Who joins prepared the same as the others. Collective; raises PeerLost on them, BadInput on who did not."""
         rows = group.gather_rows(list(self._likeness.values()))
         first = has_state.index(True) if any(has_state) else 0
@@ -365,7 +366,7 @@ class Succession:
         if other := [rank for rank, row in enumerate(rows) if row != rows[first]]:
             raise PeerLost(f"rank {other[0]} of the view prepared something else")
 
-    def _enter(self, view: View, group: process_groups.Group | None) -> None:
+    def _enter(self, view: View, group: Group | None) -> None:
         session, link = self._session, self._link
         assert view.place is not None
         session.view, session.place, session.group = view.number, view.place, group

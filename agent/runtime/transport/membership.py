@@ -10,7 +10,7 @@ from typing import Final
 from atoll.agent.routes import interface_of
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.transport.keys import Keys, generate, keys_of
-from atoll.agent.runtime.transport.process_groups import own_address_towards
+from atoll.agent.runtime.transport.meeting import own_address_towards
 from atoll.agent.runtime.transport.topology import Member, members_of
 
 ISLAND_VARIABLE: Final = "ATOLL_ISLAND"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import time
 import warnings
@@ -11,31 +9,23 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from functools import partial, reduce
 from operator import add
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
-from torch.distributed.rendezvous import rendezvous
 
-from atoll.agent.routes import address_towards, interface_of
-from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.agent.runtime.transport.collectives import Aborted, UnderWay, collective
-from atoll.agent.runtime.transport.gloo_sockets import GlooSockets, beside_the_first, open_sockets
+from atoll.agent.runtime.transport.gloo_sockets import GlooSockets, open_sockets
 from atoll.agent.runtime.transport.pieces import Pieces
 from atoll.agent.runtime.transport.relayed_links import RelayedLinks
-from atoll.agent.runtime.transport.relayed_store import RelayedStore
-from atoll.errors import BadInput, PeerLost
+from atoll.errors import BadInput
 
 # torch's own default is 30 minutes, for which a run with a dead peer would only look busy.
 COLLECTIVE_TIMEOUT_S: Final = 300.0
-# Until training begins, peers fetch code, import torch and read checkpoints, on slow disks too. Dead ones show at once.
-START_TIMEOUT_S: Final = 300.0
-MEETING_TURN_S: Final = 0.01
-CONNECT_S: Final = 1.0
 
 
 class Group:
@@ -302,124 +292,3 @@ def _abort_all(groups: Sequence[dist.ProcessGroup]) -> None:
 
 def _listed(ports: Sequence[int]) -> bytes:
     return ",".join(map(str, ports)).encode()
-
-
-def join(
-    place: WorkerPlace, device: torch.device, *, abortable: bool = False, links: RelayedLinks | None = None
-) -> Group | None:
-    """Meet the other ranks; None where there are none. Raises PeerLost if one does not come.
-
-    abortable: `Group.abort` shall end what is under way; on all ranks alike. links: who is reached through the
-    relay."""
-    if place.world_size == 1:
-        return None
-    if links is not None:
-        address, port = links.meeting(place.master_address, int(os.environ["MASTER_PORT"]))
-        os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
-    timeout = timedelta(seconds=START_TIMEOUT_S)
-    with collective(f"rank {place.rank} waited for the {place.world_size} workers of its run to meet"):
-        store, _, _ = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))
-    return _made(place, device, store, START_TIMEOUT_S, abortable=abortable, links=links)
-
-
-def join_again(
-    place: WorkerPlace,
-    port: int,
-    device: torch.device,
-    *,
-    within_s: float,
-    given_up: Callable[[float], bool],
-    links: RelayedLinks | None = None,
-) -> Group | None:
-    """As `join`, with the members of a later view at `port` of its master; the group before is closed. given_up: waits
-    for so long; whether the meeting is not to be waited for any more. Raises PeerLost."""
-    address = place.master_address
-    if links is not None and place.world_size > 1:
-        address, port = links.meeting(address, port)
-    where = {"RANK": place.rank, "WORLD_SIZE": place.world_size, "MASTER_ADDR": address}
-    os.environ.update({name: str(value) for name, value in {**where, "MASTER_PORT": port}.items()})
-    if place.world_size == 1:
-        return None
-    ends_s = time.monotonic() + within_s
-    what = f"at {address}:{port}, where {place.world_size} members of the view meet"
-
-    def until(there: Callable[[], bool]) -> None:
-        while not there():
-            if given_up(MEETING_TURN_S) or time.monotonic() > ends_s:
-                raise PeerLost(f"rank {place.rank} did not meet everyone {what}")
-
-    if not place.is_main:  # torch's store tries again only after most of a second
-        until(lambda: _listens_at(address, port))
-    with collective(what):
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            address,
-            port,
-            place.world_size,
-            place.is_main,
-            timeout=timedelta(seconds=within_s),
-            wait_for_workers=False,
-        )
-        store.set(f"here/{place.rank}", "")
-        everyone = [f"here/{rank}" for rank in range(place.world_size)]
-        until(lambda: store.check(everyone))
-    try:
-        return _made(place, device, store, max(ends_s - time.monotonic(), 1.0), abortable=True, links=links)
-    except PeerLost:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        raise
-
-
-def _made(
-    place: WorkerPlace,
-    device: torch.device,
-    store: Any,
-    within_s: float,
-    *,
-    abortable: bool,
-    links: RelayedLinks | None,
-) -> Group:
-    """The group of those who meet at this store of torch's."""
-    over_relay = links is not None and links.used
-    shared = RelayedStore(store, place.rank, links) if links is not None and over_relay else store
-    own = own_address_towards(place.master_address)
-    if own is not None and (interface := interface_of(own)) is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # gloo asks the host's name otherwise, often 127.0.1.1
-    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a lost peer then raises; it aborts the process otherwise
-    timeout = timedelta(seconds=within_s)
-    with collective(f"rank {place.rank} waited for the {place.world_size} workers of its run to meet"):
-        before = open_sockets()
-        whole = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        backend = "gloo" if over_relay else whole  # NCCL's connections are nobody's to lead
-        dist.init_process_group(backend, store=shared, rank=place.rank, world_size=place.world_size, timeout=timeout)
-        control = dist.new_group(backend=beside_the_first(), timeout=timeout)
-    data = dist.group.WORLD
-    assert data is not None
-    group = Group(
-        place.rank,
-        place.world_size,
-        data,
-        control,
-        nccl=backend != "gloo",
-        links=links,
-        island_backend=whole if whole != backend else None,
-    )
-    if abortable:
-        group.hold_sockets(before)
-    return group
-
-
-def _listens_at(address: str, port: int) -> bool:
-    try:
-        socket.create_connection((address, port), timeout=CONNECT_S).close()
-    except OSError:
-        return False
-    return True
-
-
-def own_address_towards(address: str) -> str | None:
-    """This machine's address on the way to `address`; None where there is no way."""
-    try:
-        return address_towards(address)
-    except OSError:
-        return None  # the rendezvous will say what is wrong with the address

@@ -30,7 +30,7 @@ from atoll.agent.runtime.step.backward.reduction import ReducedGradients
 from atoll.agent.runtime.step.capabilities import Norms, Pass, StepEvents
 from atoll.agent.runtime.step.measures.throttle import Throttle
 from atoll.agent.runtime.step.plans.agreement import Agreed, Agreement
-from atoll.agent.runtime.transport import process_groups
+from atoll.agent.runtime.transport import meeting
 from atoll.agent.runtime.transport.proposals import ReducedProposals
 from atoll.errors import BadInput, PeerLost
 from atoll.strategies.declaration import PlanParameters
@@ -40,7 +40,7 @@ from atoll.strategies.dense.worker import DenseReducer
 
 LOCAL = (5, 2)  # samples of each rank
 PLACE = WorkerPlace.from_environment()
-GROUP = process_groups.join(PLACE, torch.device("cpu"))
+GROUP = meeting.join(PLACE, torch.device("cpu"))
 assert GROUP is not None
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from atoll.agent.runtime.agent_link.place import WorkerPlace
-from atoll.agent.runtime.transport import process_groups
+from atoll.agent.runtime.transport import meeting
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import PeerLost
 
@@ -41,7 +41,7 @@ def take(group: Group, flat: torch.Tensor, way: str) -> None:
 
 def main() -> None:
     place = WorkerPlace.from_environment()
-    group = process_groups.join(place, torch.device("cpu"), abortable=True)
+    group = meeting.join(place, torch.device("cpu"), abortable=True)
     assert group is not None
     way, over = sys.argv[1], threading.Event()
     flat = torch.ones(ENTRIES) if place.is_main else torch.zeros(ENTRIES)
