@@ -207,13 +207,19 @@ class SecondMoments:
             if "betas" in group and group["betas"][1] > 0 and not group.get("amsgrad")
         ]
         self._late = False  # of the update under way nothing is known before
+        self._muted = False
         self._hooks = [hook for by in optimizers for hook in self._hooked(by)]
 
     def _hooked(self, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
         return optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)
 
+    def mute(self) -> None:
+        """Nothing is weighed any more. Also within an optimizer's step, whose hooks cannot be removed while torch calls
+        them."""
+        self._muted = True
+
     def close(self) -> None:
-        """Nothing is weighed any more."""
+        """Between two steps."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -227,12 +233,12 @@ class SecondMoments:
         itself, they are there after it: then the newest square counts in full in its own update."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first is the optimizer itself
         self._late = closure is not None or getattr(optimizer, "grad_scale", None) is not None
-        if not self._late:
+        if not (self._late or self._muted):
             self._weigh(optimizer)
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         overflow = getattr(optimizer, "found_inf", None)
-        if self._late and (overflow is None or not bool(overflow)):
+        if self._late and not self._muted and (overflow is None or not bool(overflow)):
             self._weigh(optimizer)
 
     @torch.no_grad()

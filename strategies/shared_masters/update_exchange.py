@@ -149,6 +149,11 @@ class UpdateExchange(MastersUpdate):
     def _unhook(self) -> None:
         super()._unhook()
         if self._moments is not None:
+            self._moments.mute()
+
+    def close(self) -> None:
+        super().close()
+        if self._moments is not None:
             self._moments.close()
 
     def expect_local(self) -> None:

@@ -117,20 +117,21 @@ def test_who_is_left_goes_on_with_the_residuals_of_all(
     check_nothing_was_lost(origin, masters, gradients, residuals, exchange)
 
 
-@pytest.mark.parametrize("replaced", [True, False])
+@pytest.mark.parametrize(("lost_in_update", "replaced"), [((), True), ((), False), (("--lose-in-update", "16"), True)])
 def test_second_moments_that_islands_tell_each_other_are_those_of_the_same_islands(
-    tmp_path: Path, start: Start, replaced: bool
+    tmp_path: Path, start: Start, replaced: bool, lost_in_update: tuple[str, ...]
 ) -> None:
     """1. Three islands train by AdamW, all is sent, no step late. They told each other of their second moments after 8
-    updates, and would have the sum after 16; one is killed in step 16, and a step between is in memory. 2. With one in
-    its stead they go on with that sum, and end with the weights of the run that nothing happened to. 3. The two that
-    are left alone begin to tell each other anew: a sum without the third's part was too small."""
+    updates, and would have the sum after 16; one is killed in step 16, and a step between is in memory. Who hears of it
+    within its optimizer's step goes on as the others. 2. With one in its stead they go on with that sum, and end with
+    the weights of the run that nothing happened to. 3. The two that are left alone begin to tell each other anew: a sum
+    without the third's part was too small."""
     settings = {**LOCAL, "density": 1.0, "staleness": 0}
     calm, struck = tmp_path / "calm", tmp_path / "struck"
     for out in (calm, struck):
         out.mkdir()
     with of_three(struck, start, 2, settings) as agent:
-        ranks = goes_back(agent, struck, ("--adamw",), ("--raise-at", "16"), replaced)
+        ranks = goes_back(agent, struck, ("--adamw",), ("--raise-at", "16", *lost_in_update), replaced)
     step = min(line["step"] for line in trained(struck) if line["view"] == 2)
     assert 9 < step <= 16
     ended = [kept(struck, 1, rank, "end") for rank in ranks]

@@ -24,6 +24,7 @@ from torch import nn
 
 import atoll
 from atoll.agent.runtime.membership import succession
+from atoll.errors import PeerLost
 from atoll.strategies.shared_masters.rolling import RollingMasters
 
 parser = argparse.ArgumentParser()
@@ -46,6 +47,7 @@ parser.add_argument("--synchronize-at", type=int, default=-1, help="after this s
 parser.add_argument("--die-flushed", action="store_true", help="synchronize after an epoch, slowly remembered; SIGKILL")
 parser.add_argument("--often", action="store_true", help="a generation in memory every step")
 parser.add_argument("--goes-back-s", type=float, help="a copy in memory that is older is not gone back to")
+parser.add_argument("--lose-in-update", type=int, default=-1, help="others than rank 1 lose it in this step's update")
 parser.add_argument("--seldom-from", type=int, default=-1, help="no generation in memory after this step, or the next")
 parser.add_argument("--break-flush", default="", help="RANK:SIGNAL, in the middle of it; signal 0: its link breaks")
 parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
@@ -116,6 +118,15 @@ def await_strike() -> None:
     while not (options.out / "strike").exists():
         assert time.monotonic() < ends_s
         time.sleep(0.01)
+
+
+def lose_in_update() -> None:
+    """Whom the wait for what was selected would tell of, if it came just then."""
+
+    def lost(*_: object) -> None:
+        raise PeerLost("rank 1 is gone")
+
+    exchange()._exchange.await_selected = lost
 
 
 def await_view() -> None:
@@ -196,6 +207,8 @@ with (
                     await_view()
                 if batch.step == options.seldom_from:
                     keep_no_more()
+                if RANK != 1 and batch.step == options.lose_in_update and run._session.view == 1:
+                    lose_in_update()
                 if RANK == 1 and batch.step == options.hold_at:
                     await_strike()
                 if RANK == 1 and batch.step == options.raise_at:
