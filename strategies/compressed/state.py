@@ -10,6 +10,7 @@ import torch
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Header
+from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.step.state.durable import Kept, Origin, OwnState
 from atoll.strategies.compressed.flat_state import FlatState
 from atoll.strategies.shared_masters import residuals as own_files
@@ -41,7 +42,8 @@ class CompressedState:
         if directory is None:
             return None
         held = {name: one.cpu() for name, one in self._own().items()}
-        packed = own_files.pack(held, [], own_files.OwnerSums({}, {}, {}), None, own_files.FlushLog(()), copy=copy)
+        state = own_files.state_of(held, [], own_files.OwnerSums({}, {}, {}), None, own_files.FlushLog(()))
+        packed = pack_state(state, copy=copy)
         return partial(own_files.write, directory, header, self._session.place.rank, packed)
 
     def standing(self) -> Mapping[str, torch.Tensor]:
@@ -53,6 +55,8 @@ class CompressedState:
     def kept(self) -> Kept:
         own = {name: one.cpu().clone() for name, one in self._own().items()}
         return Kept({}, OwnState(self._session.place.rank, own, None))
+
+    def survived(self) -> None: ...
 
     def rolling(self) -> None: ...
 

@@ -28,7 +28,7 @@ from atoll.agent.runtime.checkpoints.disk import files, listing, retention
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
 from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.checkpoints.disk.listing import CheckpointFolder
-from atoll.agent.runtime.checkpoints.disk.state import pack_state, unpack_state
+from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.agent.runtime.transport.frames import Kind
@@ -124,24 +124,22 @@ def as_rows(tensors: Sequence[EngineTensor], parts: Sequence[RecentPart]) -> lis
     return rows
 
 
-def pack(
+def state_of(
     held: Mapping[str, torch.Tensor],
     parts: Sequence[Mapping[str, Any]],
     sums: OwnerSums,
     optimizer: Mapping[str, Any] | None,
     flushes: FlushLog,
-    *,
-    copy: bool,
-) -> Packed:
-    """This rank's residuals and the parts it sent last. copy: own memory, for who writes while training goes on."""
-    state = {"owed": dict(held), "parts": list(parts), "optimizer": optimizer}
+) -> dict[str, Any]:
+    """This rank's residuals, the parts it sent last and what it summed."""
+    state: dict[str, Any] = {"owed": dict(held), "parts": list(parts), "optimizer": optimizer}
     state |= {"owner_sums": dict(sums.sums), "versions": {name: sums.versions[name] for name in sums.sums}}
     state |= {"following": {name: sums.following[name] for name in sums.sums}}
-    return pack_state({**state, "flushes": dict(flushes.counts), "given": dict(flushes.given)}, copy=copy)
+    return {**state, "flushes": dict(flushes.counts), "given": dict(flushes.given)}
 
 
 def write(directory: Path, header: Header, rank: int, packed: Packed) -> None:
-    """Publish what `pack` gave, as it was with the checkpoint of `header`. Raises CheckpointError."""
+    """Publish a state, packed, as it was with the checkpoint of `header`. Raises CheckpointError."""
     folder = directory / FOLDER / f"rank-{rank}"
     with disk_errors(f"writing {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -165,25 +163,38 @@ def take_over(session: Session, origin: Origin, sizes: Mapping[str, int]) -> lis
     mine = [int(old in found) for old in range(origin.world_size)]
     rows = session.group.gather_rows(mine) if session.group is not None else [mine]
     held = [[old for old, there in enumerate(row) if there] for row in rows]
-    none = torch.zeros(len(sizes), dtype=torch.int64)  # written before flushes were counted
-    versions, flushes = (
-        dict(zip(sizes, origin.shared.get(what, none).tolist(), strict=True)) for what in ("versions", "flushes")
-    )
-    states, whole = [], []
+    whole: list[tuple[int, dict[str, Any]]] = []
     for old, owner in enumerate(_shared_out(held, origin.world_size)):
         if owner == rank:
             state = _whole(found[old], sizes, skipped)
-            whole += [(found[old], state)] if state is not None else []
+            whole += [(old, state)] if state is not None else []
         elif owner is None and session.place.is_main:
             text = f"the residual of rank {old} of run {origin.run} is lost with its machine; training goes on"
             session.notice(LEVEL_WARNING, text)
+    return as_of(session, origin.shared, whole, sizes)
+
+
+def as_of(
+    session: Session,
+    shared: Mapping[str, torch.Tensor],
+    whole: Sequence[tuple[int, dict[str, Any]]],
+    sizes: Mapping[str, int],
+) -> list[OwnState]:
+    """Collective: states as `state_of` gave them, by the rank that each was of, as of the masters that `shared` tells
+    of; they are changed. sizes: entries by layer, in the order of layers. Raises PeerLost."""
+
+    def skipped(why: str) -> None:
+        session.notice(LEVEL_WARNING, f"rank {session.place.rank}: {why}")
+
+    none = torch.zeros(len(sizes), dtype=torch.int64)  # written before flushes were counted
+    versions, flushes = (
+        dict(zip(sizes, shared.get(what, none).tolist(), strict=True)) for what in ("versions", "flushes")
+    )
     summed = [max((state["versions"].get(name, -1) for _, state in whole), default=-1) for name in sizes]
     rows = session.group.gather_rows(summed) if session.group is not None else [summed]
     newest = {name: max(versions[name], *seen) for name, *seen in zip(sizes, *rows, strict=True)}
     contained = _Contained(versions, flushes, newest)
-    for one, state in whole:
-        states.append(_read(one, state, contained, skipped))
-    return states
+    return [_read(old, state, contained, skipped) for old, state in whole]
 
 
 def _find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> list[_Found]:
@@ -249,8 +260,8 @@ def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def _read(found: _Found, state: Mapping[str, Any], contained: _Contained, on_skip: Callable[[str], None]) -> OwnState:
-    """What `_whole` gave, as of the checkpoint that the run goes on from."""
+def _read(old: int, state: Mapping[str, Any], contained: _Contained, on_skip: Callable[[str], None]) -> OwnState:
+    """That of a rank of the run before, as of the checkpoint that the run goes on from."""
     residual: dict[str, torch.Tensor] = state["owed"]
     sums: dict[str, torch.Tensor] = state["owner_sums"]
     for name, missed in residual.items():
@@ -263,10 +274,10 @@ def _read(found: _Found, state: Mapping[str, Any], contained: _Contained, on_ski
             missed.add_(state["given"][name])
         elif name in sums and _following(state, name) <= contained.versions[name]:
             sums[name].zero_()  # it is not known which of it the masters took since
-            on_skip(f"what rank {found.rank} had summed of {name} is of an earlier step than the checkpoint, and lost")
+            on_skip(f"what rank {old} had summed of {name} is of an earlier step than the checkpoint, and lost")
     for part in state["parts"]:
         name, is_total = part["name"], part.get("total", False)
         if part["pass"] > (contained.versions if is_total else contained.summed)[name]:
             into = sums if is_total else residual
             add_blocks(into[name], part["index"].numpy(), part["values"].numpy())
-    return OwnState(found.rank, residual, state["optimizer"], sums)
+    return OwnState(old, residual, state["optimizer"], sums)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Header
+from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
-from atoll.agent.runtime.step.state.durable import Kept, Origin, OwnState
+from atoll.agent.runtime.step.state.durable import Kept, Origin, OwnState, Survived
 from atoll.strategies.shared_masters import residuals
 from atoll.strategies.shared_masters.exchange import LayerExchange
 from atoll.strategies.shared_masters.residuals import FlushLog, OwnerSums
@@ -75,14 +76,30 @@ class MastersState:
         directory = self._session.checkpoint.directory
         if directory is None or self._place == "none":
             return None
-        parts = residuals.as_rows(self._exchange.tensors, self._exchange.engine.recent_parts())
         optimizer = self._optimizer.state_dict() if self._place == "live" else None
+        packed = pack_state(self._own(optimizer), copy=copy)
+        return partial(residuals.write, directory, header, self._session.place.rank, packed)
+
+    def _own(self, optimizer: Mapping[str, Any] | None) -> dict[str, Any]:
+        parts = residuals.as_rows(self._exchange.tensors, self._exchange.engine.recent_parts())
         versions = self._versions()
         layers = self._exchange.layers
         following = {layer.name: self._exchange.exchanged_after(layer, versions[layer.name]) for layer in layers}
         sums = OwnerSums(self.owner_sums(), versions, following)
-        packed = residuals.pack(self.residuals(), parts, sums, optimizer, self.flushes, copy=copy)
-        return partial(residuals.write, directory, header, self._session.place.rank, packed)
+        return residuals.state_of(self.residuals(), parts, sums, optimizer, self.flushes)
+
+    def survived(self) -> Survived | None:
+        if self._place != "live":
+            return None
+        state = self._own(None)
+        state["owner_sums"] = {name: one.clone() for name, one in state["owner_sums"].items()}
+        sizes = {layer.name: layer.master.numel() for layer in self._exchange.layers}
+
+        def as_of(shared: Mapping[str, torch.Tensor]) -> OwnState:
+            (own,) = residuals.as_of(self._session, shared, [(self._session.place.rank, state)], sizes)
+            return own
+
+        return as_of
 
     def standing(self) -> Mapping[str, torch.Tensor]:
         return {}

@@ -157,6 +157,12 @@ class Saver:
         """The last boundary's state, for a rank that lacks it. Its tensors are live on a CPU."""
         return LoadedCheckpoint(*self._packed(copy=self._session.device.type != "cpu"))
 
+    def loaded_without_moments(self) -> LoadedCheckpoint:
+        """As `loaded`, for a rank that has an optimizer's state of its own."""
+        states = {name: state for name, state in self._snapshot.states(narrow=False).items() if name != "optimizer"}
+        with self._snapshot.readable():
+            return LoadedCheckpoint(self._header(), *pack_state(states, copy=self._session.device.type != "cpu"))
+
     def store_received(self, checkpoint: LoadedCheckpoint) -> None:
         """Keep what came from another machine, so that losing that one loses nothing."""
         if self._writes and self._directory is not None and checkpoint.path is None:

@@ -32,6 +32,7 @@ from atoll.agent.runtime.checkpoints.resume import Resumed, position_of
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import Position, after
+from atoll.agent.runtime.membership.as_they_are import go_on_as_they_are, newest
 from atoll.agent.runtime.membership.broken_step import LONGEST_PASSES, BrokenStep, why_not
 from atoll.agent.runtime.membership.standing import Standing
 from atoll.agent.runtime.membership.view import View, read_view
@@ -48,6 +49,7 @@ from atoll.strategies import registry
 from atoll.v1 import agents_pb2
 from atoll.v1.common_pb2 import (
     LEVEL_INFO,
+    LEVEL_WARNING,
     VIEW_STAGE_BROKEN,
     VIEW_STAGE_FAILED,
     VIEW_STAGE_FORMING,
@@ -107,6 +109,7 @@ class Succession:
         self._trains_from = -1  # the first step in this view
         self._trains_since_s = self._step_s = 0.0  # of its steps, in the mean
         self._handed_over: HandedOver | None = None  # where it left the last view at a boundary
+        self._updated_to: Position | None = None  # where the update that came before a loss leads, if one did
         self.broken: BrokenStep | None = None
         """What the script does counts for nothing."""
         if (link := session.link) is not None and link.makes_views:
@@ -128,9 +131,9 @@ class Succession:
         self._end_group()
         if (why := mid_step or why_not(self._optimizers, self._tracked)) is not None:
             self._unable(why, error)
-        self.broken = BrokenStep(
-            self._model, self._optimizers, self._state.snapshot, whole=not self._state.shutdown.updated
-        )
+        batch, updated = self._loader.current, self._state.shutdown.updated
+        self._updated_to = after(batch) if batch is not None and updated else None
+        self.broken = BrokenStep(self._model, self._optimizers, self._state.snapshot, whole=not updated)
         self._standing.say(VIEW_STAGE_BROKEN, self._step, reason=str(error))
 
     def unable(self, why: str, error: AtollError) -> None:
@@ -297,19 +300,20 @@ class Succession:
             given_up=lambda wait_s: self._link.wait_for(lambda: self._told(view.number), wait_s),
             links=session.links,
         )
+        old_world_size = session.place.world_size
         self._enter(view, group)
         self._standing.came_to("met_s")
         if group is not None and not all(view.has_state):
             self._check_alike(group, view.has_state)
         recovered: Recovered | None = None
+        origin: Origin | None = None
         if self._state.shutdown.exchange.goes_back and not self._all_handed_over(group, view.has_state):
-            recovered = self._state.newest_in_memory(self._oldest(group))
-            if self.broken is not None:
-                self.broken.put_back()
-            position = position_of(recovered.checkpoint.header)
-            seen_step = self._state.saver.seen_step
-            rows = [[seen_step]] if group is None else group.gather_rows([seen_step])
-            self._state.saver.seen_step = max(step for (step,) in rows)  # what is on disk of later steps stays
+            try:
+                recovered = self._state.newest_in_memory(self._oldest(group))
+            except CheckpointError as error:
+                position, origin = self._as_they_are(view, error, old_world_size)
+            else:
+                position = self._goes_back_to(recovered, group)
         else:
             own = self._state.snapshot.position if self.broken is not None else self._loader.position
             assert own is not None  # a boundary came before the first pass
@@ -326,11 +330,43 @@ class Succession:
             self._loader.rewind(position, view.place.rank)
         if group is not None:
             group.expect_answers_within(session.collective_timeout_s)
-        self._rebuild(self._loader.position, recovered, self._taken_over(view) if recovered is None else None)
+        if recovered is None and origin is None:
+            origin = self._taken_over(view)
+        self._rebuild(self._loader.position, recovered, origin)
         self.broken, self._joins, self._handed_over = None, False, None
         self._proposed.clear()
         self._trains_from, self._trains_since_s = position.step, time.monotonic()
         self._standing.came_to("agreed_s")
+
+    def _goes_back_to(self, recovered: Recovered, group: Group | None) -> Position:
+        if self.broken is not None:
+            self.broken.put_back()
+        seen_step = self._state.saver.seen_step
+        rows = [[seen_step]] if group is None else group.gather_rows([seen_step])
+        self._state.saver.seen_step = max(step for (step,) in rows)  # what is on disk of later steps stays
+        return position_of(recovered.checkpoint.header)
+
+    def _as_they_are(self, view: View, error: CheckpointError, old_world_size: int) -> tuple[Position, Origin]:
+        """Where memory has nothing to go back to, as `error` says. Raises it where members cannot go on so either."""
+        found = None
+        if all(view.has_state):
+            if self.broken is not None and self._updated_to is None:
+                self.broken.put_back()
+            found = go_on_as_they_are(
+                self._session,
+                self._model,
+                self._tracked,
+                self._state,
+                updated_to=self._updated_to,
+                old_world_size=old_world_size,
+            )
+        if found is None:
+            raise error
+        self._stands_at(found[0])
+        if self._session.place.is_main:
+            text = f"{error}: its members go on from step {found[0].step} as they are, without what was lost with it"
+            self._session.notice(LEVEL_WARNING, text)
+        return found
 
     def _oldest(self, group: Group | None) -> int:
         """The step that what all go back to is not to be older than, the same on all: what they save is of the last
@@ -486,10 +522,3 @@ class Succession:
     def _step(self) -> int:
         position = self._state.snapshot.position
         return position.step if position is not None else 0
-
-
-def newest(rows: Sequence[Sequence[int]]) -> int | None:
-    """Whose state holds: the lowest rank of those with the highest step. rows: by rank (whether it counts, step, ...).
-    None where none counts. Pure."""
-    there = [(-row[1], rank) for rank, row in enumerate(rows) if row[0]]
-    return min(there)[1] if there else None

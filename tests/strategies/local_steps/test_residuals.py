@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
+from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.kernels.exchange_engine import RecentPart
@@ -39,8 +40,8 @@ def write(
 ) -> None:
     at: dict[str, Any] = {"run": 1, "view": view, "step": step, "epoch": 0, "consumed": 0, "loader_step": step}
     header = Header(job="tiny", **at, world_size=2, seed=7, model=Fingerprint({}))
-    packed = residuals.pack({"layer": torch.full((3,), value)}, parts, sums, None, NO_FLUSHES, copy=True)
-    residuals.write(directory, header, rank, packed)
+    state = residuals.state_of({"layer": torch.full((3,), value)}, parts, sums, None, NO_FLUSHES)
+    residuals.write(directory, header, rank, pack_state(state, copy=True))
 
 
 def own(directory: Path, step: int, told: list[str], shared: Mapping[str, torch.Tensor]) -> dict[int, OwnState]:

@@ -68,6 +68,11 @@ class Kept:
     own: OwnState
 
 
+Survived = Callable[[Mapping[str, torch.Tensor]], OwnState]
+"""Collective, of the members of the next view: what a rank has for itself after a loss, as of the masters of the one
+whose `Durable.shared` it is given. Raises PeerLost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Bytes [begin, end) of a shared tensor, by name, and the memory that they go to, uint8 [end - begin]."""
@@ -145,6 +150,9 @@ class Durable(Protocol):
     def kept(self) -> Kept:
         """At a boundary, every update in the masters, without a flush: all of it, this rank's own in copies."""
 
+    def survived(self) -> Survived | None:
+        """After a loss and `freeze`: None where this rank's own is of no use with another one's masters."""
+
     def rolling(self) -> RollingState | None:
         """What the background changes; None: the state stands still between a boundary and the next update."""
 
@@ -172,6 +180,8 @@ class NothingBeside:
 
     def kept(self) -> Kept:
         return Kept({}, OwnState(0, {}, None))
+
+    def survived(self) -> Survived | None: ...
 
     def rolling(self) -> None: ...
 

@@ -25,6 +25,7 @@ from atoll.agent.runtime.pipeline.model_part import ModelPart
 from atoll.agent.runtime.step.optimizers.as_one import as_one
 from atoll.agent.runtime.step.plans.agreement import Agreed
 from atoll.agent.runtime.step.state.consistency import Consistency
+from atoll.agent.runtime.step.state.durable import Survived
 from atoll.agent.runtime.step.state.shutdown import Shutdown
 from atoll.agent.runtime.step.step_exchange import StepExchange
 from atoll.errors import CheckpointError
@@ -79,15 +80,28 @@ class StateKeeper:
             found = held.newest((0, 0), oldest)
             if found is None and (newest := held.newest_step()) is not None and newest < oldest:
                 raise CheckpointError(
-                    f"the newest copy in memory is of step {newest}, much training ago, as links are thin; the last "
-                    "step is saved, without what the lost worker had not sent"
+                    f"the newest copy in memory of what the lost worker kept for itself is of step {newest}, much "
+                    "training ago, as over thin links"
                 )
         if found is None:
             raise CheckpointError(
-                "what the lost worker kept for itself is not in the memory of those who are left. Have more copies "
-                "(memory_replicas)"
+                "what the lost worker kept for itself is not in the memory of those who are left: no copy was whole "
+                "yet, as over thin links, or there are none (memory_replicas)"
             )
         return found
+
+    def stands_broken(self, updated_to: Position | None) -> Survived | None:
+        """After a loss, where nobody goes back: what counts is the state of the last boundary, or of `updated_to`,
+        where it was updated since. Returns what this rank has for itself then; None: others' state is of no use to
+        it."""
+        durable = self.shutdown.exchange.durable
+        durable.freeze()
+        if self.shutdown.updated and not (durable.survives_update and updated_to is not None):
+            return None
+        if self.shutdown.updated and updated_to is not None:
+            self.snapshot.take(updated_to)
+            self.shutdown.updated = False
+        return durable.survived()
 
     def go_back(self, resumed: Resumed) -> None:
         """What is in memory becomes the state. Raises CheckpointError."""

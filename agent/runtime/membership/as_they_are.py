@@ -1,0 +1,80 @@
+"""After a loss, under a strategy whose ranks keep something for themselves: the members go on with what each of them
+has, where what the lost one had is in nobody's memory, or in copies so old that more was lost by going back to them.
+
+Masters are those of whoever has come furthest; of the others' only what differs travels. Each keeps its weights, its
+moments and what it has not sent, as of those masters. What the lost one had not sent, and what it summed as an owner,
+is lost with it, and so is the part that a rank which is a step behind had in that step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.checkpoints.disk.state import unpack_state
+from atoll.agent.runtime.checkpoints.handing_over import hand_over
+from atoll.agent.runtime.checkpoints.snapshot import SHARED, Tracked
+from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.step.state.durable import Origin
+from atoll.agent.runtime.step.state.state_keeper import StateKeeper
+
+_OF_THE_OLD_MEMBERS = "telling"  # sums under way have the lost one's part, or lack it
+
+
+def newest(rows: Sequence[Sequence[int]]) -> int | None:
+    """Whose state holds: the lowest rank of those with the highest step. rows: by rank (whether it counts, step, ...).
+    None where none counts. Pure."""
+    there = [(-row[1], rank) for rank, row in enumerate(rows) if row[0]]
+    return min(there)[1] if there else None
+
+
+def go_on_as_they_are(
+    session: Session,
+    model: nn.Module,
+    tracked: Mapping[str, Tracked],
+    state: StateKeeper,
+    *,
+    updated_to: Position | None,
+    old_world_size: int,
+) -> tuple[Position, Origin] | None:
+    """Collective, of members who all have state: where they go on and what this one has beside model and optimizer.
+    None, on all, where one cannot. updated_to: where the update that came before the loss leads, if one did. Raises
+    PeerLost, CheckpointError."""
+    survived, saver, group = state.stands_broken(updated_to), state.saver, session.group
+    own = state.snapshot.position
+    counts = survived is not None and own is not None
+    here = own or Position(0, 0, 0)
+    mine = (int(counts), here.step, here.epoch, here.consumed, saver.seen_step)
+    rows = [list(mine)] if group is None else group.gather_rows(mine)
+    source = newest(rows)
+    if source is None or survived is None or not all(row[0] for row in rows):
+        return None
+    loaded = saver.loaded_without_moments()
+    if group is not None:
+        others = [rank for rank in range(len(rows)) if rank != source]
+        is_source = group.rank == source
+        known = {} if is_source else loaded.tensors
+        loaded = hand_over(group, loaded if is_source else None, source, others, known) or loaded
+    states = unpack_state(loaded.tensors, loaded.scalars)
+    for name, one in tracked.items():
+        if f"tracked.{name}" in states:
+            one.load_state_dict(states[f"tracked.{name}"])
+    _, step, epoch, consumed, _ = rows[source]
+    saver.seen_step = max(row[4] for row in rows)
+    beside = {name: one for name, one in states[SHARED].items() if name != _OF_THE_OLD_MEMBERS}
+    shared = {**beside, **_masters(model, state, states["model"])}
+    origin = Origin(session.run, session.view, step, old_world_size, shared, [survived(shared)])
+    return Position(epoch, consumed, step), origin
+
+
+def _masters(model: nn.Module, state: StateKeeper, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Flat, float32, each in its parameter's order in memory."""
+    found: dict[str, torch.Tensor] = {}
+    kept = state.shutdown.exchange.durable.masters()
+    for name, parameter in model.named_parameters():
+        if id(parameter) in kept:
+            found[f"master.{name}"] = flat = torch.empty(parameter.numel())
+            flat.as_strided(parameter.shape, parameter.stride()).copy_(values[name])
+    return found
