@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import compress
 
 import torch
 
@@ -107,15 +108,14 @@ class UpdateExchange(MastersUpdate):
         own = self.state.owner_sums()
         found = {name: one for state in states for name, one in state.owner_sums.items()}
         group = self._session.group
-        mine = [int(bool(found)), int(found.keys() == own.keys())]
+        mine = [int(found.keys() == own.keys()), *(int(layer.name in found) for layer in self._layers)]
         rows = group.gather_rows(mine) if group is not None else [mine]
-        if not any(there for there, _ in rows):
-            return
-        if all(same for _, same in rows):
+        there = [any(has) for has in zip(*(row[1:] for row in rows), strict=True)]
+        if any(there) and all(row[0] for row in rows):
             for name, one in own.items():
                 one.copy_(found[name])
             return
-        for layer in self._layers:
+        for layer in compress(self._layers, there):  # a lost owner's are nowhere, and need no link
             together = found.get(layer.name, torch.zeros_like(layer.master)).clone()
             if group is not None:
                 group.sum_in_place(together, "handing over what owners summed")
