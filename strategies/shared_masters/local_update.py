@@ -119,6 +119,7 @@ class MastersUpdate(ABC):
             self._begin_replica(self._replica)
         resumed = origin if "versions" in shared else None
         self._adopt_residuals(self.state.take_over_residuals(resumed) if resumed is not None else [])
+        self.state.adopted = True
         self._channel.connect(self._exchange.engine, [tensor.name for tensor in self._tensors])
 
     def _begin_replica(self, replica: Replica) -> None:

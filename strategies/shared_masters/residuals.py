@@ -64,6 +64,7 @@ class FlushLog:
         self.counts = dict.fromkeys(layers, 0)
         self.given: dict[str, torch.Tensor] = {}
         self._between = threading.Lock()  # a layer is between two flushes
+        self._frozen = False
 
     @contextmanager
     def flushing(self, given: Mapping[str, torch.Tensor]) -> Iterator[None]:
@@ -80,7 +81,9 @@ class FlushLog:
 
     def freeze(self, deadline_s: float) -> None:
         """By any thread, and for good: nothing may be flushed from now on."""
-        self._between.acquire(timeout=deadline_s)
+        if not self._frozen:
+            self._between.acquire(timeout=deadline_s)
+            self._frozen = True
 
 
 @dataclass(frozen=True, slots=True)

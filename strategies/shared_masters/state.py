@@ -38,6 +38,8 @@ class MastersState:
         self._session, self._exchange, self._optimizer, self._place = session, exchange, optimizer, place
         self._rolling = RollingMasters(exchange, newest, place)
         self.flushes = FlushLog([layer.name for layer in exchange.layers])
+        self.adopted = False
+        """Residuals are this view's: before that what is here of them says nothing."""
         self.updates = 0
         """Made since the job began."""
         self.telling: Sequence[int] = ()
@@ -74,7 +76,7 @@ class MastersState:
 
     def own_writer(self, header: Header, *, copy: bool) -> Callable[[], None] | None:
         directory = self._session.checkpoint.directory
-        if directory is None or self._place == "none":
+        if directory is None or self._place == "none" or not self.adopted:
             return None
         optimizer = self._optimizer.state_dict() if self._place == "live" else None
         packed = pack_state(self._own(optimizer), copy=copy)
@@ -89,7 +91,7 @@ class MastersState:
         return residuals.state_of(self.residuals(), parts, sums, optimizer, self.flushes)
 
     def survived(self) -> Survived | None:
-        if self._place != "live":
+        if self._place != "live" or not self.adopted:
             return None
         state = self._own(None)
         state["owner_sums"] = {name: one.clone() for name, one in state["owner_sums"].items()}

@@ -66,8 +66,8 @@ STANDS_STILL_S: Final = 120.0
 WAITS_READY_S: Final = 600.0
 """How long who joins waits to be taken in. Meanwhile the others train, and may be in a long step."""
 GOES_BACK_S: Final = 60.0
-"""No more training than this is done again from memory: where the newest copy is older, as over thin links, the run
-starts again from what the survivors save of the last step, without what the lost one had not sent."""
+"""No more training than this is done again from memory: where the newest copy is older, as over thin links, the members
+go on as they are, or the run starts again from the last step, without what the lost one had not sent."""
 COMES_BACK_S: Final = 5.0
 """Within which collectives that were aborted come back."""
 
@@ -364,13 +364,12 @@ class Succession:
             raise error
         self._stands_at(found[0])
         if self._session.place.is_main:
-            text = f"{error}: its members go on from step {found[0].step} as they are, without what was lost with it"
+            text = f"{error}: the others go on from step {found[0].step} as they are, without it"
             self._session.notice(LEVEL_WARNING, text)
         return found
 
     def _oldest(self, group: Group | None) -> int:
-        """The step that what all go back to is not to be older than, the same on all: what they save is of the last
-        one. Collective; raises PeerLost."""
+        """The step that what all go back to is not to be older than, the same on all. Collective; raises PeerLost."""
         saves = self._state.saver.enabled
         worth = math.ceil(GOES_BACK_S / self._step_s) if saves and self._step_s > 0 else self._step
         rows = [[self._step, worth]] if group is None else group.gather_rows([self._step, worth])

@@ -94,6 +94,8 @@ class StateKeeper:
         """After a loss, where nobody goes back: what counts is the state of the last boundary, or of `updated_to`,
         where it was updated since. Returns what this rank has for itself then; None: others' state is of no use to
         it."""
+        self._consistency.begin_update()
+        self.saver.wait_for_reads()
         durable = self.shutdown.exchange.durable
         durable.freeze()
         if self.shutdown.updated and not (durable.survives_update and updated_to is not None):
