@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -132,15 +132,15 @@ class Network:
             if not started or answers.readline() != b"ready\n":
                 raise BadInput("the relay did not start; what it said stands above")
 
-    def _ends(self) -> Iterator[tuple[str, str]]:
-        for worker in range(self.workers):
+    def _ends(self, workers: Iterable[int]) -> Iterator[tuple[str, str]]:
+        for worker in workers:
             yield self.namespace(worker), DEVICE
             yield self._hub, f"port{worker}"
 
-    def shape(self, mbit_s: float | None, burst: str = BURST) -> None:
-        """Limit every link to this rate in both directions; None lifts the limit. burst: of the token bucket; at rates
-        near 1 Gbit/s a small one is empty before a busy machine fills it again."""
-        for namespace, device in self._ends():
+    def shape(self, mbit_s: float | None, burst: str = BURST, *, worker: int | None = None) -> None:
+        """Limit every link, or this worker's, to this rate in both directions; None lifts the limit. burst: of the
+        token bucket; at rates near 1 Gbit/s a small one is empty before a busy machine fills it again."""
+        for namespace, device in self._ends(range(self.workers) if worker is None else [worker]):
             at, bucket = ("dev", device, "root"), ("burst", burst, "latency", LATENCY)
             if mbit_s is not None:
                 command("tc", "-n", namespace, "qdisc", "replace", *at, "tbf", "rate", f"{mbit_s:.3f}mbit", *bucket)
