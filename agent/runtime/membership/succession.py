@@ -64,7 +64,8 @@ VIEW_VARIABLE: Final = "ATOLL_VIEW"
 STANDS_STILL_S: Final = 120.0
 """How long it waits for the next view, or for a stop."""
 WAITS_READY_S: Final = 600.0
-"""How long who joins waits to be taken in. Meanwhile the others train, and may be in a long step."""
+"""How long who joins waits to be taken in. Meanwhile the others train, may be in a long step, and hand over what they
+have not sent."""
 GOES_BACK_S: Final = 60.0
 """No more training than this is done again from memory: where the newest copy is older, as over thin links, the members
 go on as they are, or the run starts again from the last step, without what the lost one had not sent."""
@@ -296,13 +297,15 @@ class Succession:
             view.place,
             view.port,
             session.device,
-            within_s=view.meet_s,
+            within_s=view.meet_s if view.has_state[view.place.rank] else WAITS_READY_S,
             given_up=lambda wait_s: self._link.wait_for(lambda: self._told(view.number), wait_s),
             links=session.links,
         )
         old_world_size = session.place.world_size
         self._enter(view, group)
         self._standing.came_to("met_s")
+        if group is not None:  # over thin links state takes minutes; whom nobody hears of the controller leaves out
+            group.expect_answers_within(session.collective_timeout_s)
         if group is not None and not all(view.has_state):
             self._check_alike(group, view.has_state)
         recovered: Recovered | None = None
@@ -328,8 +331,6 @@ class Succession:
             self._loader.join(position, view.place.rank)
         else:
             self._loader.rewind(position, view.place.rank)
-        if group is not None:
-            group.expect_answers_within(session.collective_timeout_s)
         if recovered is None and origin is None:
             origin = self._taken_over(view)
         self._rebuild(self._loader.position, recovered, origin)

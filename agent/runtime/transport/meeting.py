@@ -24,7 +24,8 @@ from atoll.errors import PeerLost
 
 # Until training begins, peers fetch code, import torch and read checkpoints, on slow disks too. Dead ones show at once.
 START_TIMEOUT_S: Final = 300.0
-MEETING_TURN_S: Final = 0.01
+MEETING_TURN_S, LATER_TURN_S = 0.01, 0.25
+SOON_S: Final = 2.0  # so long it looks often
 CONNECT_S: Final = 1.0
 
 
@@ -64,12 +65,14 @@ def join_again(
     os.environ.update({name: str(value) for name, value in {**where, "MASTER_PORT": port}.items()})
     if place.world_size == 1:
         return None
-    ends_s = time.monotonic() + within_s
+    begun_s = time.monotonic()
+    ends_s = begun_s + within_s
     what = f"at {address}:{port}, where {place.world_size} members of the view meet"
 
     def until(there: Callable[[], bool]) -> None:
         while not there():
-            if given_up(MEETING_TURN_S) or time.monotonic() > ends_s:
+            soon = time.monotonic() < begun_s + SOON_S
+            if given_up(MEETING_TURN_S if soon else LATER_TURN_S) or time.monotonic() > ends_s:
                 raise PeerLost(f"rank {place.rank} did not meet everyone {what}")
 
     if not place.is_main:  # torch's store tries again only after most of a second
