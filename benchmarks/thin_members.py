@@ -1,4 +1,4 @@
-"""What it costs when the members of a run change over thin links: one is killed, one joins, an island is left out.
+"""Measures what a change of members costs over thin links: one is killed, one joins, an island is left out.
 
     sudo env PATH=$PATH python benchmarks/thin_members.py [--mbit 50] [--cases killed,thin] [--seconds 200]
 

@@ -1,4 +1,4 @@
-"""How the workers of a run meet: at its launch, and again as members of a later view."""
+"""Brings the workers of a run together: at its launch, and again as members of a later view."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How much of something large travels at a time: about a second of the thinnest link. So a deadline is for a piece, and
-who waits sees that it moves."""
+"""Cuts something large into what the thinnest link carries in about a second. So a deadline is for a piece, and who
+waits sees that it moves."""
 
 from __future__ import annotations
 
