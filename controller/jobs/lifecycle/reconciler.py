@@ -262,7 +262,9 @@ class Reconciler:
         return replace(observed, views=replace(observed.views, broken_since_s=since_s, handed_since_s=handed_since_s))
 
     def _see_what_moved(self, state: JobState, observed: ObservedJob) -> None:
-        """Of state, between workers of the run, since the last look."""
+        """Of state, between workers of the run, since the last look. Only members that change are waited for."""
+        if not state.views or state.views[-1].state is ViewState.IN_FORCE:
+            return
         handed = {rank: one.standing.handed_bytes for rank, one in observed.workers.items() if one.standing is not None}
         if any(count > state.handed_bytes.get(rank, count) for rank, count in handed.items()):
             state.handed_since_s = self._clock()
