@@ -7,7 +7,7 @@ is lost with it, and so is the part that a rank which is a step behind had in th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -17,17 +17,11 @@ from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.handing_over import hand_over
 from atoll.agent.runtime.checkpoints.snapshot import SHARED, Tracked
 from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.membership.standpoints import newest, standpoints
 from atoll.agent.runtime.step.state.durable import Origin
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
 
 _OF_THE_OLD_MEMBERS = "telling"  # sums under way have the lost one's part, or lack it
-
-
-def newest(rows: Sequence[Sequence[int]]) -> int | None:
-    """Whose state holds: the lowest rank of those with the highest step. rows: by rank (whether it counts, step, ...).
-    None where none counts. Pure."""
-    there = [(-row[1], rank) for rank, row in enumerate(rows) if row[0]]
-    return min(there)[1] if there else None
 
 
 def go_on_as_they_are(
@@ -45,11 +39,9 @@ def go_on_as_they_are(
     survived, saver, group = state.stands_broken(updated_to), state.saver, session.group
     own = state.snapshot.position
     counts = survived is not None and own is not None
-    here = own or Position(0, 0, 0)
-    mine = (int(counts), here.step, here.epoch, here.consumed, saver.seen_step)
-    rows = [list(mine)] if group is None else group.gather_rows(mine)
+    rows = standpoints(group, own or Position(0, 0, 0), saver.seen_step, counts=counts)
     source = newest(rows)
-    if source is None or survived is None or not all(row[0] for row in rows):
+    if source is None or survived is None or not all(row.counts for row in rows):
         return None
     loaded = saver.loaded_without_moments()
     if group is not None:
@@ -61,12 +53,11 @@ def go_on_as_they_are(
     for name, one in tracked.items():
         if f"tracked.{name}" in states:
             one.load_state_dict(states[f"tracked.{name}"])
-    _, step, epoch, consumed, _ = rows[source]
-    saver.seen_step = max(row[4] for row in rows)
+    position = rows[source].position
+    saver.seen_step = max(row.seen_step for row in rows)
     beside = {name: one for name, one in states[SHARED].items() if name != _OF_THE_OLD_MEMBERS}
     shared = {**beside, **_masters(model, state, states["model"])}
-    origin = Origin(session.run, session.view, step, old_world_size, shared, [survived(shared)])
-    return Position(epoch, consumed, step), origin
+    return position, Origin(session.run, session.view, position.step, old_world_size, shared, [survived(shared)])
 
 
 def _masters(model: nn.Module, state: StateKeeper, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -32,9 +32,10 @@ from atoll.agent.runtime.checkpoints.resume import Resumed, position_of
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import Position, after
-from atoll.agent.runtime.membership.as_they_are import go_on_as_they_are, newest
+from atoll.agent.runtime.membership.as_they_are import go_on_as_they_are
 from atoll.agent.runtime.membership.broken_step import LONGEST_PASSES, BrokenStep, why_not
 from atoll.agent.runtime.membership.standing import Standing
+from atoll.agent.runtime.membership.standpoints import gathered, newest, standpoints
 from atoll.agent.runtime.membership.view import View, read_view
 from atoll.agent.runtime.step.optimizers.as_one import as_one
 from atoll.agent.runtime.step.plans.planned_step import planned_from_wire
@@ -342,9 +343,8 @@ class Succession:
     def _goes_back_to(self, recovered: Recovered, group: Group | None) -> Position:
         if self.broken is not None:
             self.broken.put_back()
-        seen_step = self._state.saver.seen_step
-        rows = [[seen_step]] if group is None else group.gather_rows([seen_step])
-        self._state.saver.seen_step = max(step for (step,) in rows)  # what is on disk of later steps stays
+        saver = self._state.saver
+        saver.seen_step = max(step for (step,) in gathered(group, [saver.seen_step]))  # what is on disk of later stays
         return position_of(recovered.checkpoint.header)
 
     def _as_they_are(self, view: View, error: CheckpointError, old_world_size: int) -> tuple[Position, Origin]:
@@ -373,15 +373,14 @@ class Succession:
         """The step that what all go back to is not to be older than, the same on all. Collective; raises PeerLost."""
         saves = self._state.saver.enabled
         worth = math.ceil(GOES_BACK_S / self._step_s) if saves and self._step_s > 0 else self._step
-        rows = [[self._step, worth]] if group is None else group.gather_rows([self._step, worth])
+        rows = gathered(group, [self._step, worth])
         return max(0, max(step for step, _ in rows) - max(worth for _, worth in rows))
 
     def _all_handed_over(self, group: Group | None, has_state: Sequence[bool]) -> bool:
         """Whether all who have state left the view before at one boundary, with what there was beside it. Collective;
         raises PeerLost."""
         step = self._handed_over.origin.step if self._handed_over is not None else -1
-        rows = [[step]] if group is None else group.gather_rows([step])
-        steps = {row[0] for row, has in zip(rows, has_state, strict=True) if has}
+        steps = {row[0] for row, has in zip(gathered(group, [step]), has_state, strict=True) if has}
         return len(steps) == 1 and min(steps) >= 0
 
     def _taken_over(self, view: View) -> Origin | None:
@@ -428,15 +427,14 @@ class Succession:
         """All members have the newest state that counts; where this one goes on with it. Collective."""
         group = self._session.group
         saver = self._state.saver
-        mine = (int(counts), own.step, own.epoch, own.consumed, saver.seen_step)
-        rows = [list(mine)] if group is None else group.gather_rows(mine)
+        rows = standpoints(group, own, saver.seen_step, counts=counts)
         source = newest(rows)
         if source is None:
             raise BadInput("no member has the state of a whole step; it is in a checkpoint")
-        behind = [rank for rank, row in enumerate(rows) if not row[0] or row[1] < rows[source][1]]
+        behind = [rank for rank, row in enumerate(rows) if not row.counts or row.step < rows[source].step]
         if self.broken is not None:
             self.broken.put_back()
-        saver.seen_step = max(row[4] for row in rows if row[0])  # so that checkpoints are due on all alike
+        saver.seen_step = max(row.seen_step for row in rows if row.counts)  # so that checkpoints are due on all alike
         if not behind:
             return own
         assert group is not None  # or it were behind itself
@@ -445,10 +443,10 @@ class Succession:
         sent = hand_over(group, saver.loaded() if here == source else None, source, behind, known)
         if sent is None:
             return own
-        _, step, epoch, consumed, _ = rows[source]
-        self._session.notice(LEVEL_INFO, f"rank {here} takes the state of step {step} from rank {source}")
+        position = rows[source].position
+        self._session.notice(LEVEL_INFO, f"rank {here} takes the state of step {position.step} from rank {source}")
         self._take_over(sent)
-        return Position(epoch, consumed, step)
+        return position
 
     def _level_stages(self, own: Position, counts: bool) -> Position:
         """All stages of all members stand at one step: where not all of the old view have made the last one whole, it
@@ -456,19 +454,18 @@ class Succession:
         go back so far."""
         assert self._rewind is not None
         group, saver = self._session.group, self._state.saver
-        mine = (int(counts), own.step, own.epoch, own.consumed, saver.seen_step)
-        rows = [list(mine)] if group is None else group.gather_rows(mine)
-        if not all(row[0] for row in rows):
+        rows = standpoints(group, own, saver.seen_step, counts=counts)
+        if not all(row.counts for row in rows):
             raise BadInput("a stage has not the state of a whole step; it is in a checkpoint")
-        _, step, epoch, consumed, _ = min(rows, key=lambda row: row[1])
-        position = Position(epoch, consumed, step)
+        position = min(rows, key=lambda row: row.step).position
+        step = position.step
         if self.broken is not None:
             self.broken.put_back()
         if own.step > step:
             if self._tracked or not self._rewind(step):
                 raise BadInput(f"another stage stands at step {step}, and this one at {own.step} cannot go back there")
             self._stands_at(position)
-        saver.seen_step = min(max(row[4] for row in rows), step)
+        saver.seen_step = min(max(row.seen_step for row in rows), step)
         return position
 
     def _take_over(self, sent: LoadedCheckpoint) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.agent.runtime.membership.as_they_are import newest
+from atoll.agent.runtime.membership.standpoints import newest
 
 
 def test_a_joiner_never_donates_and_of_others_the_newest_does() -> None:
