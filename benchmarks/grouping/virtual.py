@@ -97,14 +97,17 @@ class Pace:
 class Claiming:
     """Whoever keeps the ledger, and the pipelines' questions."""
 
-    def __init__(self, world: World, pipelines: int) -> None:
-        self._world, self._pipelines = world, pipelines
+    def __init__(self, world: World, pipelines: int, *, in_step: bool) -> None:
+        self._world, self._pipelines, self._in_step = world, pipelines, in_step
         self._arrivals, self._numbers = ArrivalTimes(), itertools.count(1)
         self._answers: dict[tuple[int, int], Happening] = defaultdict(Happening)  # by question, and which one to it
         self._given: Counter[int] = Counter()
 
     def begin(self, batches: int) -> None:
-        self._ledger = BatchLedger(self._pipelines, batches, range(self._pipelines), self._arrivals, first=True)
+        everyone = range(self._pipelines)
+        self._ledger = BatchLedger(
+            self._pipelines, batches, everyone, self._arrivals, first=True, in_step=self._in_step
+        )
 
     def ask(self, pipeline: int, has: int, *, begun: bool, averages: bool) -> int:
         """The question's number."""
@@ -261,7 +264,8 @@ class Trial:
         """batches: of a round."""
         self.stages, self.micros, self.overlaps = settings.stages, micros, settings.overlaps
         self.world = World(GroupScheduler(settings))
-        self.claims, self._batches = Claiming(self.world, len(paces)), batches
+        self.claims = Claiming(self.world, len(paces), in_step=not settings.overlaps)
+        self._batches = batches
         self.pipelines = [Replica(number, pace) for number, pace in enumerate(paces)]
         self._ended: dict[int, tuple[list[bool], Happening]] = defaultdict(lambda: ([], Happening()))
         self.ends_s: list[float] = []

@@ -28,9 +28,16 @@ class Claims:
 
     Of a pipeline's first stage; the others hear of batches from it."""
 
-    def __init__(self, place: StagePlace, send: Callable[[int, int, int, int, bytes], None], deadline_s: float) -> None:
-        """send: to rank, (round, 0, 0, payload)."""
-        self._place, self._send, self._deadline_s = place, send, deadline_s
+    def __init__(
+        self,
+        place: StagePlace,
+        send: Callable[[int, int, int, int, bytes], None],
+        deadline_s: float,
+        *,
+        in_step: bool,
+    ) -> None:
+        """send: to rank, (round, 0, 0, payload). in_step: as the ledger's."""
+        self._place, self._send, self._deadline_s, self._in_step = place, send, deadline_s, in_step
         self._changed = threading.Condition()
         self._live = set(range(place.pipelines))
         self._round, self._batches = -1, 0
@@ -146,8 +153,7 @@ class Claims:
         if min(self._live) != self._place.pipeline:
             self._ask()
             return
-        ledger = BatchLedger(self._place.pipelines, self._batches, self._live, self._arrivals, first=False)
-        self._ledger = (self._round, ledger)
+        self._ledger = (self._round, self._new_ledger(self._batches, first=False))
         self._ask()
         early, self._early = self._early, {}
         for pipeline, heard in sorted(early.items(), key=lambda item: item[1][0]):
@@ -158,10 +164,14 @@ class Claims:
             self._early[pipeline] = (round_, batches, question)  # who asks knows already that the keeper is lost
             return
         if self._ledger is None or self._ledger[0] < round_:
-            new = BatchLedger(self._place.pipelines, batches, self._live, self._arrivals, first=True)
-            self._ledger = (round_, new)
+            self._ledger = (round_, self._new_ledger(batches, first=True))
         kept, ledger = self._ledger
         self._give(kept, ledger.hear(pipeline, question if round_ == kept else Question(), time.monotonic()))
+
+    def _new_ledger(self, batches: int, *, first: bool) -> BatchLedger:
+        return BatchLedger(
+            self._place.pipelines, batches, self._live, self._arrivals, first=first, in_step=self._in_step
+        )
 
     def _give(self, round_: int, answers: Iterable[Answer]) -> None:
         for one in answers:

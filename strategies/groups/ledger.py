@@ -55,12 +55,19 @@ class BatchLedger:
     """Of one round."""
 
     def __init__(
-        self, pipelines: int, batches: int, live: Iterable[int], arrivals: ArrivalTimes, *, first: bool
+        self,
+        pipelines: int,
+        batches: int,
+        live: Iterable[int],
+        arrivals: ArrivalTimes,
+        *,
+        first: bool,
+        in_step: bool = False,
     ) -> None:
         """live: those that are not lost. arrivals: of questions, over all rounds that this one kept. first: nobody kept
-        the round before."""
+        the round before. in_step: nobody goes on before all have averaged, after every batch."""
         self._batches, self._all, self._live = batches, frozenset(range(pipelines)), set(live)
-        self._arrivals = arrivals
+        self._arrivals, self._in_step = arrivals, in_step
         self._fresh = deque(range(batches) if first else ())
         self._questions: dict[int, Question] = {}
         self._asking: dict[int, int] = {}  # numbers of questions, in the order in which they came
@@ -134,7 +141,7 @@ class BatchLedger:
         """Whether the others would have trained all that nobody has before this one had trained a batch. Where all are
         asking, never the fastest: so somebody is handed one."""
         own_s = self._arrivals.took(pipeline)
-        if own_s is None:
+        if own_s is None or self._in_step:
             return False
         others = 0
         for one in self._live - {pipeline}:

@@ -68,7 +68,8 @@ class RoundEngine:
         self._order = EpochOrder(len(parts.dataset), session.seed, parts.shuffle)  # type: ignore[arg-type]
         self._state = ReplicaState(context.model, self._optimizer)
         self._signals = Signals(context.scheduler, session.view, parts.place)
-        self._claims = Claims(parts.place, context.channel.send, session.collective_timeout_s)
+        in_step = not context.settings.overlaps
+        self._claims = Claims(parts.place, context.channel.send, session.collective_timeout_s, in_step=in_step)
         self._averaging = Averaging(
             session.place.rank,
             context.channel.send,

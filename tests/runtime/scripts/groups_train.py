@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from torch import nn
 import atoll
 from atoll.strategies.groups.averaging import Averaging, Grouped
 from atoll.strategies.groups.claims import Claims
+from atoll.strategies.groups.ledger import Answer
 from atoll.strategies.groups.mailbox import ROUND_ENDS, START_OF_RUN
 from atoll.strategies.groups.signals import Signals
 from atoll.strategies.groups.worker import RoundEngine
@@ -30,6 +32,7 @@ parser.add_argument("--round-batches", type=int, default=4)
 parser.add_argument("--micro-batches", type=int, default=1)
 parser.add_argument("--optimizer", default="sgd")
 parser.add_argument("--slow-rank", type=int, default=-1, help="its updates take three times --update-s")
+parser.add_argument("--late-rank", type=int, default=-1, help="it asks for each batch 0.1 s after it could")
 parser.add_argument("--update-s", type=float, default=0.0)
 parser.add_argument("--die", default="", help="RANK:ROUND:PLACE, by SIGKILL; die_where_asked has the places")
 parser.add_argument("--die-after", type=int, default=2, help="messages, with during")
@@ -135,6 +138,16 @@ def die_where_asked() -> None:
     RoundEngine._update, Claims.begin = update, begin  # type: ignore[method-assign]
 
 
+def ask_late() -> None:
+    real = Claims.next
+
+    def late(self: Claims, *question: Any, **more: Any) -> Answer:
+        time.sleep(0.1)
+        return real(self, *question, **more)
+
+    Claims.next = late  # type: ignore[method-assign]
+
+
 def tell_updates() -> None:
     """OUT/run-N-rank-R.updates: of each update its view, round and samples."""
     real = RoundEngine._update
@@ -189,6 +202,8 @@ train_round, loader = run.prepare_pipeline(
 )
 die_where_asked()
 tell_updates()
+if options.late_rank == RANK:
+    ask_late()
 for _ in run.epochs(options.epochs):
     for each in loader:
         trained.clear()

@@ -73,12 +73,12 @@ def test_without_a_controller_replicas_train_alone_until_the_rounds_end(start: S
 
 def test_an_all_reduce_in_every_iteration_trains_what_one_process_trains(start: Start, tmp_path: Path) -> None:
     """Two replicas with 4 samples each that always average together, against one process with 8: the same losses but
-    for the order in which numbers are added up."""
+    for the order in which numbers are added up, though one is late for each batch."""
     for name, world_size, batch in (("alone", 1, 8), ("together", 2, 4)):
         (tmp_path / name).mkdir()
         agent = groups(tmp_path / name, world_size, start=start, grouping="all")
         with agent, Scheduling(agent, Groups(grouping="all")):
-            agent.start_workers("groups_train.py", str(tmp_path / name), "--plain", f"--batch={batch}")
+            agent.start_workers("groups_train.py", str(tmp_path / name), "--plain", f"--batch={batch}", "--late-rank=1")
             assert agent.exit_codes() == [0] * world_size, agent.said()
     alone, together = (ended_alike(tmp_path / name, range(size)) for name, size in (("alone", 1), ("together", 2)))
     for name, weights in alone["model"].items():

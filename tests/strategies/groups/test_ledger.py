@@ -118,6 +118,15 @@ def test_a_round_is_over_as_soon_as_it_can_be_once_it_is_known_how_fast_pipeline
     assert trained_s(batches, takes_s, arrivals, 1000.0) == 1000.0 + least_s
 
 
+def test_pipelines_in_step_all_train_the_last_batches_however_slow_one_is() -> None:
+    arrivals = ArrivalTimes()
+    trained_s(20, [1, 5], arrivals, 0.0)
+    for in_step, to in ((False, {0}), (True, {0, 1})):
+        ledger = BatchLedger(2, 2, range(2), arrivals, first=True, in_step=in_step)
+        answers = [one for pipeline in (1, 0) for one in ledger.hear(pipeline, Question(1), 1000.0)]
+        assert {one.pipeline for one in answers if one.say is Say.BATCH} == to
+
+
 class Pipelines:
     """Train, average in pairs beside that and are lost at any time, as chance has it; the ledger goes to the lowest
     that lives."""
