@@ -77,19 +77,21 @@ def main() -> int:
         return 0
     print(f"{datetime.date.today()}  {platform.machine()}  torch {torch.__version__}")
     print(f"{options.size}, {options.islands} islands, {options.steps} steps")
-    print("| way | seed | masters | synchronized | sent bytes | drift | step | processor |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| way | seed | masters | synchronized | sent bytes | drift | advantage | step | processor |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for way, seed in itertools.product(options.ways.split(","), options.seeds.split(",")):
         unequal = options.partition == "P3" and way != "alone"
         race = left_and_back if options.absent else by_plan if unequal else raced
         found = race(options, way, seed)
         best = min(found, key=lambda one: one["masters"])
-        sent, drift = (statistics.mean(one[what] for one in found) for what in ("sent_bytes", "drift"))
+        sent, drift, ahead = (
+            statistics.mean(one[what] for one in found) for what in ("sent_bytes", "drift", "advantage")
+        )
         step_ms, processor_ms = (
             statistics.median(one[what] for one in found) * 1e3 for what in ("step_s", "processor_s")
         )
         losses = f"{best['masters']:.3f} | {best['synchronized']:.3f}"
-        figures = f"{losses} | {sent:.4f} | {drift:.1f} | {step_ms:.0f} ms | {processor_ms:.1f} ms"
+        figures = f"{losses} | {sent:.4f} | {drift:.1f} | {ahead:.2f} | {step_ms:.0f} ms | {processor_ms:.1f} ms"
         print(f"| {way} | {seed} | {figures} |", flush=True)
     return 0
 
@@ -232,7 +234,7 @@ def alone(island: Island) -> dict[str, float]:
         took_s.append(time.perf_counter() - begun_s)
     processor_s = (time.process_time() - began_s) / island.steps
     loss = island.held_out(list(island.model.parameters()))
-    found = {"masters": loss, "synchronized": loss, "sent_bytes": 0.0, "drift": 0.0}
+    found = {"masters": loss, "synchronized": loss, "sent_bytes": 0.0, "drift": 0.0, "advantage": 0.0}
     return found | {"step_s": statistics.median(took_s), "processor_s": processor_s}
 
 
@@ -263,7 +265,7 @@ def together(island: Island, name: str, settings: dict[str, Any]) -> dict[str, f
         masters = state.masters()
         weights = [masters.get(id(one), one) for one in model.parameters()]
         found = {"masters": island.held_out(weights), "sent_bytes": sent_bytes}
-        found |= {"drift": figures.get("drift", 0.0)}
+        found |= {name: figures.get(name, 0.0) for name in ("drift", "advantage")}
         found |= {"step_s": statistics.median(took_s), "processor_s": processor_s}
         run.synchronize()
         found["synchronized"] = island.held_out(list(model.parameters()))

@@ -245,6 +245,13 @@ class ExchangeEngine:
         with _refusals("read_residual"):
             return self._native.read_residual(tensor, live, out)
 
+    def read_master(self, tensor: int, out: Any) -> None:
+        """Exchanging updates: out, float32 [n], becomes a tensor's master, at whatever sync round it is.
+
+        The master's own memory may be read while nothing is compressed alone: for a moment it is another."""
+        with _refusals("read_master"):
+            self._native.read_master(tensor, out)
+
     def set_live(self, tensor: int, residual: Any, weight: float, live: Any) -> None:
         """Exchanging updates: live becomes master - residual / weight, as of a rank that has not sent so much yet.
 

@@ -72,12 +72,10 @@ def _updates(density: float, bits: int, every: int = 1, late: int = 1) -> Runner
     return Runner(lambda replicas, _: Updates(replicas, density=density, bits=bits, every=every, late=late))
 
 
-def _owned(
-    density: float, back: float, bits: int, every: int = 1, late: int = 1, *, whole_batch: bool = True
-) -> Runner:
+def _owned(density: float, back: float, bits: int, every: int = 1, late: int = 1, **other: bool) -> Runner:
     return Runner(
         lambda replicas, _: OwnedUpdates(
-            replicas, density=density, back=back, bits=bits, every=every, late=late, whole_batch=whole_batch
+            replicas, density=density, back=back, bits=bits, every=every, late=late, **other
         )
     )
 
@@ -93,8 +91,17 @@ def _stale_sparse(settings: StaleSparse, *, whole_batch: bool = True) -> Runner:
 
 
 def _local_steps(settings: LocalSteps) -> Runner:
+    """With the controller's choice of whose weights gradients are taken at, where settings do not say that."""
     density, bits = settings.density, BITS[settings.values]
-    return _owned(density, min(1.0, RETURNED * density), bits, settings.every, settings.staleness)
+    return _owned(
+        density,
+        min(1.0, RETURNED * density),
+        bits,
+        settings.every,
+        settings.staleness,
+        at_masters=settings.gradients == "masters",
+        follows="gradients" not in settings.model_fields_set,
+    )
 
 
 def _by_link(rho: float) -> Runner:
@@ -146,6 +153,8 @@ FIELD: Final[Mapping[str, Runner]] = {
     "stale-sparse-own-moments": _stale_sparse(StaleSparse(), whole_batch=False),  # as it was until 0.1
     "stale-sparse-1%-16bit": _stale_sparse(StaleSparse(sparsity=0.99, values="float16"), whole_batch=False),
     "local-steps": _local_steps(LocalSteps()),
+    "local-steps-own-gradients": _local_steps(LocalSteps(gradients="own")),
+    "local-steps-masters": _local_steps(LocalSteps(gradients="masters")),
     "local-steps-own-moments": _owned(0.20, 0.40, 2, whole_batch=False),  # its default until 0.1
     "local-steps-100%-4bit": _local_steps(LocalSteps(density=1.0, values="int4")),
     **{f"local-steps@{rho}": _by_link(rho) for rho in (40, 130, 400)},  # each for that link alone

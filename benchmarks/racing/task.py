@@ -206,6 +206,7 @@ class Task:
         self.entries = self.initial.numel()
         self._held_out = [examples.spaced() for _, examples in domains_of(size)]
         self._gradient = torch.zeros_like(self.initial)
+        self.loss = 0.0
         for parameter, part_N in zip(self._parameters, self.tensors(self._gradient), strict=True):
             parameter.grad = part_N
 
@@ -216,10 +217,12 @@ class Task:
         return self.model
 
     def gradient(self, theta: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Of the mean loss at theta [N]. Returns float32 [N], overwritten by the next call."""
+        """Of the mean loss at theta [N], which is in `loss` then. Returns float32 [N], overwritten by the next call."""
         self._load(theta)
         self._gradient.zero_()
-        loss_of(self.model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        loss = loss_of(self.model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.loss = loss.item()
         return self._gradient
 
     @torch.no_grad()

@@ -9,20 +9,28 @@ are behind that by, in parts again: u is a part of sum - master. What it leaves 
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from atoll.controller.planners.exchange_density import ExchangeDensityInput
+from atoll.strategies.shared_masters.advantage import EVERY, NEEDED
 from atoll.strategies.shared_masters.second_moments import late_of, span_of, told_after
 from racing.clock import Exchange
 from racing.codecs import Blocks, payload_bytes
 from racing.inner import Replica, gather, mean_of, present, ring, shares
 
+MOST_ADVANTAGE: Final = float(ExchangeDensityInput.model_fields["most_advantage"].default)
+
 
 class Updates:
     """density: share of the blocks that is sent in an exchange. every: steps between two. late: steps that others'
-    parts may take. whole_batch: Adam's second moments are those of the whole batch's gradient."""
+    parts may take. whole_batch: Adam's second moments are those of the whole batch's gradient. at_masters: gradients
+    are taken at the masters; follows: as the controller does it, once islands' own weights are good for their own data
+    alone."""
 
     def __init__(
         self,
@@ -33,8 +41,11 @@ class Updates:
         every: int = 1,
         late: int = 1,
         whole_batch: bool = True,
+        at_masters: bool = False,
+        follows: bool = False,
     ) -> None:
-        self._whole_batch = whole_batch
+        self._whole_batch, self._at_masters, self._follows = whole_batch, at_masters, follows
+        self._advantages = [deque[float](maxlen=NEEDED) for _ in replicas]
         self._told_B, self._told_due = torch.empty(0), 0
         self._replicas, self._density, self._bits, self._every, self._late = replicas, density, bits, every, late
         self._master = replicas[0].task.initial.clone()
@@ -47,9 +58,11 @@ class Updates:
     def step(self, step: int) -> Sequence[Exchange]:
         if step in self._in_flight:
             self._apply(*self._in_flight.pop(step))
-        with torch.enable_grad():
-            for replica in self._replicas:
-                replica.local_step(step)
+        for replica, advantages in zip(self._replicas, self._advantages, strict=True):
+            if not replica.away:
+                self._train(replica, advantages, step)
+        if self._follows and not self._at_masters:
+            self._at_masters = self._own_weights_are_good_for_own_data_alone()
         exchanges = self._share_second_moments(step + 1)
         if (step + 1) % self._every:
             return exchanges
@@ -65,6 +78,18 @@ class Updates:
         update_N, exchange = self._exchanged(mean_of(there, self._replicas), payload, step, due)
         self._in_flight[due] = (update_N, parts)
         return (exchange, *exchanges)
+
+    def _train(self, replica: Replica, advantages: deque[float], step: int) -> None:
+        with torch.enable_grad():
+            gradient_N = replica.gradient(step, self._master if self._at_masters else replica.theta)
+        if self._follows and not self._at_masters and (step + 1) % EVERY == 0 and replica.task.loss > 0:
+            gained = -float(gradient_N @ (replica.theta - self._master))
+            advantages.append(max(0.0, gained / replica.task.loss))
+        replica.update(gradient_N, step)
+
+    def _own_weights_are_good_for_own_data_alone(self) -> bool:
+        known = [statistics.median(one) if len(one) == NEEDED else 0.0 for one in self._advantages]
+        return statistics.median(known) > MOST_ADVANTAGE
 
     def _share_second_moments(self, updates: int) -> Sequence[Exchange]:
         """As the strategies do."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Final
 
@@ -33,6 +34,7 @@ SURE: Final = 1.25
 SPARE: Final = 0.15
 """Of a step: an exchange that is so much shorter than it may be is so for good."""
 NOTHING_SEEN: Final = ExchangeEstimate(cost=None, drift=None)
+_MOST_TOLD: Final = 4.6  # a hundred times
 _WHY: Final = {
     "links": "as much as the thinnest uplink carries in {used:.0f} % of a step",
     "devices": "more would take the devices over a tenth of a step",
@@ -114,6 +116,7 @@ class LocalStepsController:
             scan_s=seen.scan_s or 0.0,
             most_every=max(MOST_EVERY, now.every) if "every" in may else every,
             density=None if "density" in may else shared,
+            advantage=seen.advantage,
         )
         link_s = asked.link_s(shared)
         if "staleness" not in may or seen.round_s is None or link_s > FILLED[1] * step_s:
@@ -134,9 +137,11 @@ def _after(
     late = asked.late(shared)
     if "staleness" in may and asked.beside_s > 0 and not now.staleness - 1 - SPARE < late < now.staleness + SPARE / 3:
         staleness = planned.staleness
-    return now.model_copy(
-        update={"density": round(shared * every / asked.every, 6), "every": every, "staleness": staleness}
-    )
+    gradients = now.gradients
+    if "gradients" in may and planned.at_masters:  # for good: at the masters nothing tells how it would be without
+        gradients = "masters"
+    density = round(shared * every / asked.every, 6)
+    return now.model_copy(update={"density": density, "every": every, "staleness": staleness, "gradients": gradients})
 
 
 def _shared(asked: ExchangeDensityInput, pace: LocalSteps) -> float:
@@ -189,6 +194,12 @@ def _reason(
         takes = f"an exchange takes {asked.late(_shared(asked, after)):.2g}"
         moved = changed("others' updates up to", now.staleness, after.staleness, " steps late")
         said.append(f"{moved}, for {takes}")
+    if after.gradients != now.gradients:
+        times = f"{math.exp(min(asked.advantage or 0.0, _MOST_TOLD)):.2g}"
+        said.append(
+            f"gradients at the shared masters, for on their own data islands' own weights have a loss {times} times "
+            "smaller: what each learns there the others take back. One island with all the data may be sooner"
+        )
     return f"{changed('bandwidth', before, link, ' Mbit/s')}: {'; '.join([*said, *learning.told(after)])}"
 
 

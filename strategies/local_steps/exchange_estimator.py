@@ -39,6 +39,8 @@ class ExchangeEstimate:
     round_s: float | None = None
     """From a worker's part of a sync round to masters that have all, under the newest plan, on the worker that waits
     least for the others' parts."""
+    advantage: float | None = None
+    """Of workers' own weights on their own data, the median worker's (strategies/shared_masters/advantage.py)."""
 
 
 class ExchangeEstimator:
@@ -51,11 +53,14 @@ class ExchangeEstimator:
         self._rounds: dict[int, _Newest] = {}
         self._plan = 0  # that was told last
         self._scans: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self._advantages: dict[int, float] = {}  # by rank, the newest
 
     def observe(self, rank: int, step: ObservedStep) -> None:
         """One more step of a rank, its metrics finite and not negative."""
         self._observe_cost(rank, step)
         self._observe_round(rank, step)
+        if (advantage := step.strategy_metrics.get("advantage")) is not None:
+            self._advantages[rank] = advantage
         drift, sparsity = (step.strategy_metrics.get(name, 0.0) for name in ("drift", "sparsity"))
         if not drift > 0:
             return
@@ -95,6 +100,7 @@ class ExchangeEstimator:
             drift=self._largest(),
             scan_s=median(list(self._scans)) if len(self._scans) >= NEEDED_STEPS else None,
             round_s=min(rounds) if rounds else None,
+            advantage=median(list(self._advantages.values())) if self._advantages else None,
         )
 
     def _largest(self) -> DriftEstimate | None:

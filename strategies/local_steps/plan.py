@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from atoll.strategies.declaration import Flag, PlanParameters
-from atoll.strategies.local_steps.settings import Every, LocalSteps, SentShare, Staleness
+from atoll.strategies.local_steps.settings import Every, Gradients, LocalSteps, SentShare, Staleness
 
 
 class LocalStepsPlan(PlanParameters):
     """Holds from the plan's first step on, on all workers."""
 
-    FOLLOWS: ClassVar = ("density", "every", "staleness")
+    FOLLOWS: ClassVar = ("density", "every", "staleness", "gradients")
 
     density: Annotated[
         SentShare | None, Flag("SHARE", "of its entries that an island sends of what is due, e.g. 0.1")
@@ -23,6 +23,11 @@ class LocalStepsPlan(PlanParameters):
 
     staleness: Annotated[Staleness | None, Flag("STEPS", "that others' updates may be late, e.g. 4")] = None
     """steps that others' updates may be late"""
+
+    gradients: Annotated[
+        Gradients | None, Flag("own|masters", "whose weights gradients are taken at, e.g. masters")
+    ] = None
+    """whose weights gradients are taken at: an island's own, or the shared masters'"""
 
     def over_settings(self, settings: LocalSteps) -> LocalSteps:
         """The settings as they hold under this plan."""

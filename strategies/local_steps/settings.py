@@ -11,6 +11,7 @@ from atoll.strategies.declaration import Flag, StrategySettings
 SentShare: TypeAlias = Annotated[float, Field(ge=0.0001, le=1)]
 Every: TypeAlias = Annotated[int, Field(ge=1, le=1000)]
 Staleness: TypeAlias = Annotated[int, Field(ge=0, le=15)]
+Gradients: TypeAlias = Literal["own", "masters"]
 
 RETURNED: Final = 2.0
 """Blocks that an owner sends back for one that an island sends: islands send different ones (docs/performance.md)."""
@@ -33,6 +34,10 @@ class LocalSteps(StrategySettings):
 
     staleness: Staleness = 1
     """steps that others' updates may be late, 0 to 15"""
+
+    gradients: Gradients = "own"
+    """whose weights they are taken at: an island's `own`, which are ahead, or those of the shared `masters`, which
+    learns more where islands have nothing in common, as classes that no other one has; the controller sees that"""
 
     digest_every: Annotated[int, Field(ge=1, lt=2**32)] = 100
     """steps between comparisons of all workers' weights"""

@@ -14,7 +14,8 @@ def status(shown: Shown) -> list[str]:
     pace = shown.planned.over_settings(shown.settings) if isinstance(shown.planned, LocalStepsPlan) else shown.settings
     turn = f" every {pace.every} steps" if pace.every > 1 else ""
     late = f", up to {pace.staleness} steps late" if pace.staleness > 1 else ""
-    said = [f"{pace.density * 100:.1f} % sent{turn}, {pace.values}{late}"]
+    at = ", gradients at the shared masters" if pace.gradients == "masters" else ""
+    said = [f"{pace.density * 100:.1f} % sent{turn}, {pace.values}{late}{at}"]
     if shown.metrics:
         said.append(f"stall {shown.metrics.get('stall_share', 0.0) * 100:.1f} % of the step")
         said += drift_of(shown)

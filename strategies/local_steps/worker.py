@@ -10,8 +10,10 @@ from atoll.strategies.shared_masters.options import ExchangeOptions, ExchangePac
 from atoll.strategies.shared_masters.update_exchange import UpdateExchange
 
 
-def pace_of(share: float, every: int = 1, staleness: int = 1) -> ExchangePace:
-    return ExchangePace(1 - share / every, share, min(1.0, RETURNED * share), every, staleness)
+def pace_of(settings: LocalSteps) -> ExchangePace:
+    share, every = settings.density, settings.every
+    at_masters = settings.gradients == "masters"
+    return ExchangePace(1 - share / every, share, min(1.0, RETURNED * share), every, settings.staleness, at_masters)
 
 
 def build(context: WorkerContext) -> WorkerHalf:
@@ -27,8 +29,7 @@ def build(context: WorkerContext) -> WorkerHalf:
     )
 
     def pace(params: PlanParameters | None) -> ExchangePace:
-        planned = params.over_settings(settings) if isinstance(params, LocalStepsPlan) else settings
-        return pace_of(planned.density, planned.every, planned.staleness)
+        return pace_of(params.over_settings(settings) if isinstance(params, LocalStepsPlan) else settings)
 
     update = UpdateExchange(context, options, pace)
     return WorkerHalf(update, durable=update.state, measures=update.tally)

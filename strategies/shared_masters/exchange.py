@@ -171,6 +171,12 @@ class LayerExchange:
             self.engine.read_residual(tensor.number, None if tensor.on_cpu else tensor.live.cpu(), residual)
         return residual
 
+    def read_master(self, tensor: EngineTensor) -> torch.Tensor:
+        """Exchanging updates: a copy of the master at whatever sync round it is, float32 [N] on the CPU."""
+        copy = torch.empty_like(tensor.master)
+        self.engine.read_master(tensor.number, copy)
+        return copy
+
     def await_masters(self, tensors: Sequence[EngineTensor], number: int) -> None:
         """Of a rank that does not lead: until those of these tensors are at sync round `number`. Raises PeerLost."""
         try:

@@ -37,6 +37,7 @@ class Layer:
     number: int = field(default=-1)  # of the exchange engine's tensor
     at: int = 0  # its first entry in the exchange engine's tensor, which holds others too where they are small
     owner_sum: torch.Tensor | None = None  # where this rank owns it: what masters are behind the ranks' sums by
+    aside: torch.Tensor | None = None  # the parameter's own memory, while it holds the masters' values
 
     @property
     def blocks(self) -> int:
@@ -45,7 +46,7 @@ class Layer:
     @property
     def live(self) -> torch.Tensor:
         """The parameter's own memory as it is now, flat, [N]."""
-        view = flat_view(self.parameter)
+        view = flat_view(self.parameter if self.aside is None else self.aside)
         assert view is not None  # or lay_out had refused it
         return view
 

@@ -12,6 +12,7 @@ from atoll.agent.runtime.agent_link.waiting import waiting
 from atoll.errors import AtollError, DeadlineExceeded, PeerLost
 from atoll.strategies.shared_masters.engine_tensors import EngineTensor, own_module_tensors
 from atoll.strategies.shared_masters.exchange import LayerExchange
+from atoll.strategies.shared_masters.forward_weights import ForwardWeights
 from atoll.strategies.shared_masters.measures import Tally
 from atoll.strategies.shared_masters.publication import add_blocks, write_blocks
 
@@ -25,14 +26,16 @@ class LiveWeights:
         model: nn.Module,
         exchange: LayerExchange,
         tally: Tally,
+        forward: ForwardWeights,
         *,
         additive: bool,
         required: Callable[[], int],
         lost: Callable[[AtollError], None],
     ) -> None:
-        """additive: others' updates are added to the weights, else the masters' values replace them. required: the sync
-        round that a forward pass must have. lost: is told of a peer that is gone, inside a forward pass."""
-        self._exchange, self._tally, self._additive = exchange, tally, additive
+        """forward: what passes see. additive: others' updates are added to the weights, else the masters' values
+        replace them. required: the sync round that a forward pass must have. lost: is told of a peer that is gone,
+        inside a forward pass."""
+        self._exchange, self._tally, self._forward, self._additive = exchange, tally, forward, additive
         self._required, self._lost = required, lost
         self._level: set[int] = set()  # tensors that were brought level since the boundary
         self._unhooked: set[int] = set()
@@ -53,6 +56,7 @@ class LiveWeights:
         elif self._unhooked:
             unhooked = [one for one in self._exchange.tensors if one.number in self._unhooked]
             self.bring_level(unhooked, self._required())
+            self._forward.take(unhooked)
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -66,6 +70,7 @@ class LiveWeights:
                 self.bring_level(missing, self._required())
             except PeerLost as error:
                 self._lost(error)
+        self._forward.take(held)
 
     def bring_level(self, tensors: Sequence[EngineTensor], number: int) -> None:
         """To sync round `number` at least; a newer one is taken if it is there. Raises PeerLost."""

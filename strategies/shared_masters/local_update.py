@@ -21,6 +21,7 @@ from atoll.agent.runtime.transport.channel import LINGER_S
 from atoll.strategies.declaration import PlanParameters
 from atoll.strategies.shared_masters.engine_tensors import EngineTensor
 from atoll.strategies.shared_masters.exchange import LayerExchange
+from atoll.strategies.shared_masters.forward_weights import ForwardWeights
 from atoll.strategies.shared_masters.live_weights import LiveWeights
 from atoll.strategies.shared_masters.measures import Tally
 from atoll.strategies.shared_masters.options import ExchangeOptions, ExchangePace
@@ -60,10 +61,12 @@ class MastersUpdate(ABC):
         shared = 0 if context.session.device.type == "cuda" else max(1, torch.get_num_threads())
         self.tally = Tally([tensor.name for tensor in tensors], self._take_counts, shared)
         self.state = MastersState(context.session, self._exchange, self._optimizer, place, lambda: self._ordered)
+        self._forward = ForwardWeights(self._exchange)
         self._weights: LiveWeights | ReplicaWeights = LiveWeights(
             context.model,
             self._exchange,
             self.tally,
+            self._forward,
             additive=options.exchange == "updates",
             required=lambda: self._required,
             lost=context.events.lost,
@@ -126,7 +129,7 @@ class MastersUpdate(ABC):
         """In place of the hooks of a rank that is alone in its island. Collective."""
         self._unhook()
         assert isinstance(self._weights, LiveWeights)
-        self._weights = ReplicaWeights(self._weights, self._exchange, replica, lambda: self._required)
+        self._weights = ReplicaWeights(self._weights, self._exchange, replica, self._forward, lambda: self._required)
         self._share = replica.sum_share(self._share)
 
     def break_off(self) -> None:
@@ -146,6 +149,7 @@ class MastersUpdate(ABC):
             hook.remove()
         self._hooks = []
         self._weights.close()
+        self._forward.release()
 
     # --- the pass and the boundary
 
@@ -164,6 +168,7 @@ class MastersUpdate(ABC):
         return Norms()
 
     def boundary(self, *, wait: bool) -> None:
+        self._forward.release()
         self._channel.compare(self._exchange.engine.digests())
         self._channel.deliver_up_to(self._ordered if wait else self._required)
         self._weights.boundary(wait_for=self._ordered if wait else None)
@@ -186,6 +191,7 @@ class MastersUpdate(ABC):
         if pace == self._pace and self._k_blocks:
             return
         self._pace, self.tally.sparsity = pace, pace.sparsity
+        self._forward.at_masters = pace.at_masters
         self.lag = self.state.staleness = pace.staleness
         self._k_blocks = [tensor.k_blocks(pace.sent) for tensor in self._tensors]
         self._owner_blocks = [tensor.k_blocks(pace.returned) for tensor in self._tensors]

@@ -12,6 +12,8 @@ class Tally:
 
     sparsity = 0.0
     """That holds now."""
+    advantage = 0.0
+    """Of this rank's own weights, on its own data."""
     islands = 1
     """That a sync round has updates of: all of the run."""
     every = 1
@@ -63,6 +65,7 @@ class Tally:
             "round_s": self._round_s,
             "every": self.every,
             "islands": self.islands,
+            "advantage": self.advantage,
         }
 
     def _drift_of(self, counted: Mapping[str, float]) -> float:
@@ -91,7 +94,7 @@ class Tally:
         fetched = numbers.pop("layers", 0.0) + self._fetched
         fresh = numbers.pop("fresh_layers", 0.0) + self._fresh
         numbers["fresh_share"] = fresh / fetched if fetched else 0.0
-        numbers["drift"] = self._drift_of(numbers)
+        numbers["drift"], numbers["advantage"] = self._drift_of(numbers), self.advantage
         numbers["round_s"] = numbers["rounds_s"] / numbers["rounds"] if numbers["rounds"] else 0.0
         del numbers["outstanding_squares"], numbers["update_squares"], numbers["rounds_s"]
         stalls_s = {f"stall_s.{name}": waited_s for name, waited_s in self._layer_stalls_s.items()}

@@ -16,6 +16,11 @@ METRICS: Final = (
     Metric("drift", "count", "steps' worth of its own updates that a worker has not sent, where updates are exchanged"),
     Metric("round_s", "s", "from this worker's part of a sync round to the masters that have all", "mean"),
     Metric("islands", "count", "whose updates a sync round has: all of the run", "newest"),
+    Metric(
+        "advantage",
+        "count",
+        "of a worker's own weights on its own data: by so much the shared model's loss there has a larger logarithm",
+    ),
     Metric("every", "count", "steps between two exchanges of one entry", "newest"),
 )
 

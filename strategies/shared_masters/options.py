@@ -34,3 +34,4 @@ class ExchangePace:
     returned: float = 1.0  # the share that a layer's owner sends back
     every: int = 1  # a layer is exchanged in each so-many-th sync round
     staleness: int = 1  # sync rounds that a forward pass may begin without
+    at_masters: bool = False  # exchanging updates: forward and backward passes are at the masters

@@ -20,6 +20,7 @@ from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput
 from atoll.strategies.dense.worker import DenseReducer
 from atoll.strategies.shared_masters.exchange import LayerExchange
+from atoll.strategies.shared_masters.forward_weights import ForwardWeights
 from atoll.strategies.shared_masters.live_weights import LiveWeights
 
 
@@ -96,10 +97,11 @@ class ReplicaWeights:
         weights: LiveWeights,
         exchange: LayerExchange,
         replica: Replica,
+        forward: ForwardWeights,
         required: Callable[[], int],
     ) -> None:
-        """weights: of this rank, without hooks. required: as LiveWeights has it."""
-        self._weights, self._exchange, self._replica = weights, exchange, replica
+        """weights: of this rank, without hooks. forward, required: as LiveWeights has it."""
+        self._weights, self._exchange, self._replica, self._forward = weights, exchange, replica, forward
         self._required = required
         self._at = 0  # the sync round that the weights are level with
 
@@ -110,13 +112,12 @@ class ReplicaWeights:
         begin, self._at = self._at, self._required() if wait_for is None else wait_for
         come = range(begin + 1, self._at + 1)
         due = [one for one in self._exchange.tensors if any(self._exchange.is_due(one, number) for number in come)]
-        if not due:
-            return
-        if self._exchange.leads:
+        if due and self._exchange.leads:
             self._weights.bring_level(due, self._at)
-        else:
+        elif due:
             self._exchange.await_masters(due, self._at)
         self._replica.level([tensor.live for tensor in due])
+        self._replica.level(self._forward.take(self._exchange.tensors))
 
     def close(self) -> None: ...
 

@@ -27,6 +27,7 @@ from atoll.agent.runtime.step.backward.gradient_passes import refuse_sparse
 from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.errors import BadInput
+from atoll.strategies.shared_masters.advantage import Advantage
 from atoll.strategies.shared_masters.engine_tensors import PER_OWNER, EngineTensor, joined
 from atoll.strategies.shared_masters.layout import Layer, lay_out_for_updates, trained
 from atoll.strategies.shared_masters.local_update import MastersUpdate, PaceOf
@@ -48,6 +49,8 @@ class UpdateExchange(MastersUpdate):
         tensors = joined(context.model, layers, PER_OWNER * owners * pace(None).every)
         super().__init__(context, options, pace, tensors, "live")
         self._factor = 1.0  # of this pass's gradients
+        self._advantage = Advantage(self._exchange)
+        self._counts = False  # the pass that is open, or the last
         self._accumulated = False  # a pass since the last update
         self._updated = False  # since the last sync round
         self._hooks = [layer.parameter.register_hook(partial(self._on_gradient, layer)) for layer in self._layers]  # type: ignore[no-untyped-call]
@@ -124,6 +127,7 @@ class UpdateExchange(MastersUpdate):
     @torch.no_grad()
     def flush(self) -> None:
         """Send all residuals and what owners still keep, in full: the model that is left is the same on every rank."""
+        self._forward.release()
         self.state.rolling().finish_capture()
         group, flushes = self._session.group, self.state.flushes
         for tensor in self._tensors:
@@ -163,6 +167,9 @@ class UpdateExchange(MastersUpdate):
 
     def begin(self, opened: Pass) -> None:
         super().begin(opened)
+        if not self._muted:
+            self._advantage.passes(opened.loss, first=not self._accumulated)
+        self._counts = not self._muted and not opened.local
         if not self._muted and not self._accumulated:  # of an update that is accumulated the first pass's holds
             self._share, self._accumulated = self._share_of(opened.batch), True
         self._factor = opened.batch.weight / self._share
@@ -177,6 +184,11 @@ class UpdateExchange(MastersUpdate):
     def combined(self) -> Norms:
         if self._replica is not None:
             self._replica.gradients.combined()
+        if self._pace.at_masters:
+            self.tally.advantage = 0.0
+        elif self._counts and self._advantage.is_due(self._round):
+            self._advantage.measure(self._factor if self._replica is None else 1.0)
+            self.tally.advantage = self._advantage.value
         return super().combined()
 
     def waited(self) -> float:
@@ -187,6 +199,7 @@ class UpdateExchange(MastersUpdate):
         if self._open:
             raise BadInput("optimizer.step() in the middle of a backward pass; call it after run.backward(loss)")
         self._exchange.await_selected()
+        self._forward.release()
 
     def after_update(self) -> None:
         self._updated = True

@@ -265,11 +265,11 @@ def test_a_sparsity_to_adapt_needs_a_strategy_that_has_one_in_the_file_or_by_a_f
 @pytest.mark.parametrize(
     ("text", "followed"),
     [
-        ("", ["density", "every", "staleness"]),
-        ("[local_steps]\nevery = 2", ["density", "staleness"]),
-        ("[local_steps]\ndensity = 0.1\nstaleness = 2", ["every"]),
-        ("[local_steps]\ndensity = 0.1\n[adapt]\ndensity = true", ["density", "every", "staleness"]),
-        ("[adapt]\ndensity = false\nevery = false", ["staleness"]),
+        ("", ["density", "every", "staleness", "gradients"]),
+        ("[local_steps]\nevery = 2", ["density", "staleness", "gradients"]),
+        ("[local_steps]\ndensity = 0.1\nstaleness = 2", ["every", "gradients"]),
+        ("[local_steps]\ndensity = 0.1\n[adapt]\ndensity = true", ["density", "every", "staleness", "gradients"]),
+        ("[adapt]\ndensity = false\nevery = false", ["staleness", "gradients"]),
     ],
 )
 def test_the_pace_of_local_steps_follows_links_and_devices_unless_the_job_says_otherwise(

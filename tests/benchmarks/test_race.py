@@ -18,6 +18,7 @@ from racing.local import DiLoCo, SparseLoCo
 from racing.synchronous import Ddp, PowerSgd
 from racing.updates import OwnedUpdates, Updates
 
+from atoll.strategies.shared_masters.advantage import EVERY, NEEDED
 from atoll.strategies.shared_masters.second_moments import RATIO
 
 ENTRIES = 64
@@ -32,6 +33,7 @@ class Bowl:
     initial = torch.linspace(-1, 1, ENTRIES)
 
     def gradient(self, theta: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.loss = float((theta - inputs).square().sum() / 2)
         return theta - inputs
 
     def blocks(self) -> Sequence[slice]:
@@ -129,22 +131,39 @@ def test_what_was_not_sent_waits_and_arrives_in_the_end(make: Any) -> None:
     for step in range(60):
         for replica, total in zip(ones, moved, strict=True):
             if step < 10:
-                inner = replica.local_step
+                inner = replica.update
 
-                def counted(step: int, inner: Any = inner, one: Replica = replica, total: Any = total) -> None:
+                def counted(
+                    gradient: Any, step: int, inner: Any = inner, one: Replica = replica, total: Any = total
+                ) -> None:
                     before = one.theta.clone()
-                    inner(step)
+                    inner(gradient, step)
                     total += one.theta - before
 
-                replica.local_step = counted  # type: ignore[method-assign]
+                replica.update = counted  # type: ignore[method-assign]
             else:
-                replica.local_step = lambda step: None  # type: ignore[method-assign]
+                replica.update = lambda gradient, step: None  # type: ignore[method-assign]
         updates.step(step)
         for replica in ones:
-            del replica.local_step
+            del replica.update
     wanted = Bowl.initial + (moved[0] + moved[1]) / 2
     assert torch.allclose(updates.consolidated(), wanted, atol=1e-5)
     assert all(torch.allclose(one.theta, wanted, atol=1e-5) for one in ones)
+
+
+@pytest.mark.parametrize(("lowest", "at_masters"), [((0.2, 0.2), False), ((-0.02, 0.02), True)])
+def test_gradients_move_to_the_masters_where_own_weights_are_good_for_own_data_alone(
+    lowest: tuple[float, float], at_masters: bool
+) -> None:
+    """Two islands on the way to the same lowest point, or each near one of its own."""
+    task: Any = Bowl()
+    goals = [Bowl.initial + away for away in lowest]
+    batches: list[Any] = [SimpleNamespace(at=partial(both, one), rows=1) for one in goals]
+    ones = [Replica(task, one, peak=1e-2, steps=200) for one in batches]
+    updates = OwnedUpdates(ones, density=0.25, back=0.5, bits=32, follows=True)
+    for step in range(EVERY * NEEDED):
+        updates.step(step)
+    assert updates._at_masters == at_masters
 
 
 def test_what_islands_tell_of_second_moments_is_an_exchange_of_a_few_steps() -> None:

@@ -326,6 +326,35 @@ def test_the_optimizer_waits_for_parts_that_are_still_selected() -> None:
             engine.read_residual(0, None, torch.empty(1023))
 
 
+def test_masters_are_read_as_they_are_whatever_is_compressed_beside() -> None:
+    """Live weights that have others' parts already are compared with masters that have not: those are moved for that,
+    for a moment, which nobody may read."""
+    with UpdateJob([[0], [1]], [1 << 20, 40], values="float32") as job:
+        for rank in job.ranks:
+            job.walk(rank, 1 << 16)
+        job.drain()
+        engine, master = job.engines[0], job.masters(0)[0].clone()
+        done = threading.Event()
+        moved = 0
+
+        def read() -> None:
+            nonlocal moved
+            out = torch.empty(1 << 20)
+            while not done.is_set():
+                engine.read_master(0, out)
+                moved += not torch.equal(out, master)
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        for _ in range(5):
+            job.walk(0, 1 << 16)
+        done.set()
+        reading.join(30)
+        assert moved == 0
+        with pytest.raises(BadInput, match="as long as master"):
+            engine.read_master(0, torch.empty(159))
+
+
 def test_a_layer_is_waited_for_alone() -> None:
     """1. Copies of two layers' weights are selected from, one by one. 2. The first layer's forward pass waits for its
     own: it waited for all, so that nothing of the selection was beside the computation."""

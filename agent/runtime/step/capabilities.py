@@ -48,6 +48,7 @@ class Pass:
     sampled: bool  # measure squared norms on the way
     muted: bool = False  # nothing of it counts, on any rank
     local: bool = False  # nothing of it leaves: gradients add up in p.grad until those of a later pass do
+    loss: torch.Tensor | None = None  # [], detached; None where the script called loss.backward() itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ class Training:
 
     def backward(self, loss: torch.Tensor) -> None:
         check_loss(loss)
-        self._backward.begin()
+        self._backward.begin(loss)
         if self._session.probe is not None and self.loader.current is not None:
             self._session.probe.saw(self.loader.current, loss)
         try:

@@ -90,10 +90,10 @@ def _hidden(model: type[Declared], old: str, new: str) -> Any:
 
 
 def _plain(annotation: Any) -> Any:
-    """The type of a field as the command line reads it: of `float | None` it is float."""
+    """The type of a field as the command line reads it: of `float | None` it is float, of words it is str."""
     while not isinstance(annotation, type) and get_args(annotation):
         annotation = get_args(annotation)[0]
-    return annotation
+    return str if isinstance(annotation, str) else annotation
 
 
 def _options(listed: Callable[[], Iterator[tuple[str, str, Any]]]) -> list[Any]:

@@ -63,6 +63,7 @@ void bind_exchange_engine(nb::module_& m) {
              "k_blocks"_a)
         .def("await_compressed", &P::await_compressed, "deadline_s"_a, "tensors"_a)
         .def("read_residual", &P::read_residual, "tensor"_a, "live"_a.none(), "out"_a.none())
+        .def("read_master", &P::read_master, "tensor"_a, "out"_a.none())
         .def("set_live", &P::set_live, "tensor"_a, "residual"_a.none(), "weight"_a, "live"_a.none())
         .def("apply", &P::apply, "sync_round"_a, "update"_a, "groups"_a, "maximize"_a, "clip_norm"_a)
         .def("snapshot", &P::snapshot, "sync_round"_a, "tensor"_a, "ranges"_a)

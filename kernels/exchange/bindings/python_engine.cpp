@@ -184,6 +184,14 @@ std::size_t PythonEngine::read_residual(std::size_t tensor, nb::handle live_obje
     return engine.read_residual(tensor, live, out.data);
 }
 
+void PythonEngine::read_master(std::size_t tensor, nb::handle out_object) {
+    ExchangeEngine& engine = core();
+    const Loaded out = required(out_object, "out", Access::write);
+    check_entries(out, engine.entries(tensor), "it must be as long as master");
+    const GilReleased released(always);
+    engine.read_master(tensor, out.data);
+}
+
 void PythonEngine::set_live(std::size_t tensor, nb::handle residual_object, double weight, nb::handle live_object) {
     ExchangeEngine& engine = core();
     std::optional<Loaded> buffer;

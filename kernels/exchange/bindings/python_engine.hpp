@@ -54,6 +54,7 @@ class PythonEngine {
                        std::int64_t k_blocks);
     void await_compressed(double deadline_s, const std::vector<std::size_t>& tensors);
     std::size_t read_residual(std::size_t tensor, nb::handle live_object, nb::handle out_object);
+    void read_master(std::size_t tensor, nb::handle out_object);
     void set_live(std::size_t tensor, nb::handle residual_object, double weight, nb::handle live_object);
     void snapshot(std::int64_t sync_round, std::size_t tensor,
                   const std::vector<std::tuple<nb::object, nb::object>>& ranges);

@@ -169,6 +169,9 @@ class ExchangeEngine {
     // how many blocks are not finite; they are 0 in out, for they are never sent.
     std::size_t read_residual(std::size_t tensor, const Live& live, float* out);
 
+    // Exchanging updates, at once: out [entries] becomes the master, at whatever round it is.
+    void read_master(std::size_t tensor, float* out);
+
     // Exchanging updates, between two updates and with nothing on the way: live, this rank's own weights or a buffer
     // for those kept elsewhere, becomes what it is for a rank that has not sent `residual` [entries], null: nothing,
     // and whose updates count `weight` until the next round says otherwise.

@@ -167,6 +167,16 @@ void ExchangeEngine::set_live(std::size_t tensor, const Live& live, const float*
     t.pending.mark_published();
 }
 
+void ExchangeEngine::read_master(std::size_t tensor, float* out) {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        check_open();
+    }
+    Tensor& t = at(tensor);
+    const std::lock_guard<std::mutex> lock(t.weights_mutex);
+    std::copy_n(t.weights.master(), t.weights.entries(), out);
+}
+
 // Unlike compress_live it leaves the masters alone, even for a moment: it runs while tasks are quiesced, and then they
 // may be read.
 std::size_t ExchangeEngine::read_residual(std::size_t tensor, const Live& live, float* out) {

@@ -51,6 +51,7 @@ parser.add_argument("--lose-in-update", type=int, default=-1, help="others than 
 parser.add_argument("--seldom-from", type=int, default=-1, help="no generation in memory after this step, or the next")
 parser.add_argument("--break-flush", default="", help="RANK:SIGNAL, in the middle of it; signal 0: its link breaks")
 parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
+parser.add_argument("--look", action="store_true", help="OUT/run-N-rank-R.looks: whose weights passes and updates have")
 parser.add_argument("--await-view-at", type=int, default=-1, help="in this step, for a newer view than its own")
 options = parser.parse_args()
 
@@ -80,12 +81,23 @@ family = torch.optim.AdamW if options.adamw else torch.optim.SGD
 optimizer = family(model.parameters(), lr=0.01)
 model, optimizer, loader = run.prepare(model, optimizer, data(), batch_size=BATCH)
 begun_step = run.step
+optimizer.register_step_pre_hook(lambda *_: look("update"))
 
 
 def exchange() -> Any:
     """Of the view under way."""
     assert run._training is not None
     return run._training._exchange._local
+
+
+def look(where: str) -> None:
+    """Whether parameters have this rank's own values, and whether the masters'."""
+    if options.look:
+        layers = exchange()._layers
+        own = all(torch.equal(one.live, one.parameter.detach().reshape(-1)) for one in layers)
+        masters = all(torch.equal(one.master, one.parameter.detach().reshape(-1)) for one in layers)
+        with (options.out / f"{NAME}.looks").open("a") as file:
+            file.write(json.dumps({"step": run.step, "where": where, "own": own, "masters": masters}) + "\n")
 
 
 def keep(what: str) -> None:
@@ -214,6 +226,7 @@ with (
                 if RANK == 1 and batch.step == options.raise_at:
                     os.kill(os.getpid(), options.signal)
                 loss = nn.functional.mse_loss(model(x), y) * (options.silent_rank != RANK)
+                look("forward")
                 run.backward(loss)
                 assert run.statistics().get("sparsity", 0) <= 1  # looking takes nothing away from what is told
                 optimizer.step()

@@ -3,6 +3,7 @@ trained is in the masters, in a residual, or in an owner's sum: nothing else is 
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from sparse_runs import (
 from zmq_agent import FakeAgent, Start
 
 from atoll.agent.runtime.checkpoints.disk import listing
+from atoll.strategies.local_steps.plan import LocalStepsPlan
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -73,14 +75,15 @@ def test_plans_change_density_turns_and_staleness_and_nothing_on_its_way_is_lost
     start: Start, tmp_path: Path, names: str
 ) -> None:
     """1. Three islands, or two of which one is a replica, train 27 steps. It begins with turns; from steps 5, 12 and 20
-    on other plans hold: without, and later; with other turns; without again. Rounds of the plan before are under way
-    each time. 2. Digests agree on the way, all end with the same bits, and all that was trained is in them."""
-    paces = {2: (5, 0.1, 1, 4), 3: (12, 0.5, 2, 2), 4: (20, 0.1, 1, 1)}
+    on other plans hold: without, and later; with other turns, and gradients at the masters; without again. Rounds of
+    the plan before are under way each time. 2. Digests agree on the way, all end with the same bits, and all that was
+    trained is in them."""
+    paces = {2: (5, 0.1, 1, 4, "own"), 3: (12, 0.5, 2, 2, "masters"), 4: (20, 0.1, 1, 1, "own")}
     shares = [1.0] * len(names)
     with islands(tmp_path, names, start=start, every=3) as agent:
         agent.later_plans = [
-            agent.plan(number, step, shares, {"density": density, "every": every, "staleness": staleness})
-            for number, (step, density, every, staleness) in paces.items()
+            agent.plan(number, step, shares, dict(zip(LocalStepsPlan.FOLLOWS, pace, strict=True)))
+            for number, (step, *pace) in paces.items()
         ]
         agent.start_workers("stale_train.py", str(tmp_path))
         assert agent.exit_codes() == [0] * len(names), agent.said()
@@ -92,6 +95,31 @@ def test_plans_change_density_turns_and_staleness_and_nothing_on_its_way_is_lost
     begun, ended = ([kept(tmp_path, 1, rank, what) for rank in range(3)] for what in ("begin", "end"))
     masters = check_alike(ended, "masters")
     assert equal(check_alike(ended, "live"), masters)
+    gradients = together(ended, "summed")
+    check_nothing_was_lost(check_alike(begun, "masters"), masters, gradients, left(ended), "updates")
+
+
+@pytest.mark.parametrize("names", ["ab", "wwe"])
+def test_gradients_at_the_masters_are_of_what_all_share_and_updates_of_their_own(
+    start: Start, tmp_path: Path, names: str
+) -> None:
+    """1. Forward passes have the very masters, which nobody's update is in alone; updates are made of own weights. From
+    step 9 on a plan takes passes to own weights too. 2. All that was trained is in the model at the end."""
+    plan = {"density": 0.1, "every": 1, "staleness": 0, "gradients": "own"}
+    with islands(tmp_path, names, start=start, staleness=0, gradients="masters") as agent:
+        agent.later_plans = [agent.plan(2, 9, [1.0] * len(names), plan)]
+        agent.start_workers("stale_train.py", str(tmp_path), "--look")
+        assert agent.exit_codes() == [0] * len(names), agent.said()
+        assert agent.warnings == []
+    for rank in range(len(names)):
+        looks = [json.loads(line) for line in (tmp_path / f"run-1-rank-{rank}.looks").read_text().splitlines()]
+        forward, updates = ([one for one in looks if one["where"] == where] for where in ("forward", "update"))
+        assert len(forward) == len(updates) == 27
+        assert all(one["own"] for one in updates)
+        assert [one["step"] for one in forward if one["masters"]][1:] == list(range(1, 10))
+        assert [one["step"] for one in forward if one["own"]][1:] == list(range(10, 27))
+    begun, ended = ([kept(tmp_path, 1, rank, what) for rank in range(len(names))] for what in ("begin", "end"))
+    masters = check_alike(ended, "masters")
     gradients = together(ended, "summed")
     check_nothing_was_lost(check_alike(begun, "masters"), masters, gradients, left(ended), "updates")
 
@@ -133,14 +161,16 @@ def test_drained_and_resumed_by_as_many_or_fewer_nothing_is_lost(start: Start, t
     check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, left(second), "updates")
 
 
-@pytest.mark.parametrize(("every", "staleness"), [(1, 1), (3, 1), (1, 6)])
+@pytest.mark.parametrize(
+    ("every", "staleness", "gradients"), [(1, 1, "own"), (3, 1, "own"), (1, 6, "own"), (1, 1, "masters")]
+)
 def test_a_killed_island_costs_its_own_and_no_part_counts_twice(
-    start: Start, tmp_path: Path, every: int, staleness: int
+    start: Start, tmp_path: Path, every: int, staleness: int, gradients: str
 ) -> None:
     """1. Rank 2 of three is killed in step 13; its gradients were all zero, and it owned a share. 2. The others save
     what they have, though each was in another round. 3. Two go on: of what the survivors trained everything is there
     that was not on its way to the dead owner or in its sum, and nothing twice."""
-    settings: dict[str, Any] = {"every": every, "staleness": staleness, "values": "float32"}
+    settings: dict[str, Any] = {"every": every, "staleness": staleness, "values": "float32", "gradients": gradients}
     with local(tmp_path, 3, start=start, run=1, **settings) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--silent-rank", "1", "--raise-at", "13")
         assert agent.workers[1].wait(timeout=30) == -signal.SIGKILL, agent.said()

@@ -25,7 +25,8 @@ def test_it_is_found_by_name_and_by_settings() -> None:
         ({"every": 0}, "every = 0"),
         ({"staleness": 16}, "staleness = 16"),
         ({"values": "int3"}, "values = 'int3'"),
-        ({"sparsity": 0.9}, "sparsity = 0.9 is not known. Known: density, every, values, staleness, digest_every"),
+        ({"sparsity": 0.9}, "sparsity = 0.9 is not known. Known: density, every, values, staleness, gradients"),
+        ({"gradients": "ours"}, "gradients = 'ours' should be 'own' or 'masters'. Leave it out for own"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(settings: dict[str, object], message: str) -> None:
@@ -34,15 +35,23 @@ def test_what_cannot_work_is_refused_by_name(settings: dict[str, object], messag
 
 
 def test_owners_send_back_twice_as_much_and_never_more_than_all() -> None:
-    assert (pace_of(0.2).sent, pace_of(0.2).returned) == (0.2, 0.4)
-    assert pace_of(0.7).returned == 1.0
+    pace = pace_of(LocalSteps(density=0.2))
+    assert (pace.sent, pace.returned, pace.at_masters) == (0.2, 0.4, False)
+    assert pace_of(LocalSteps(density=0.7)).returned == 1.0
 
 
 def test_a_plan_says_how_much_how_often_and_how_late() -> None:
     planned = LocalStepsPlan(density=0.4, every=4, staleness=3)
-    assert pace_of(0.4, 4, 3).sparsity == pytest.approx(0.9)
+    assert pace_of(planned.over_settings(LocalSteps())).sparsity == pytest.approx(0.9)
     said = status(Shown(settings=LocalSteps(), planned=planned, metrics={}))
     assert said == ["40.0 % sent every 4 steps, int2, up to 3 steps late"]
+
+
+def test_a_plan_says_whose_weights_gradients_are_taken_at() -> None:
+    planned = LocalStepsPlan(gradients="masters")
+    assert pace_of(planned.over_settings(LocalSteps())).at_masters
+    said = status(Shown(settings=LocalSteps(), planned=planned, metrics={}))
+    assert said == ["20.0 % sent, int2, gradients at the shared masters"]
 
 
 def test_status_says_how_much_is_sent_and_what_it_costs() -> None:

@@ -27,7 +27,7 @@ def test_what_is_told_of_each_step_adds_up_to_what_is_told_of_the_run() -> None:
     first = tally.take_step(0.5, 100)
     assert first == pytest.approx({
         "sparsity": 0.9, "stall_s": 0.5, "fresh_share": 2 / 3, "sent_bytes": 100, "select_s": 1.5, "apply_s": 4.5 + 3,
-        "drift": 3, "round_s": 0.25, "every": 1, "islands": 1,
+        "drift": 3, "round_s": 0.25, "every": 1, "islands": 1, "advantage": 0,
     })  # fmt: skip
     second = tally.take_step(0.0, 0)
     assert (second["fresh_share"], second["drift"]) == (0, 3)
@@ -35,7 +35,7 @@ def test_what_is_told_of_each_step_adds_up_to_what_is_told_of_the_run() -> None:
     assert tally.statistics()["tasks"] == 7
     assert tally.statistics() == pytest.approx({
         "tasks": 7, "compress_s": 7, "sum_s": 14, "update_s": 7, "publish_s": 7, "fresh_share": 3 / 4, "sparsity": 0.9,
-        "drift": 3, "rounds": 7, "round_s": 0.25,
+        "drift": 3, "advantage": 0, "rounds": 7, "round_s": 0.25,
         "stall_s.a.weight": 0.1, "stall_s.a.bias": 0.1, "stall_s.b.weight": 0.4,
     })  # fmt: skip
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
+import torch
 from torch.autograd import Variable
 
 from atoll.agent.runtime.api.session import Session
@@ -49,8 +50,9 @@ class BackwardPass:
         self.unsent = False  # the last one was: other ranks lack what p.grad has
         self.norms = Norms()
 
-    def begin(self, *, seen: bool = True) -> None:
-        """seen: the backward pass begins here; else it came to its first gradient already."""
+    def begin(self, loss: torch.Tensor | None = None, *, seen: bool = True) -> None:
+        """loss: whose gradients come, where that is known. seen: the backward pass begins here; else it came to its
+        first gradient already."""
         batch = self._loader.current
         if batch is None:
             raise BadInput("run.backward outside the loop over the loader: there is no batch that is being trained")
@@ -70,6 +72,7 @@ class BackwardPass:
             sampled=not (self.gradients_pending or self.local) and batch.step % NORMS_EVERY_STEPS == 0,
             muted=self._muted(),
             local=self.local,
+            loss=loss.detach() if loss is not None else None,
         )
         with self._if_lost():
             self.exchange.begin(opened, own)

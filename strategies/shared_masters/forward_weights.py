@@ -1,0 +1,56 @@
+"""Passes at the masters: parameters hold the shared model's values in forward and backward passes, and their own, which
+are ahead of it, while the optimizer updates them and others' updates come in.
+
+A gradient at own weights has this rank's own updates in it at once, others' only when they come. Where what a rank
+learns of its own data is what the others' data take back, its own weights are soon good for its data alone, and their
+gradients tell the shared model next to nothing. Those at the masters are late by what is not sent yet, and are of the
+model that is learnt (error feedback: EF-SGD, Karimireddy et al., 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from atoll.strategies.shared_masters.engine_tensors import EngineTensor
+from atoll.strategies.shared_masters.exchange import LayerExchange
+
+
+class ForwardWeights:
+    """Used on the training thread alone. `at_masters` may change between two steps."""
+
+    def __init__(self, exchange: LayerExchange) -> None:
+        self._exchange = exchange
+        self.at_masters = False
+        self._values: dict[int, torch.Tensor] = {}  # [N] by tensor, as its live weights
+        self._taken: dict[int, EngineTensor] = {}
+
+    def take(self, tensors: Sequence[EngineTensor]) -> list[torch.Tensor]:
+        """Before a forward pass: the parameters of these get the masters' values, until `release`. Returns those of
+        the ones that had not, [N] each; none where passes are at own weights."""
+        if not self.at_masters:
+            return []
+        new = [one for one in tensors if one.number not in self._taken]
+        for tensor in new:
+            self._put_in(tensor)
+            self._taken[tensor.number] = tensor
+        return [self._values[one.number] for one in new]
+
+    def release(self) -> None:
+        """All parameters have their own values again."""
+        for tensor in self._taken.values():
+            for layer in tensor.layers:
+                assert layer.aside is not None
+                layer.parameter.data, layer.aside = layer.aside, None
+        self._taken.clear()
+
+    def _put_in(self, tensor: EngineTensor) -> None:
+        values = self._values.get(tensor.number)
+        if values is None:
+            values = self._values[tensor.number] = torch.empty_like(tensor.live)
+        if tensor.on_cpu and values.dtype == torch.float32:
+            self._exchange.engine.read_master(tensor.number, values)
+        else:
+            values.copy_(self._exchange.read_master(tensor))
+        for layer, part in tensor.parts(values):
+            layer.aside, layer.parameter.data = layer.parameter.data, layer.shaped(part)

@@ -1,0 +1,90 @@
+"""What a rank's own weights are worth to it beside the shared model, without another pass."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from atoll.strategies.shared_masters.advantage import EVERY, NEEDED, Advantage
+from atoll.strategies.shared_masters.engine_tensors import EngineTensor, joined
+from atoll.strategies.shared_masters.layout import lay_out_for_updates
+
+
+@dataclass
+class Masters:
+    """In place of the exchange: a model's tensors, and masters that nobody changes."""
+
+    model: nn.Module
+    tensors: list[EngineTensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tensors = joined(self.model, lay_out_for_updates(self.model), pieces=1)
+
+    def read_master(self, tensor: EngineTensor) -> torch.Tensor:
+        return tensor.master.clone()
+
+
+def measured(advantage: Any, model: nn.Module, batches: int = NEEDED, *, passes: int = 1, factor: float = 1.0) -> float:
+    """After so many batches of exp(-sum of all weights), in `passes` each."""
+    for _ in range(batches):
+        model.zero_grad()
+        for number in range(passes):
+            loss = torch.exp(-sum(one.sum() for one in model.parameters())) / passes
+            advantage.passes(loss.detach(), first=number == 0)
+            (loss * factor).backward()
+        advantage.measure(factor)
+    return float(advantage.value)
+
+
+@pytest.mark.parametrize(("passes", "factor"), [(1, 1.0), (3, 1.0), (1, 2.5)])
+def test_of_a_loss_that_falls_exponentially_it_is_the_logarithm_of_both_losses_ratio(
+    passes: int, factor: float
+) -> None:
+    """Own weights are ahead by 0.01 in each of 63 entries, large and small layers alike."""
+    model = nn.Sequential(nn.Linear(4, 9), nn.Linear(2, 6))
+    exchange = Masters(model)
+    with torch.no_grad():
+        for one in model.parameters():
+            one.add_(0.01)
+    found = measured(Advantage(exchange), model, passes=passes, factor=factor)  # type: ignore[arg-type]
+    assert found == pytest.approx(0.01 * 63, rel=1e-4)
+
+
+def test_a_shared_model_that_is_better_and_few_batches_say_nothing() -> None:
+    model = nn.Linear(4, 4)
+    advantage = Advantage(Masters(model))  # type: ignore[arg-type]
+    with torch.no_grad():
+        model.weight += 0.1
+    assert measured(advantage, model, NEEDED - 1) == 0.0
+    assert measured(advantage, model, 1) > 1.0
+    with torch.no_grad():
+        model.weight -= 0.3
+    assert measured(advantage, model) == 0.0
+
+
+def test_what_is_not_known_or_no_number_is_left_out() -> None:
+    model = nn.Linear(4, 4)
+    advantage = Advantage(Masters(model))  # type: ignore[arg-type]
+    assert not advantage.is_due(EVERY + 1)
+    advantage.passes(None, first=True)  # the script called loss.backward() itself
+    advantage.passes(torch.tensor(1.0), first=False)
+    assert not advantage.is_due(EVERY)
+    for loss in (0.0, -1.0, math.nan, math.inf):
+        for _ in range(NEEDED):
+            advantage.passes(torch.tensor(loss), first=True)
+            advantage.measure(1.0)
+    assert advantage.value == 0.0
+
+
+def test_it_takes_next_to_nothing_of_the_time() -> None:
+    model = nn.Linear(4, 4)
+    advantage = Advantage(Masters(model))  # type: ignore[arg-type]
+    advantage.passes(torch.tensor(1.0), first=True)
+    assert advantage.is_due(EVERY)
+    advantage.measure(1.0)
+    assert not advantage.is_due(2 * EVERY)  # two hundred times as long as it took
