@@ -33,6 +33,7 @@ class EngineTensor:
     joined: torch.Tensor | None = None  # [N]: the weights of several
     number: int = -1  # in the engine
     owner_sum: torch.Tensor | None = None  # [N], where this rank owns it: what masters are behind the ranks' sums by
+    owner: int | None = None  # the rank that owns it; None: none does
 
     @classmethod
     def of(cls, layer: Layer) -> EngineTensor:
@@ -62,9 +63,9 @@ class EngineTensor:
         for layer in self.layers:
             yield layer, flat[layer.at : layer.at + layer.master.numel()]
 
-    def given(self, number: int, owner_sum: torch.Tensor | None) -> None:
+    def given(self, number: int, owner_sum: torch.Tensor | None, owner: int | None) -> None:
         """What the engine has it as; its layers too."""
-        self.number, self.owner_sum = number, owner_sum
+        self.number, self.owner_sum, self.owner = number, owner_sum, owner
         for layer in self.layers:
             layer.number = number
         if owner_sum is not None:

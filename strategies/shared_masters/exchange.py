@@ -54,9 +54,15 @@ class LayerExchange:
         return self._engine
 
     def start(
-        self, session: Session, options: ExchangeOptions, islands: Sequence[Sequence[int]], pace: ExchangePace
+        self,
+        session: Session,
+        options: ExchangeOptions,
+        islands: Sequence[Sequence[int]],
+        pace: ExchangePace,
+        owners_before: Sequence[int | None] = (),
     ) -> None:
-        """islands: ranks, each once. Tensors get their numbers, turns and owners. pace: of the first sync rounds."""
+        """islands: ranks, each once. Tensors get their numbers, turns and owners. pace: of the first sync rounds.
+        owners_before: of each tensor, as owners_of takes them."""
         rank = session.place.rank
         self._engine = engine = ExchangeEngine(
             rank=rank,
@@ -75,7 +81,7 @@ class LayerExchange:
         self.leads = not options.owners or any(ranks[0] == rank for ranks in islands)
         owned = options.owners and session.place.world_size > 1
         entries = [tensor.master.numel() for tensor in self.tensors]
-        self._owners = owners_of(entries, len(islands))
+        self._owners = owners_of(entries, len(islands), owners_before)
         turns = turns_of(entries, self._owners, pace.every)
         self._turns = [_Turns(0, pace.every, turns)]
         for tensor, turn, owner in zip(self.tensors, turns, self._owners, strict=True):
@@ -95,7 +101,7 @@ class LayerExchange:
                 owner=owner if owned else None,
                 owner_sum=owner_sum,
             )
-            tensor.given(number, owner_sum)
+            tensor.given(number, owner_sum, islands[owner][0] if owned else None)
         self.change_pace(1, pace)
         sizes = [tensor.live.nbytes for tensor in self.tensors if self.leads and not tensor.on_cpu]
         if sizes:

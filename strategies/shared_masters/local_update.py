@@ -88,6 +88,11 @@ class MastersUpdate(ABC):
     def _adopt_residuals(self, states: Sequence[OwnState]) -> None:
         """Residuals of ranks of the run before, which this one took over, count again. Before the first sync round."""
 
+    def _owners_before(self, states: Sequence[OwnState], islands: Sequence[Sequence[int]]) -> Sequence[int | None]:
+        """The island that has what was summed of each tensor, in `states` of the run before. Collective; empty: none
+        has."""
+        return ()
+
     @abstractmethod
     def expect_local(self) -> None: ...
 
@@ -111,7 +116,9 @@ class MastersUpdate(ABC):
         self.state.take_over_masters(shared)
         self.state.updates = max(self._adopt_optimizer(), int(shared.get("updates", 0)))
         islands = self._channel.islands()
-        self._exchange.start(self._session, self._options, islands, self._pace)
+        resumed = origin if "versions" in shared else None
+        states = self.state.take_over_residuals(resumed) if resumed is not None else []
+        self._exchange.start(self._session, self._options, islands, self._pace, self._owners_before(states, islands))
         self.tally.every = self._pace.every
         self.tally.islands = len(islands)
         if len(islands) == 1 and self._options.owners:
@@ -120,8 +127,7 @@ class MastersUpdate(ABC):
             self._replica = Replica.of(self._session, islands, self._model, self._events)
         if self._replica is not None:
             self._begin_replica(self._replica)
-        resumed = origin if "versions" in shared else None
-        self._adopt_residuals(self.state.take_over_residuals(resumed) if resumed is not None else [])
+        self._adopt_residuals(states)
         self.state.adopted = True
         self._channel.connect(self._exchange.engine, [tensor.name for tensor in self._tensors])
 

@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 
-def owners_of(entries: Sequence[int], owners: int) -> list[int]:
-    """The owner of each layer, below `owners`: about as many entries each."""
-    found, loads = [0] * len(entries), [0] * owners
+def owners_of(entries: Sequence[int], owners: int, before: Sequence[int | None] = ()) -> list[int]:
+    """The owner of each layer, below `owners`: about as many entries each. before: by layer, who has what was summed of
+    it, and keeps it unless that were uneven by more than the largest layer; None, or empty: nobody."""
+    found, loads = [-1] * len(entries), [0] * owners
+    for layer, owner in enumerate(before):
+        if owner is not None:
+            found[layer] = owner
+            loads[owner] += entries[layer]
     for layer in _largest_first(entries):
-        owner = min(range(owners), key=lambda one: (loads[one], one))
-        found[layer] = owner
-        loads[owner] += entries[layer]
+        if found[layer] < 0:
+            found[layer] = owner = min(range(owners), key=lambda one: (loads[one], one))
+            loads[owner] += entries[layer]
+    while (gap := max(loads, default=0) - min(loads, default=0)) > max(entries, default=0):
+        most, least = loads.index(max(loads)), loads.index(min(loads))
+        of_most = [layer for layer, owner in enumerate(found) if owner == most]
+        moved = min(of_most, key=lambda layer: (abs(entries[layer] - gap / 2), layer))
+        found[moved] = least
+        loads[most] -= entries[moved]
+        loads[least] += entries[moved]
     return found
 
 

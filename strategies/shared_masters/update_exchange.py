@@ -16,9 +16,8 @@ Ours; related: EF-SGD (Karimireddy et al., 2019), CHOCO-SGD (Koloskova et al., 2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import compress
 
 import torch
 
@@ -57,6 +56,7 @@ class UpdateExchange(MastersUpdate):
         self._optimizers = context.optimizers
         self._moments: SecondMoments | None = None
         self._told: ToldMoments | None = None
+        self._holders: Mapping[str, Sequence[int]] = {}  # ranks that had sums, by layer, as this began
         self._is_as_before = False  # its optimizer's state is what a rank of this number had
 
     def start(self, position: Position, share: float, origin: Origin | None) -> None:
@@ -105,24 +105,36 @@ class UpdateExchange(MastersUpdate):
             self._replica.level_optimizer(self._optimizer)
             self._replica.level([tensor.live for tensor in self._tensors])
 
+    def _owners_before(self, states: Sequence[OwnState], islands: Sequence[Sequence[int]]) -> Sequence[int | None]:
+        if not self._options.owners:
+            return ()
+        found = {name for state in states for name in state.owner_sums}
+        mine = [int(layer.name in found) for layer in self._layers]
+        group = self._session.group
+        rows = group.gather_rows(mine) if group is not None else [mine]
+        self._holders = {
+            layer.name: [rank for rank, row in enumerate(rows) if row[number]]
+            for number, layer in enumerate(self._layers)
+        }
+        island_of = {ranks[0]: number for number, ranks in enumerate(islands)}
+        holders = [{rank for layer in one.layers for rank in self._holders[layer.name]} for one in self._tensors]
+        return [island_of.get(min(ranks)) if len(ranks) == 1 else None for ranks in holders]
+
     def _adopt_sums(self, states: Sequence[OwnState]) -> None:
-        """Where every rank has those of the very layers that it owns, it goes on with them; else the masters take all
-        of them in full."""
-        own = self.state.owner_sums()
+        """Whoever has what was summed of a layer that it owns goes on with it; else the masters take it in full."""
         found = {name: one for state in states for name, one in state.owner_sums.items()}
         group = self._session.group
-        mine = [int(found.keys() == own.keys()), *(int(layer.name in found) for layer in self._layers)]
-        rows = group.gather_rows(mine) if group is not None else [mine]
-        there = [any(has) for has in zip(*(row[1:] for row in rows), strict=True)]
-        if any(there) and all(row[0] for row in rows):
-            for name, one in own.items():
-                one.copy_(found[name])
-            return
-        for layer in compress(self._layers, there):  # a lost owner's are nowhere, and need no link
-            together = found.get(layer.name, torch.zeros_like(layer.master)).clone()
-            if group is not None:
-                group.sum_in_place(together, "handing over what owners summed")
-            layer.master -= together
+        for tensor in self._tensors:
+            for layer in tensor.layers:
+                holders = self._holders.get(layer.name, [])
+                if holders == [tensor.owner]:
+                    if layer.owner_sum is not None:
+                        layer.owner_sum.copy_(found[layer.name])
+                elif holders:  # of a lost owner none has it, and nothing needs the link
+                    together = found.get(layer.name, torch.zeros_like(layer.master)).clone()
+                    if group is not None:
+                        group.sum_in_place(together, "handing over what owners summed")
+                    layer.master -= together
 
     @torch.no_grad()
     def flush(self) -> None:

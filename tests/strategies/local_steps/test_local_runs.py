@@ -136,7 +136,8 @@ def test_an_island_alone_is_warned_of_and_told_as_one(start: Start, tmp_path: Pa
 @pytest.mark.parametrize("after", [3, 2])
 def test_drained_and_resumed_by_as_many_or_fewer_nothing_is_lost(start: Start, tmp_path: Path, after: int) -> None:
     """1. Three islands are asked to stop and end with 85: residuals are left, and owners' sums. 2. As many go on: each
-    has its own again. 3. Two go on: residuals are shared out, and what owners had summed is in the masters."""
+    has its own again. 3. Two go on: residuals are shared out, each owner has what it had summed, and one what the third
+    had; what is of no owner now is in the masters."""
     with local(tmp_path, 3, start=start, run=1) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--await-stop-at", "5")
         agent.send_stop_in(5, rank=0)
@@ -149,11 +150,11 @@ def test_drained_and_resumed_by_as_many_or_fewer_nothing_is_lost(start: Start, t
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(after)] for what in ("begin", "end"))
     assert any(one.any() for state in first for one in state["owner_sums"].values())
     for state, before in zip(begun, first, strict=False):
-        if after == 3:
-            assert equal(state["owner_sums"], before["owner_sums"])
-        else:
-            assert not any(one.any() for one in state["owner_sums"].values())
-    assert equal(check_alike(begun, "masters"), check_alike(first, "masters")) == (after == 3)
+        stayed = state["owner_sums"].keys() & before["owner_sums"].keys()
+        assert stayed == before["owner_sums"].keys() if after == 3 else stayed
+        assert all(torch.equal(state["owner_sums"][name], before["owner_sums"][name]) for name in stayed)
+    if after == 3:
+        assert equal(check_alike(begun, "masters"), check_alike(first, "masters"))
     check_every_sample_once(tmp_path, epochs=3)
     origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
     check_nothing_was_lost(origin, check_alike(begun, "masters"), together(first, "summed"), left(begun), "updates")
