@@ -29,8 +29,8 @@ class ViewCause(StrEnum):
 class ViewRecord(EtcdRecord):
     """One view of run `run`. ranks: its members by position; `has_state`: those whose state counts.
 
-    wanted: so many workers the run is meant to have; where it has fewer, others join. keeps_unsent: who leaves at the
-    boundary takes along what it has not sent. lost, joined:
+    wanted: so many workers the run is meant to have; where it has fewer, others join. keeps_unsent: at the
+    boundary each keeps what it has not sent, and who leaves takes it along. lost, joined:
     "rank 1 on b", against the last view in force. plan: the id of its first plan. at_boundary: it is gone to from a
     step boundary. step: the one that it began with, once it is in force. why: of its present state.
 

@@ -331,6 +331,7 @@ def _changed_at_boundary(
         members=members,
         has_state=newest.ranks,
         at_boundary=True,
+        keeps_unsent=True,  # nobody leaves
         wanted=max(newest.wanted, len(members)),
         joined=joined,
         seen_unix_s=clock.unix_s,

@@ -128,11 +128,12 @@ KEEPERS: dict[str, dict[str, Any]] = {
 def test_what_was_not_sent_yet_stays_with_who_had_state(
     tmp_path: Path, start: Start, name: str, keeps_unsent: bool
 ) -> None:
-    """1. Two workers send a tenth of what they learn; a third is taken in at a boundary, with the masters. 2. Rank 0
-    is left out at a later one; the others save, are stopped, and a second run goes on from their disks. 3. Weights are
-    equal, each sample counts once, and what the masters moved and what is still to be sent are all gradients that there
-    were: of the one that left, of the one that came, and of both runs. Where its link is too thin for that, rank 0
-    takes along what it had not sent, and the rest holds."""
+    """1. Two workers send a tenth of what they learn; a third is taken in at a boundary, with the masters, and they
+    keep what they had not sent. 2. Rank 0 is left out at a later one, and hands over what it had; the others save, are
+    stopped, and a second run goes on from their disks. 3. Weights are equal, each sample counts once, and what the
+    masters moved and what is still to be sent are all gradients that there were: of the one that left, of the one that
+    came, and of both runs. Where its link is too thin for that, rank 0 takes along what it had not sent, and the rest
+    holds."""
     settings = KEEPERS[name]
     with sparse(tmp_path, 2, start=start, **settings) as agent:
         agent.makes_views = True
@@ -141,7 +142,8 @@ def test_what_was_not_sent_yet_stays_with_who_had_state(
         agent.wait_for_step(3)
         joined = agent.start_joiner("stale_train.py", *arguments)
         agent.wait_until(lambda: agent.stands_at(joined)[1] == VIEW_STAGE_READY)
-        agent.send_view(2, [0, 1, joined], FIRST, plan_id=2, without_state=[joined], at_boundary=True)
+        agent.send_view(2, [0, 1, joined], FIRST, plan_id=2, without_state=[joined], at_boundary=True,
+                        keeps_unsent=True)  # fmt: skip
         agent.put_in_force()
         here = agent.alive[joined][0]
         agent.wait_until(lambda: agent.alive[joined][0] > here + 3)
