@@ -87,7 +87,7 @@ def test_a_module_asks_once_for_what_it_shares() -> None:
 
 def test_a_part_of_several_layers_is_kept_by_layer() -> None:
     tensors = tensors_of(network())
-    tensors[0].given(0, None)
+    tensors[0].given(0, None, None)
     bias = tensors[0].layers[1]
     first = bias.at // 16
     index = np.array([0, first - 1, first, first + 1], np.uint32)
@@ -100,7 +100,7 @@ def test_a_part_of_several_layers_is_kept_by_layer() -> None:
 def test_an_owners_sum_is_seen_by_layer() -> None:
     (first, *_) = tensors_of(network())
     total = torch.arange(float(first.master.numel()))
-    first.given(5, total)
+    first.given(5, total, None)
     assert all(layer.number == 5 for layer in first.layers)
     bias = first.layers[1]
     assert bias.owner_sum is not None
