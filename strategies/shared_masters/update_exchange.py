@@ -106,8 +106,6 @@ class UpdateExchange(MastersUpdate):
             self._replica.level([tensor.live for tensor in self._tensors])
 
     def _owners_before(self, states: Sequence[OwnState], islands: Sequence[Sequence[int]]) -> Sequence[int | None]:
-        if not self._options.owners:
-            return ()
         found = {name for state in states for name in state.owner_sums}
         mine = [int(layer.name in found) for layer in self._layers]
         group = self._session.group

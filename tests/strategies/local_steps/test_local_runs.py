@@ -162,6 +162,27 @@ def test_drained_and_resumed_by_as_many_or_fewer_nothing_is_lost(start: Start, t
     check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, left(second), "updates")
 
 
+def test_a_strategy_without_owners_that_goes_on_has_what_they_summed_in_its_masters(
+    start: Start, tmp_path: Path
+) -> None:
+    """1. Three islands are asked to stop, and owners have sums. 2. The next run is of `stale-sparse`, which has no
+    owners: masters have taken the sums, and nothing is lost."""
+    with local(tmp_path, 3, start=start, run=1) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--await-stop-at", "5")
+        agent.send_stop_in(5, rank=0)
+        assert agent.exit_codes() == [85] * 3, agent.said()
+    with sparse(tmp_path, 3, start=start, run=2, strategy="stale-sparse", sparsity=0.9) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path))
+        assert agent.exit_codes() == [0] * 3, agent.said()
+    first = [kept(tmp_path, 1, rank, "end") for rank in range(3)]
+    begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(3)] for what in ("begin", "end"))
+    assert any(one.any() for state in first for one in state["owner_sums"].values())
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
+    check_nothing_was_lost(origin, check_alike(begun, "masters"), together(first, "summed"), left(begun), "updates")
+    gradients = together([*first, *second], "summed")
+    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, left(second), "updates")
+
+
 @pytest.mark.parametrize(
     ("every", "staleness", "gradients"), [(1, 1, "own"), (3, 1, "own"), (1, 6, "own"), (1, 1, "masters")]
 )

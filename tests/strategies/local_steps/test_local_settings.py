@@ -25,7 +25,10 @@ def test_it_is_found_by_name_and_by_settings() -> None:
         ({"every": 0}, "every = 0"),
         ({"staleness": 16}, "staleness = 16"),
         ({"values": "int3"}, "values = 'int3'"),
-        ({"sparsity": 0.9}, "sparsity = 0.9 is not known. Known: density, every, values, staleness, gradients"),
+        (
+            {"sparsity": 0.9},
+            "sparsity = 0.9 is not known. Known: density, every, values, staleness, gradients, digest_every",
+        ),
         ({"gradients": "ours"}, "gradients = 'ours' should be 'own' or 'masters'. Leave it out for own"),
     ],
 )
