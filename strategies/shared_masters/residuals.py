@@ -32,6 +32,7 @@ from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.agent.runtime.transport.frames import Kind
+from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.errors import CheckpointError
 from atoll.kernels.compress import BLOCK_ENTRIES
 from atoll.kernels.exchange_engine import RecentPart
@@ -164,7 +165,7 @@ def take_over(session: Session, origin: Origin, sizes: Mapping[str, int]) -> lis
 
     found = {one.rank: one for one in _find(directory, origin, skipped)}
     mine = [int(old in found) for old in range(origin.world_size)]
-    rows = session.group.gather_rows(mine) if session.group is not None else [mine]
+    rows = gathered_rows(session.group, mine)
     held = [[old for old, there in enumerate(row) if there] for row in rows]
     whole: list[tuple[int, dict[str, Any]]] = []
     for old, owner in enumerate(_shared_out(held, origin.world_size)):
@@ -194,7 +195,7 @@ def as_of(
         dict(zip(sizes, shared.get(what, none).tolist(), strict=True)) for what in ("versions", "flushes")
     )
     summed = [max((state["versions"].get(name, -1) for _, state in whole), default=-1) for name in sizes]
-    rows = session.group.gather_rows(summed) if session.group is not None else [summed]
+    rows = gathered_rows(session.group, summed)
     newest = {name: max(versions[name], *seen) for name, *seen in zip(sizes, *rows, strict=True)}
     contained = _Contained(versions, flushes, newest)
     return [_read(old, state, contained, skipped) for old, state in whole]

@@ -25,6 +25,7 @@ from atoll.agent.runtime.data.sampler import BatchSlice, Position
 from atoll.agent.runtime.step.backward.gradient_passes import refuse_sparse
 from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
+from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.errors import BadInput
 from atoll.strategies.shared_masters.advantage import Advantage
 from atoll.strategies.shared_masters.engine_tensors import PER_OWNER, EngineTensor, joined
@@ -108,8 +109,7 @@ class UpdateExchange(MastersUpdate):
     def _owners_before(self, states: Sequence[OwnState], islands: Sequence[Sequence[int]]) -> Sequence[int | None]:
         found = {name for state in states for name in state.owner_sums}
         mine = [int(layer.name in found) for layer in self._layers]
-        group = self._session.group
-        rows = group.gather_rows(mine) if group is not None else [mine]
+        rows = gathered_rows(self._session.group, mine)
         self._holders = {
             layer.name: [rank for rank, row in enumerate(rows) if row[number]]
             for number, layer in enumerate(self._layers)

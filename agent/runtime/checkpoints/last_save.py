@@ -12,6 +12,7 @@ from typing import Final
 from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.saver import Saver
+from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
 
 WORD_S: Final = 2.0
@@ -29,8 +30,8 @@ def save_last(session: Session, saver: Saver) -> None:
     told = False
     while True:
         row = (int(writes.over_within(WORD_S)), progress.own_bytes)
-        rows = [row] if session.group is None else session.group.gather_rows(row)
-        progress.peer_bytes = sum(int(saved) for _, saved in rows) - row[1]
+        rows = gathered_rows(session.group, row)
+        progress.peer_bytes = sum(saved for _, saved in rows) - row[1]
         if all(over for over, _ in rows):
             return
         if not told and session.place.is_main:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.transport.process_groups import Group
+from atoll.agent.runtime.transport.process_groups import Group, gathered_rows
 
 
 class Standpoint(NamedTuple):
@@ -23,15 +23,10 @@ class Standpoint(NamedTuple):
         return Position(self.epoch, self.consumed, self.step)
 
 
-def gathered(group: Group | None, row: Sequence[int]) -> list[list[int]]:
-    """Every member's, by rank; of a member that is alone its own. Raises PeerLost."""
-    return [list(row)] if group is None else group.gather_rows(row)
-
-
 def standpoints(group: Group | None, own: Position, seen_step: int, *, counts: bool) -> list[Standpoint]:
     """By rank. Collective; raises PeerLost."""
     mine = Standpoint(int(counts), own.step, own.epoch, own.consumed, seen_step)
-    return [Standpoint(*row) for row in gathered(group, mine)]
+    return [Standpoint(*row) for row in gathered_rows(group, mine)]
 
 
 def newest(rows: Sequence[Sequence[int]]) -> int | None:

@@ -35,7 +35,7 @@ from atoll.agent.runtime.data.sampler import Position, after
 from atoll.agent.runtime.membership.as_they_are import go_on_as_they_are
 from atoll.agent.runtime.membership.broken_step import LONGEST_PASSES, BrokenStep, why_not
 from atoll.agent.runtime.membership.standing import Standing
-from atoll.agent.runtime.membership.standpoints import gathered, newest, standpoints
+from atoll.agent.runtime.membership.standpoints import newest, standpoints
 from atoll.agent.runtime.membership.view import View, read_view
 from atoll.agent.runtime.step.optimizers.as_one import as_one
 from atoll.agent.runtime.step.plans.planned_step import planned_from_wire
@@ -43,7 +43,7 @@ from atoll.agent.runtime.step.plans.schedule import PlanSchedule
 from atoll.agent.runtime.step.state.durable import HandedOver, Origin
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
 from atoll.agent.runtime.transport.meeting import join_again
-from atoll.agent.runtime.transport.process_groups import Group
+from atoll.agent.runtime.transport.process_groups import Group, gathered_rows
 from atoll.agent.runtime.transport.relayed_links import RelayedLinks
 from atoll.errors import AtollError, BadInput, CheckpointError, DeadlineExceeded, PeerLost
 from atoll.strategies import registry
@@ -344,7 +344,8 @@ class Succession:
         if self.broken is not None:
             self.broken.put_back()
         saver = self._state.saver
-        saver.seen_step = max(step for (step,) in gathered(group, [saver.seen_step]))  # what is on disk of later stays
+        seen = gathered_rows(group, [saver.seen_step])
+        saver.seen_step = max(step for (step,) in seen)  # what is on disk of later stays
         return position_of(recovered.checkpoint.header)
 
     def _as_they_are(self, view: View, error: CheckpointError, old_world_size: int) -> tuple[Position, Origin]:
@@ -373,14 +374,14 @@ class Succession:
         """The step that what all go back to is not to be older than, the same on all. Collective; raises PeerLost."""
         saves = self._state.saver.enabled
         worth = math.ceil(GOES_BACK_S / self._step_s) if saves and self._step_s > 0 else self._step
-        rows = gathered(group, [self._step, worth])
+        rows = gathered_rows(group, [self._step, worth])
         return max(0, max(step for step, _ in rows) - max(worth for _, worth in rows))
 
     def _all_handed_over(self, group: Group | None, has_state: Sequence[bool]) -> bool:
         """Whether all who have state left the view before at one boundary, with what there was beside it. Collective;
         raises PeerLost."""
         step = self._handed_over.origin.step if self._handed_over is not None else -1
-        steps = {row[0] for row, has in zip(gathered(group, [step]), has_state, strict=True) if has}
+        steps = {row[0] for row, has in zip(gathered_rows(group, [step]), has_state, strict=True) if has}
         return len(steps) == 1 and min(steps) >= 0
 
     def _taken_over(self, view: View) -> Origin | None:

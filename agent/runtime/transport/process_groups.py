@@ -285,6 +285,11 @@ class Group:
         self.gather_rows([0])
 
 
+def gathered_rows(group: Group | None, row: Sequence[int]) -> list[list[int]]:
+    """As Group.gather_rows; of a rank that is alone its own. Collective."""
+    return [list(row)] if group is None else group.gather_rows(row)
+
+
 def _abort_all(groups: Sequence[dist.ProcessGroup]) -> None:
     for one in groups:
         one.abort()

@@ -24,6 +24,7 @@ from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.staging import staging_ring
 from atoll.agent.runtime.step.plans.agreement import MemoryProgress
 from atoll.agent.runtime.transport.meter import LinksInUse
+from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.errors import CheckpointError, DeadlineExceeded, PeerLost
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
 
@@ -209,10 +210,10 @@ class CheckpointTier:
     def _place_shards(self, memory: MemorySettings, state: StateBytes, complete_step: int) -> int:
         """Each where it fits: a machine with little room leaves copies to others, and has its own shard on disk.
         Returns the highest complete_step of all ranks: who joins knows of none. Collective; raises PeerLost."""
-        place, group = self._session.place, self._session.group
+        place = self._session.place
         room = 0 if memory.folder is None else memory.room_bytes
         mine = [room, state.of_slots(place.world_size), complete_step]
-        rooms, needed, complete = zip(*(group.gather_rows(mine) if group is not None else [mine]), strict=True)
+        rooms, needed, complete = zip(*gathered_rows(self._session.group, mine), strict=True)
         self._on_disk = frozenset(rank for rank in range(place.world_size) if needed[rank] > rooms[rank])
         self._placement, said = self._placement.fitted(rooms, needed)
         if place.is_main:

@@ -25,6 +25,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_store import (
     whole_shards,
 )
 from atoll.agent.runtime.step.state.durable import OwnState
+from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.errors import BadInput, CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
@@ -124,7 +125,7 @@ class HeldGenerations:
         wanted = [(old, taker) for old, taker in enumerate(takers(sources, self._world_size))]
         wanted += [(0, new) for new in range(generation.shards, self._world_size) if (0, new) not in wanted]
         mine = {old: shard_file.own_of(content) for old, content in here.items()}
-        rows = self._rows([len(mine[old]) if old in mine else 0 for old in range(generation.shards)])
+        rows = gathered_rows(self._group, [len(mine[old]) if old in mine else 0 for old in range(generation.shards)])
         found = {}
         for old, taker in wanted:
             length = max(row[old] for row in rows)
@@ -143,7 +144,7 @@ class HeldGenerations:
         """What all ranks share, and what each shard says of its rank's own bytes; shard by shard, so that beside it no
         more than one is held. here: contents of the files on this machine."""
         public = {index: shard_file.bytes_without_own(content) for index, content in here.items()}
-        rows = self._rows([public.get(index, 0) for index in range(generation.shards)])
+        rows = gathered_rows(self._group, [public.get(index, 0) for index in range(generation.shards)])
         state, refused = SharedState(), ""
         for index in range(generation.shards):
             try:
@@ -208,9 +209,6 @@ class HeldGenerations:
                     except CheckpointError as error:
                         self._passed_over(str(error))
         return found
-
-    def _rows(self, row: Sequence[int]) -> list[list[int]]:
-        return [list(row)] if self._group is None else self._group.gather_rows(row)
 
     @property
     def _machines(self) -> Sequence[Hashable]:
