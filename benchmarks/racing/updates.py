@@ -10,14 +10,13 @@ are behind that by, in parts again: u is a part of sum - master. What it leaves 
 from __future__ import annotations
 
 import statistics
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 
 from atoll.controller.planners.exchange_density import ExchangeDensityInput
-from atoll.strategies.shared_masters.advantage import EVERY, NEEDED
+from atoll.strategies.shared_masters.advantage import EVERY, NewestAdvantages
 from atoll.strategies.shared_masters.second_moments import late_of, span_of, told_after
 from racing.clock import Exchange
 from racing.codecs import Blocks, payload_bytes
@@ -45,7 +44,7 @@ class Updates:
         follows: bool = False,
     ) -> None:
         self._whole_batch, self._at_masters, self._follows = whole_batch, at_masters, follows
-        self._advantages = [deque[float](maxlen=NEEDED) for _ in replicas]
+        self._advantages = [NewestAdvantages() for _ in replicas]
         self._told_B, self._told_due = torch.empty(0), 0
         self._replicas, self._density, self._bits, self._every, self._late = replicas, density, bits, every, late
         self._master = replicas[0].task.initial.clone()
@@ -79,17 +78,15 @@ class Updates:
         self._in_flight[due] = (update_N, parts)
         return (exchange, *exchanges)
 
-    def _train(self, replica: Replica, advantages: deque[float], step: int) -> None:
+    def _train(self, replica: Replica, advantages: NewestAdvantages, step: int) -> None:
         with torch.enable_grad():
             gradient_N = replica.gradient(step, self._master if self._at_masters else replica.theta)
-        if self._follows and not self._at_masters and (step + 1) % EVERY == 0 and replica.task.loss > 0:
-            gained = -float(gradient_N @ (replica.theta - self._master))
-            advantages.append(max(0.0, gained / replica.task.loss))
+        if self._follows and not self._at_masters and (step + 1) % EVERY == 0:
+            advantages.add(-float(gradient_N @ (replica.theta - self._master)), replica.task.loss)
         replica.update(gradient_N, step)
 
     def _own_weights_are_good_for_own_data_alone(self) -> bool:
-        known = [statistics.median(one) if len(one) == NEEDED else 0.0 for one in self._advantages]
-        return statistics.median(known) > MOST_ADVANTAGE
+        return statistics.median(one.value for one in self._advantages) > MOST_ADVANTAGE
 
     def _share_second_moments(self, updates: int) -> Sequence[Exchange]:
         """As the strategies do."""

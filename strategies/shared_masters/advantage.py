@@ -31,6 +31,23 @@ SHARE: Final = 0.005
 """Of the time, that may be spent on it."""
 
 
+class NewestAdvantages:
+    """Of the newest batches. Pure."""
+
+    def __init__(self) -> None:
+        self._newest: deque[float] = deque(maxlen=NEEDED)
+
+    def add(self, gained: float, loss: float) -> None:
+        """gained: of the loss, to first order, by what the weights are ahead. No number and no loss are left out."""
+        if loss > 0 and math.isfinite(gained / loss):
+            self._newest.append(min(max(0.0, gained / loss), MOST))
+
+    @property
+    def value(self) -> float:
+        """Their median; 0 before there are enough, and where the shared model is better."""
+        return statistics.median(self._newest) if len(self._newest) == NEEDED else 0.0
+
+
 class Advantage:
     """Used on the training thread alone."""
 
@@ -38,13 +55,12 @@ class Advantage:
         self._exchange = exchange
         self._loss: torch.Tensor | None = None  # of the update's passes so far
         self._unknown = False  # of one of them it is not known
-        self._newest: deque[float] = deque(maxlen=NEEDED)
+        self._newest = NewestAdvantages()
         self._next_s = 0.0
 
     @property
     def value(self) -> float:
-        """The median of the newest; 0 before enough were measured, and where the shared model is better."""
-        return statistics.median(self._newest) if len(self._newest) == NEEDED else 0.0
+        return self._newest.value
 
     def passes(self, loss: torch.Tensor | None, *, first: bool) -> None:
         """A backward pass of this loss, [], begins. first: of an update. None: it is not known."""
@@ -60,9 +76,7 @@ class Advantage:
         """After the update's last pass. factor: that its gradients were multiplied by."""
         begun_s = time.monotonic()
         loss = float(self._loss) * factor if self._loss is not None else 0.0
-        gained = -self._along_the_way_ahead()
-        if loss > 0 and math.isfinite(gained / loss):
-            self._newest.append(min(max(0.0, gained / loss), MOST))
+        self._newest.add(-self._along_the_way_ahead(), loss)
         now_s = time.monotonic()
         self._next_s = now_s + (now_s - begun_s) / SHARE
 
@@ -74,6 +88,6 @@ class Advantage:
             for layer, part in tensor.parts(master):
                 gradient = layer.parameter.grad
                 if gradient is not None:
-                    ahead = layer.shaped(layer.live).float() - layer.shaped(part).to(gradient.device)
+                    ahead = layer.parameter.float() - layer.shaped(part).to(gradient.device)
                     product += float((ahead * gradient).sum())
         return product
