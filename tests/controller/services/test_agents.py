@@ -375,6 +375,8 @@ async def test_notices_become_events_of_the_job(head: Controller) -> None:
     async with asyncio.timeout(30):
         while "rank 0: the disk is full at step 4" not in await head.events(job):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+        while (await head.get(job)).memory_step == 0:  # noqa: ASYNC110 - written after the event, in a pass of its own
+            await asyncio.sleep(0.05)
     found = await head.get(job)
     assert (found.checkpoint_step, found.memory_step) == (4, 6)
     await a.disconnect()
