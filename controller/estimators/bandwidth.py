@@ -27,7 +27,7 @@ INTERVAL_S: Final = 0.5
 STALE_S: Final = 3.0
 """What a rank sent longer ago says nothing of now."""
 LEAST_BYTES: Final = 64 * 1024
-"""An island that sent less in an interval told of delays."""
+"""An island that sent less in an interval told of delays, and so does one whose steps send less while nobody waits."""
 FORGET_S: Final = 10.0
 """What an island measured longer ago, as saturated or not, is no part of a median any more."""
 SATURATED: Final = 0.8
@@ -72,12 +72,19 @@ class BandwidthEstimator:
         self._links: dict[str, _Link] = {}
 
     def observe(
-        self, rank: int, island_of: Mapping[int, str], links: Iterable[ObservedLink], now_s: float, stall_share: float
+        self,
+        rank: int,
+        island_of: Mapping[int, str],
+        links: Iterable[ObservedLink],
+        now_s: float,
+        *,
+        stall_share: float,
+        step_s: float = 0.0,
     ) -> None:
         """What one rank's connections carried until now_s.
 
         stall_share: of the newest steps, the share that the rank waited that waited least. (Only what all wait for is
-        the network: faster ranks also wait for slower ones.)
+        the network: faster ranks also wait for slower ones.) step_s: of the rank's newest steps; 0 where not known.
         """
         island = island_of.get(rank)
         if island is None:
@@ -101,7 +108,8 @@ class BandwidthEstimator:
         link = self._links.get(island)
         if link is None:
             link = self._links[island] = _Link(now_s)
-        link.observe(bps / busy, busy, stall_share, now_s)
+        small = 0 < bps * step_s < 8 * LEAST_BYTES
+        link.observe(bps / busy, busy, stall_share, now_s, small=small)
 
     def estimates(self) -> dict[str, LinkEstimate]:
         return {island: link.estimate() for island, link in sorted(self._links.items())}
@@ -142,8 +150,9 @@ class _Link:
         self._full: deque[tuple[float, float]] = deque(maxlen=WINDOW)
         self._bursts: deque[tuple[float, float]] = deque(maxlen=WINDOW)
 
-    def observe(self, goodput_bps: float, busy: float, stall_share: float, now_s: float) -> None:
-        """One interval: bits a second while busy, and the share of it that the link was busy for."""
+    def observe(self, goodput_bps: float, busy: float, stall_share: float, now_s: float, *, small: bool) -> None:
+        """One interval: bits a second while busy, and the share of it that the link was busy for. small: what a step
+        sends is so little that its busy time tells of the way there and back, or of a busy processor."""
         elapsed_s = max(now_s - self._heard_s, 0.0)
         self._heard_s = now_s
         measured = self._full if busy >= SATURATED else self._bursts
@@ -153,7 +162,9 @@ class _Link:
         newest_bps = median([bps for _, bps in list(measured)[-3:]])
         if self._bps == 0:
             self._bps = goodput_bps
-        if busy >= SATURATED:
+        if small and (stall_share < IDLE_SHARE or busy < SATURATED):
+            self._raise(newest_bps, busy, elapsed_s, nobody_waits=stall_share < IDLE_SHARE)
+        elif busy >= SATURATED:
             self._saturate(newest_bps, elapsed_s, now_s)
         elif stall_share >= IDLE_SHARE and busy >= LOADED:
             self._bps = min(self._bps, max(self._bps * CUT, newest_bps * busy))

@@ -104,7 +104,8 @@ class RunEstimators:
         if self._stall_s is None or not 0 <= now_s - self._stall_s < _STALL_EVERY_S:
             self._stall_share = min((known.stall_share for known in self._known().values()), default=0.0)
             self._stall_s = now_s
-        self._bandwidth.observe(rank, island_of, links, now_s, self._stall_share)
+        step_s = self._ranks[rank].step_s if rank in self._ranks else 0.0
+        self._bandwidth.observe(rank, island_of, links, now_s, stall_share=self._stall_share, step_s=step_s)
         self._paths.observe(rank, island_of, links, now_s)
 
     def observe_entries(self, entries: int) -> None:

@@ -19,16 +19,16 @@ class Island:
     offered: bits a second that training would send. A burst's busy time also holds `delay_s` for each of ten a second.
     """
 
-    def __init__(self, *, delay_s: float = 0.0, noise: float = 0.02, seed: int = 1) -> None:
+    def __init__(self, *, delay_s: float = 0.0, noise: float = 0.02, seed: int = 1, step_s: float = 0.0) -> None:
         self.estimator = BandwidthEstimator()
         self.now_s = 100.0
         self.sent_bytes, self.busy_s = 0.0, 0.0
-        self._delay_s, self._noise, self._rng = delay_s, noise, random.Random(seed)
+        self.delay_s, self._noise, self._rng, self._step_s = delay_s, noise, random.Random(seed), step_s
         self._report(0.0)
 
     def _report(self, stall_share: float) -> None:
         link = ObservedLink(peer=1, sent_bytes=int(self.sent_bytes), busy_s=self.busy_s)
-        self.estimator.observe(0, {0: "a", 1: "b"}, [link], self.now_s, stall_share)
+        self.estimator.observe(0, {0: "a", 1: "b"}, [link], self.now_s, stall_share=stall_share, step_s=self._step_s)
 
     def run(self, seconds: int, capacity: float, offered: float, stall_share: float | None = None) -> None:
         for _ in range(seconds):
@@ -36,7 +36,7 @@ class Island:
             sent = min(real, offered)
             self.now_s += 1.0
             self.sent_bytes += sent / 8
-            self.busy_s += min(sent / real + 10 * self._delay_s, 1.0)
+            self.busy_s += min(sent / real + 10 * self.delay_s, 1.0)
             stalled = max(0.0, 1 - sent / offered) if stall_share is None else stall_share
             self._report(stalled)
 
@@ -103,6 +103,26 @@ def test_a_link_nobody_waits_for_is_raised_slowly_above_what_its_bursts_tell() -
     assert island.link.bandwidth_bps < 1.6 * told
 
 
+def test_what_little_a_step_sends_cuts_nothing_while_nobody_waits() -> None:
+    """A model of 40 000 parameters: 9 kB a step of 60 ms. A burst's way there and back takes 5 ms, and then 50 and 100
+    ms, while the processor is busy with something else: the link looks busy all the time with 1.2 Mbit/s."""
+    island = Island(delay_s=0.005, step_s=0.06)
+    island.run(20, 20 * MBIT, 1.2 * MBIT)
+    before = island.link.bandwidth_bps
+    assert before > 10 * MBIT
+    for delay_s in (0.05, 0.1):
+        island.delay_s = delay_s
+        island.run(20, 20 * MBIT, 1.2 * MBIT)
+    assert island.link.bandwidth_bps >= before
+
+
+def test_what_little_a_step_sends_tells_of_a_link_that_all_wait_for() -> None:
+    island = Island(step_s=0.06)
+    island.run(20, 20 * MBIT, 1.2 * MBIT)
+    island.run(4, 0.9 * MBIT, 1.2 * MBIT)
+    assert island.link.bandwidth_bps == pytest.approx(0.9 * MBIT, rel=0.1)
+
+
 def test_training_that_waits_for_a_loaded_link_cuts_the_estimate() -> None:
     """Busy for 70 % of the time, and still every rank waits: what it carries for training is less than its goodput."""
     island = Island()
@@ -143,7 +163,7 @@ def reported(
     islands = {0: "a", 1: "a", 2: "b", 3: "c"}
     for second in seconds:
         for rank, links in ranks.items():
-            estimator.observe(rank, islands, links(second), float(second) + 0.1 * rank, 0.0)
+            estimator.observe(rank, islands, links(second), float(second) + 0.1 * rank, stall_share=0.0)
 
 
 def test_ranks_of_an_island_share_its_link() -> None:
@@ -182,8 +202,8 @@ def test_senseless_reports_change_nothing() -> None:
         ObservedLink(peer=77, sent_bytes=10**12, busy_s=1.0),
     ):
         island.now_s += 1.0
-        island.estimator.observe(0, islands, [link], island.now_s, 0.0)
-    island.estimator.observe(9, islands, [ObservedLink(peer=1, sent_bytes=10**12, busy_s=1.0)], island.now_s, 0.0)
+        island.estimator.observe(0, islands, [link], island.now_s, stall_share=0.0)
+    island.estimator.observe(9, islands, [ObservedLink(peer=1, sent_bytes=10**12, busy_s=1.0)], island.now_s, stall_share=0.0)
     assert island.link == before
 
 
