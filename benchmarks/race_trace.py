@@ -144,7 +144,7 @@ def trained(options: argparse.Namespace, seed: int, fixed: float | None) -> tupl
             due_s[one.due] = link.carry(now_s, one.up_bytes)
         step += 1
         waited = sum(waited_s) / (sum(waited_s) + len(waited_s))
-        estimator.observe(0, {0: "here", 1: "there"}, [link.told(now_s)], now_s, waited)
+        estimator.observe(0, {0: "here", 1: "there"}, [link.told(now_s)], now_s, stall_share=waited)
         estimates = estimator.estimates()
         if fixed is None and estimates and now_s - planned_s >= MEASURED_S:
             after = planned(density, estimates["here"].bandwidth_bps / 8, MODELS * task.entries)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.agent.runtime.api.session import Session
@@ -153,9 +154,10 @@ class Saver:
         if self._directory is not None:
             self._packed(copy=False)
 
-    def loaded(self) -> LoadedCheckpoint:
-        """The last boundary's state, for a rank that lacks it. Its tensors are live on a CPU."""
-        return LoadedCheckpoint(*self._packed(copy=self._session.device.type != "cpu"))
+    def loaded(self, *, brief_moments: bool = False) -> LoadedCheckpoint:
+        """The last boundary's state, for a rank that lacks it. Its tensors are live on a CPU. brief_moments: those of
+        the optimizer in 16 bits, for who needs not the very same; it widens them as it loads them."""
+        return LoadedCheckpoint(*self._packed(copy=self._session.device.type != "cpu", brief_moments=brief_moments))
 
     def loaded_without_moments(self) -> LoadedCheckpoint:
         """As `loaded`, for a rank that has an optimizer's state of its own."""
@@ -371,9 +373,13 @@ class Saver:
                 self._published(path, step)
             return path
 
-    def _packed(self, *, copy: bool) -> Packed:
+    def _packed(self, *, copy: bool, brief_moments: bool = False) -> Packed:
         states = self._snapshot.states()
         with self._snapshot.readable():
+            if brief_moments:
+                optimizer = states["optimizer"]
+                brief = tree_map_only(torch.Tensor, _brief, optimizer["state"])
+                states = {**states, "optimizer": {**optimizer, "state": brief}}
             return self._header(states["model"]), *pack_state(states, copy=copy)
 
     def _header(self, model_state: Mapping[str, Any] | None = None) -> Header:
@@ -404,3 +410,8 @@ class Saver:
     def _notice_failure(self, step: int, error: CheckpointError) -> None:
         text = f"checkpoint at step {step} failed: {error}; training goes on. Free space or choose another directory"
         self._session.notice(LEVEL_ERROR, text)
+
+
+def _brief(moment: torch.Tensor) -> torch.Tensor:
+    """Counters stay as they are."""
+    return moment.bfloat16() if moment.dtype == torch.float32 and moment.dim() > 0 else moment

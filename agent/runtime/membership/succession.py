@@ -441,7 +441,8 @@ class Succession:
         assert group is not None  # or it were behind itself
         here = group.rank
         known, _ = pack_state({"model": self._model.state_dict()}) if here in behind else ({}, None)
-        sent = hand_over(group, saver.loaded() if here == source else None, source, behind, known)
+        brief = self._handed_over is not None and self._handed_over.own_moments
+        sent = hand_over(group, saver.loaded(brief_moments=brief) if here == source else None, source, behind, known)
         if sent is None:
             return own
         position = rows[source].position

@@ -222,17 +222,19 @@ class StepExchange:
     def hand_over(self, step: int, *, keeps_unsent: bool) -> HandedOver:
         """All ranks together, at a boundary at which they leave their view: what there is beside model and optimizer.
         keeps_unsent: each keeps its own, on all alike. Raises as `flush`."""
+        rolling = self.durable.rolling()
+        own_moments = rolling is not None and rolling.own_moments
         if keeps_unsent:
             self._agreement.confirm()
             self._phases.boundary(wait=True)
             kept = self.durable.kept()
-            return HandedOver(self._origin(step, kept.shared), {}, kept.own)
+            return HandedOver(self._origin(step, kept.shared), {}, kept.own, own_moments)
         self.flush()
         unsent = {name: one.cpu().clone() for name, one in self.durable.unsent().items()}
         if (group := self._session.group) is not None:
             for one in unsent.values():
                 group.sum_in_place(one, "handing over what was not sent")
-        return HandedOver(self._origin(step, self.durable.shared()), unsent)
+        return HandedOver(self._origin(step, self.durable.shared()), unsent, own_moments=own_moments)
 
     def _origin(self, step: int, shared: Mapping[str, torch.Tensor]) -> Origin:
         session = self._session

@@ -203,7 +203,9 @@ def test_senseless_reports_change_nothing() -> None:
     ):
         island.now_s += 1.0
         island.estimator.observe(0, islands, [link], island.now_s, stall_share=0.0)
-    island.estimator.observe(9, islands, [ObservedLink(peer=1, sent_bytes=10**12, busy_s=1.0)], island.now_s, stall_share=0.0)
+    island.estimator.observe(
+        9, islands, [ObservedLink(peer=1, sent_bytes=10**12, busy_s=1.0)], island.now_s, stall_share=0.0
+    )
     assert island.link == before
 
 

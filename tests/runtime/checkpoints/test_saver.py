@@ -13,8 +13,9 @@ from torch import nn
 
 from atoll.agent.runtime.checkpoints import background_copy
 from atoll.agent.runtime.checkpoints import saver as saving
-from atoll.agent.runtime.checkpoints.disk import files, listing, sharded
+from atoll.agent.runtime.checkpoints.disk import files, listing, sharded, transfer
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
+from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
@@ -123,3 +124,33 @@ def test_ranks_that_reach_one_directory_write_a_shard_each(tmp_path: Path, monke
     assert len(list(found.path.glob("state-*-of-00003.safetensors"))) == 3
     states = unpack_state(found.tensors, found.scalars)
     assert all(torch.equal(states["model"][name], one) for name, one in model.state_dict().items())
+
+
+def test_moments_that_need_not_be_the_very_same_are_handed_over_in_sixteen_bits(tmp_path: Path) -> None:
+    """1. A model has trained by AdamW. 2. Another takes its state, moments in 16 bits: two thirds of the bytes. 3. Its
+    weights, counters and settings are the very same, its moments wide again and off by 1 part in 256 at most."""
+    torch.manual_seed(3)
+    model, other = nn.Linear(64, 32), nn.Linear(64, 32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+    snapshot = Snapshot(model, optimizer, {}, NothingBeside())
+    snapshot.take(Position(epoch=0, consumed=40, step=5))
+    saver = Saver(session_of(0, 2, tmp_path, []), snapshot)
+    whole, brief = transfer.listed(saver.loaded()), transfer.listed(saver.loaded(brief_moments=True))
+    everything = [True] * len(whole.tensors)
+    assert brief.sent_bytes(everything) == pytest.approx(2 / 3 * whole.sent_bytes(everything), rel=0.01)
+
+    into = torch.optim.AdamW(other.parameters(), lr=0.5)
+    sent = transfer.gathered(brief, everything, saver.loaded(brief_moments=True).tensors)
+    Resumed(transfer.from_bytes(transfer.to_bytes(brief)).read(everything, sent, {})).restore(other, into)
+    assert all(torch.equal(one, model.state_dict()[name]) for name, one in other.state_dict().items())
+    assert into.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+    for own, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        state, taken = optimizer.state[own], into.state[theirs]
+        assert taken["step"] == state["step"] == 5
+        for moment in ("exp_avg", "exp_avg_sq"):
+            assert taken[moment].dtype == torch.float32
+            torch.testing.assert_close(taken[moment], state[moment], rtol=1 / 256, atol=0)

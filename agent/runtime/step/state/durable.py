@@ -45,11 +45,13 @@ class Origin:
 @dataclass(frozen=True, slots=True)
 class HandedOver:
     """What the ranks of a view had beside model and optimizer when all left it, the same on each of them. So whoever of
-    them comes into the next view has all of it; but for `own`, which is this rank's alone where nobody handed over."""
+    them comes into the next view has all of it; but for `own`, which is this rank's alone where nobody handed over.
+    own_moments: as RollingState has it."""
 
     origin: Origin  # without own
     unsent: Mapping[str, torch.Tensor]  # by all of them together, by layer; float32 [N]
     own: OwnState | None = None
+    own_moments: bool = False
 
     def shared_out(self, rank: int, takers: int) -> Origin:
         """With its own, or with one of `takers` equal parts of what was not sent, for this rank."""
