@@ -381,7 +381,8 @@ class ExchangeEngine:
             return self._native.deliver(kind, origin, sync_round, tensor, count, payload)
 
     def fail(self, reason: str) -> None:
-        """Make every `fetch` and `changes`, waiting or to come, raise PeerLost(reason). The first reason stays."""
+        """Make every `fetch` and `changes`, waiting or to come, raise PeerLost(reason). The first reason stays. By any
+        thread, also when the engine is closed: then nobody waits."""
         with _refusals("fail"):
             self._native.fail(reason)
 

@@ -16,6 +16,8 @@ LONGEST: Final = 3.0
 between two steps among them."""
 WAITERS: Final = 2.0
 """Who waits for others is the last to be told of or stopped: after so many times as long, if nobody else was."""
+STARTS_S: Final = 300.0
+"""Until its first whole step it loads, compiles and meets the others: no user's limit of a step is of that."""
 STILL_S: Final = 10.0
 """A checkpoint of which no byte moves for so long gets nowhere: a disk takes its pieces of 64 MiB in less."""
 _KEPT: Final = 16
@@ -24,7 +26,8 @@ _KEPT: Final = 16
 @dataclass(frozen=True, slots=True)
 class Progress:
     hang_s: float = 0.0
-    """A worker that completes no step for longer is stopped; 0: it is only told of."""
+    """A worker that completes no step for longer is stopped, STARTS_S at least where it has completed none; 0: it is
+    only told of."""
     step: int = 0
     since_s: float | None = None
     """When it came to this step; None before it said Hello."""
@@ -70,7 +73,10 @@ class Progress:
 
     def hung(self, now_s: float, *, trained: bool = False) -> str | None:
         """Why it is to be stopped, or None. trained: it has no more steps to do, but to end."""
-        if not self.hang_s or self.since_s is None or (silent_s := self._silent_s(now_s)) <= self._patient(self.hang_s):
+        if not self.hang_s or self.since_s is None:
+            return None
+        limit_s = self.hang_s if self.steps_s or trained else max(self.hang_s, STARTS_S)
+        if (silent_s := self._silent_s(now_s)) <= self._patient(limit_s):
             return None
         what = "no end" if trained else "no step"
         return f"{what} for {silent_s:.0f} s after step {self.step} (hang_s = {self.hang_s:g})"

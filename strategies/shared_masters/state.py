@@ -98,7 +98,8 @@ class MastersState:
         sizes = {layer.name: layer.master.numel() for layer in self._exchange.layers}
 
         def as_of(shared: Mapping[str, torch.Tensor]) -> OwnState:
-            (own,) = residuals.as_of(self._session, shared, [(self._session.place.rank, state)], sizes)
+            copied = {what: {name: one.clone() for name, one in state[what].items()} for what in ("owed", "owner_sums")}
+            (own,) = residuals.as_of(self._session, shared, [(self._session.place.rank, state | copied)], sizes)
             return own
 
         return as_of

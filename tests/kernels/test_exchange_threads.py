@@ -107,6 +107,7 @@ def test_close_wakes_those_who_wait_and_ends_the_threads() -> None:
     assert isinstance(fetch.outcome, BadInput)
     job.engines[0].close()
     assert native_threads() == []
+    job.engines[0].fail("rank 1 is gone")  # who hears of it on another thread cannot know that it is closed
     for call in (job.engines[0].versions, job.engines[0].take_outgoing, job.engines[0].resume):
         with pytest.raises(BadInput, match="the engine is closed; make a new one"):
             call()

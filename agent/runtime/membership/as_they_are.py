@@ -20,6 +20,7 @@ from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.membership.standpoints import newest, standpoints
 from atoll.agent.runtime.step.state.durable import Origin
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
+from atoll.agent.runtime.transport.process_groups import gathered_rows
 
 _OF_THE_OLD_MEMBERS = "telling"  # sums under way have the lost one's part, or lack it
 
@@ -41,8 +42,9 @@ def go_on_as_they_are(
     counts = survived is not None and own is not None
     rows = standpoints(group, own or Position(0, 0, 0), saver.seen_step, counts=counts)
     source = newest(rows)
-    if source is None or survived is None or not all(row.counts for row in rows):
-        return None
+    views = {view for (view,) in gathered_rows(group, [state.begun_view])}
+    if source is None or survived is None or not all(row.counts for row in rows) or len(views) > 1:
+        return None  # of another view a rank's own says nothing
     loaded = saver.loaded_without_moments()
     if group is not None:
         others = [rank for rank in range(len(rows)) if rank != source]

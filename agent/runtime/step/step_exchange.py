@@ -87,6 +87,9 @@ class StepExchange:
         half: WorkerHalf = load(strategy.worker)(context)
         group = session.group
         self.durable, self._measures, self.learned = half.durable, half.measures, half.learned
+        self.goes_back = not isinstance(half.durable, NothingBeside)
+        """Whether a peer that is lost takes something along that nobody else has, as residuals, or ranks were in
+        different rounds: the run goes on from where all of it is in memory."""
         self._links = half.links
         self._local = half.capability if isinstance(half.capability, LocalUpdate) else None
         self.engine = half.capability if isinstance(half.capability, Engine) else None
@@ -141,12 +144,6 @@ class StepExchange:
     def lost(self) -> str | None:
         """Who was lost in the step that is over, which is whole."""
         return self.engine.lost if self.engine is not None else None
-
-    @property
-    def goes_back(self) -> bool:
-        """Whether a peer that is lost takes something along that nobody else has, as residuals, or ranks were in
-        different rounds: the run goes on from where all of it is in memory."""
-        return not isinstance(self.durable, NothingBeside)
 
     @property
     def flush_changes(self) -> bool:

@@ -37,7 +37,7 @@ from atoll.agent.runtime.step.optimizers.scaled_steps import ScaledSteps
 from atoll.agent.runtime.step.plans.agreement import Agreed
 from atoll.agent.runtime.step.plans.arriving import Plans
 from atoll.agent.runtime.step.plans.schedule import PlanSchedule
-from atoll.agent.runtime.step.state.durable import BetweenViews, HandedOver, Origin
+from atoll.agent.runtime.step.state.durable import HandedOver, Origin
 from atoll.agent.runtime.step.state.fingerprint import fingerprint_of
 from atoll.agent.runtime.step.state.randomness import seed_step
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
@@ -343,12 +343,22 @@ class Training:
         what all have in memory. Raises PeerLost, CheckpointError."""
         self.state.memory.close()
         self._exchange.close(followed=True)
-        if origin is not None:
-            self.state.snapshot.durable = BetweenViews(origin, self._model)
         if recovered is not None:
             resumed = Resumed(recovered.checkpoint, recovered.own)
             self.state.go_back(resumed)
             origin = resumed.origin()
+        if origin is not None:
+            self.state.between_views(self._exchange, origin)
+        try:
+            self._begin_exchange(position, recovered, origin)
+        except AtollError:
+            self._exchange.close(followed=True)
+            if origin is not None:
+                self.state.between_views(self._exchange, origin)
+            raise
+        self.state.view_begun()
+
+    def _begin_exchange(self, position: Position, recovered: Recovered | None, origin: Origin | None) -> None:
         if self._session.group is not None and self._part is None:  # of stages the engine does
             self._session.group.broadcast_tensors(list(self._model.buffers()))
         self._exchange = self._new_exchange(self._exchange.learned)

@@ -357,7 +357,7 @@ Stats ExchangeEngine::take_stats() {
 
 void ExchangeEngine::fail(const std::string& reason) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    check_open();
+    if (closed_) return;  // nobody waits any more
     give_up(reason, true);
 }
 

@@ -133,8 +133,23 @@ def test_with_hang_s_it_is_stopped_in_stages_and_counts_as_the_scripts_failure()
         assert "hang_s = 50" in exit.reason
 
 
+def test_a_start_may_take_longer_than_a_step() -> None:
+    """1. A script loads its data for minutes before its first step, or goes on from step 20 and compiles: its user said
+    how long a step may take. 2. One that does so for ever is stopped all the same. 3. From its first whole
+    step on the user's limit holds."""
+    for step in (0, 20):
+        loads = alive(1, 290, step=step)
+        state, todo = play(begun(hang_s=50), *loads)
+        assert not any(isinstance(one, SendStop) for one in todo)
+        assert any(isinstance(one, SendStop) for one in play(state, *alive(290, 310, step=step))[1])
+        steps = alive(290, 294, step_s=1.0, step=step + 1)
+        assert any(isinstance(one, SendStop) for one in play(state, *steps, *alive(294, 350, step=step + 4))[1])
+
+
 def test_who_comes_to_itself_while_it_is_stopped_has_drained() -> None:
-    state, _ = play(begun(hang_s=50), *alive(1, 72, step=0), Ended(A, 85, False, ""))
+    state, _ = play(
+        begun(hang_s=50), *alive(1, 20, step_s=1.0, step=5), *alive(20, 72, step=23), Ended(A, 85, False, "")
+    )
     exit = state.workers[A].exit
     assert exit is not None
     assert exit.kind is ExitKind.DRAINED

@@ -24,7 +24,7 @@ from zmq_agent import FakeAgent, Start
 
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import content_of, parse
 from atoll.errors import CheckpointError
-from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_READY, VIEW_STAGE_UNABLE
+from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_FAILED, VIEW_STAGE_READY, VIEW_STAGE_UNABLE
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -216,6 +216,30 @@ def test_a_second_loss_before_the_new_view_has_a_copy_of_its_own(tmp_path: Path,
     check_nothing_was_lost(origin, ended["masters"], gradients, together([ended], "residuals"), "updates")
 
 
+@pytest.mark.parametrize("settings", [UPDATES, GRADIENTS, LOCAL, LARGEST], ids=["updates", "gradients", "local", "dgc"])
+def test_a_second_loss_while_the_others_go_back(tmp_path: Path, start: Start, settings: dict[str, Any]) -> None:
+    """As above, and the second one dies when both have gone back and begin the view: it never comes about."""
+    with of_three(tmp_path, start, 3, settings) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--keep-sums", "--often", "--sleep-s", "0.05",
+                            "--hold-at", "16", "--raise-at", "16", "--die-in-view", "starting")  # fmt: skip
+        strike_once_remembered(agent, tmp_path)
+        agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0, 2)
+        agent.send_view(2, [0, 2], [1.0, 1.0], plan_id=2)
+        agent.wait_for_stage(2, VIEW_STAGE_FAILED, 0)
+        agent.send_view(3, [0], [1.0], plan_id=3)
+        agent.put_in_force()
+        assert agent.exit_codes() == [0, KILLED, KILLED], agent.said()
+    check_every_sample_once(tmp_path, epochs=3)
+    ended, origin = kept(tmp_path, 1, 0, "end"), kept(tmp_path, 1, 0, "begin")["masters"]
+    back = min(line["step"] for line in lines(tmp_path) if line["view"] == 3)
+    lost = [{"summed": torch.load(tmp_path / f"run-1-rank-{rank}.sums-{back}", weights_only=True)} for rank in (1, 2)]
+    exchange = "gradients" if settings in (GRADIENTS, LARGEST) else "updates"
+    residuals = together([ended], "residuals")
+    sums = together([ended], "owner_sums")
+    residuals = {name: one + sums.get(name, 0) for name, one in residuals.items()}
+    check_nothing_was_lost(origin, ended["masters"], together([ended, *lost], "summed"), residuals, exchange)
+
+
 def test_without_a_copy_of_what_is_lost_it_starts_again_and_says_so(tmp_path: Path, start: Start) -> None:
     """1. As above, but nobody keeps another's state in memory, and moments are those of all. 2. The survivors say what
     is missing, save what they have as they would without views, and end with 75."""
@@ -284,4 +308,40 @@ def test_who_goes_on_as_it_is_has_all_that_was_sent_and_all_of_its_own(
     for name, master in masters.items():
         way = (begun[name].double() - master.double() + residuals[name] + sums.get(name, 0)) / LR
         off = [float((way - made[name] - one[name]).abs().max()) for one in sent]
+        assert min(off) < 1e-3, (name, off)
+
+
+@pytest.mark.parametrize("where", ["taking over", "building", "starting"])
+@pytest.mark.parametrize("settings", [{**UPDATES, "sparsity": 0.0}, {**LOCAL, "density": 1.0}, LOCAL],
+                         ids=["updates", "local", "a fifth"])  # fmt: skip
+def test_a_second_loss_while_the_others_take_over_what_they_have(
+    tmp_path: Path, start: Start, settings: dict[str, Any], where: str
+) -> None:
+    """1. Of three workers one dies, and nobody has a copy: the other two go on as they are. 2. While they take over
+    what they have, or begin anew with it, one of them dies too. 3. The last one goes on alone from where it stood;
+    it trains no step twice. Where everything is sent in each step, its masters have all that it ever made, and of the
+    lost ones all up to the step that they died in or one of the two before, layer by layer."""
+    with of_three(tmp_path, start, 1, settings) as agent:
+        arguments = (str(tmp_path), "--keep-sums", "--sleep-s", "0.02", "--raise-at", "24", "--die-in-view", where)
+        agent.start_workers("stale_train.py", *arguments)
+        agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0, 2)
+        agent.send_view(2, [0, 2], [1.0, 1.0], plan_id=2)
+        agent.wait_until(lambda: agent.workers[2].poll() is not None)
+        agent.wait_for_stage(2, VIEW_STAGE_FAILED, 0)
+        agent.send_view(3, [0], [1.0], plan_id=3)
+        agent.put_in_force()
+        assert agent.exit_codes() == [0, KILLED, KILLED], agent.said()
+    own = [line["step"] for line in lines(tmp_path) if line["rank"] == 0 and line["view"] == 3]
+    assert 24 <= own[0] <= 26
+    assert own == list(range(own[0], own[-1] + 1))
+    if settings.get("sparsity", 1.0) > 0 and settings.get("density") != 1.0:
+        return
+    ended, begun = kept(tmp_path, 1, 0, "end"), kept(tmp_path, 1, 0, "begin")["masters"]
+    sent = [[torch.load(tmp_path / f"run-1-rank-{rank}.sums-{step}", weights_only=True) for step in (22, 23, 24)
+             if (tmp_path / f"run-1-rank-{rank}.sums-{step}").exists()] for rank in (1, 2)]  # fmt: skip
+    for name, master in ended["masters"].items():
+        kept_back = ended["residuals"][name] + ended["owner_sums"].get(name, 0)
+        way = (begun[name].double() - master.double() + kept_back) / LR
+        off = [float((way - ended["summed"][name] - one[name] - two[name]).abs().max())
+               for one in sent[0] for two in sent[1]]  # fmt: skip
         assert min(off) < 1e-3, (name, off)

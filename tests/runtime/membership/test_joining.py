@@ -16,7 +16,7 @@ from sparse_runs import check_alike, check_every_sample_once, check_nothing_was_
 from zmq_agent import FakeAgent, Start
 
 from atoll.strategies.compressed.costs.measured import MeasuredCosts
-from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_READY, VIEW_STAGE_TRAINING
+from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_FAILED, VIEW_STAGE_READY, VIEW_STAGE_TRAINING
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -172,6 +172,40 @@ def test_what_was_not_sent_yet_stays_with_who_had_state(
         kept(tmp_path, 1, 0, "begin")["masters"],
         check_alike(last, "masters"),
         together([*first, *last], "summed"),
+        residuals,
+        "gradients" if name in ("gradients", "compressed") else "updates",
+    )
+
+
+@pytest.mark.parametrize("where", ["building", "starting"])
+@pytest.mark.parametrize("name", KEEPERS)
+def test_a_joiner_that_dies_while_it_is_taken_in_takes_nothing_along(
+    tmp_path: Path, start: Start, name: str, where: str
+) -> None:
+    """1. Two workers send a tenth of what they learn; a third is taken in at a boundary, and they keep what they had
+    not sent. It gets SIGKILL when it has the state and begins the view with them. 2. The two go on without it in the
+    same processes to the end: each sample counts once, weights are equal, and no gradient is lost."""
+    with sparse(tmp_path, 2, start=start, **KEEPERS[name]) as agent:
+        agent.makes_views = True
+        arguments = (str(tmp_path), "--epochs", "12", "--sleep-s", "0.01", "--die-in-view", where)
+        agent.start_workers("stale_train.py", *arguments)
+        agent.wait_for_step(3)
+        joined = agent.start_joiner("stale_train.py", *arguments)
+        agent.wait_until(lambda: agent.stands_at(joined)[1] == VIEW_STAGE_READY)
+        agent.send_view(2, [0, 1, joined], FIRST, plan_id=2, without_state=[joined], at_boundary=True,
+                        keeps_unsent=True)  # fmt: skip
+        agent.wait_for_stage(2, VIEW_STAGE_FAILED, 0, 1)
+        agent.send_view(3, [0, 1], [1.0, 1.0], plan_id=3)
+        agent.put_in_force()
+        assert agent.exit_codes(90) == [0, 0, KILLED], agent.said()
+    check_every_sample_once(tmp_path, 12)
+    ended = [kept(tmp_path, 1, rank, "end") for rank in (0, 1)]
+    residuals, sums = together(ended, "residuals"), together(ended, "owner_sums")
+    residuals = {layer: one + sums.get(layer, 0) for layer, one in residuals.items()}
+    check_nothing_was_lost(
+        kept(tmp_path, 1, 0, "begin")["masters"],
+        check_alike(ended, "masters"),
+        together(ended, "summed"),
         residuals,
         "gradients" if name in ("gradients", "compressed") else "updates",
     )

@@ -23,7 +23,8 @@ from generations import await_generation, keep_every_step, keep_no_more
 from torch import nn
 
 import atoll
-from atoll.agent.runtime.membership import succession
+from atoll.agent.runtime.membership import as_they_are, succession
+from atoll.agent.runtime.step.step_exchange import StepExchange
 from atoll.errors import PeerLost
 from atoll.strategies.shared_masters.rolling import RollingMasters
 
@@ -52,6 +53,7 @@ parser.add_argument("--seldom-from", type=int, default=-1, help="no generation i
 parser.add_argument("--break-flush", default="", help="RANK:SIGNAL, in the middle of it; signal 0: its link breaks")
 parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
 parser.add_argument("--look", action="store_true", help="OUT/run-N-rank-R.looks: whose weights passes and updates have")
+parser.add_argument("--die-in-view", choices=("taking over", "building", "starting"), help="rank 2, before that")
 parser.add_argument("--await-view-at", type=int, default=-1, help="in this step, for a newer view than its own")
 options = parser.parse_args()
 
@@ -183,6 +185,18 @@ def die_flushed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_in_view() -> None:
+    def die(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if options.die_in_view == "taking over":
+        vars(as_they_are)["hand_over"] = die
+    elif options.die_in_view == "building":
+        StepExchange.__init__ = die  # type: ignore[method-assign]
+    else:
+        StepExchange.start = die  # type: ignore[method-assign]
+
+
 def go_back(step: int) -> None:
     """Before a batch: what came after this step counts for nothing."""
     path = options.out / f"{NAME}.sums-{step}"
@@ -192,6 +206,8 @@ def go_back(step: int) -> None:
 
 if options.die_flushed or options.often:
     keep_every_step()
+if options.die_in_view is not None and RANK == 2:
+    die_in_view()
 if options.goes_back_s is not None:
     vars(succession)["GOES_BACK_S"] = options.goes_back_s
 next_step = begun_step

@@ -72,7 +72,7 @@ class Kept:
 
 Survived = Callable[[Mapping[str, torch.Tensor]], OwnState]
 """Collective, of the members of the next view: what a rank has for itself after a loss, as of the masters of the one
-whose `Durable.shared` it is given. Raises PeerLost."""
+whose `Durable.shared` it is given. It may be asked again, where that view does not come about. Raises PeerLost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +191,9 @@ class NothingBeside:
 class BetweenViews(NothingBeside):
     """The Durable of a worker that has left one view and is not in the next yet, with what it goes on with."""
 
-    def __init__(self, origin: Origin, model: nn.Module) -> None:
-        self._origin, self._model = origin, model
+    def __init__(self, origin: Origin, model: nn.Module, survived: Survived | None) -> None:
+        """survived: as the view before had it, where a loss ended that; for a loss before the next is there."""
+        self._origin, self._model, self._survived = origin, model, survived
 
     def masters(self) -> Mapping[int, torch.Tensor]:
         shared = self._origin.shared
@@ -201,3 +202,6 @@ class BetweenViews(NothingBeside):
 
     def shared(self) -> Mapping[str, torch.Tensor]:
         return self._origin.shared
+
+    def survived(self) -> Survived | None:
+        return self._survived

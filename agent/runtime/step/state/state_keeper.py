@@ -25,7 +25,7 @@ from atoll.agent.runtime.pipeline.model_part import ModelPart
 from atoll.agent.runtime.step.optimizers.as_one import as_one
 from atoll.agent.runtime.step.plans.agreement import Agreed
 from atoll.agent.runtime.step.state.consistency import Consistency
-from atoll.agent.runtime.step.state.durable import Survived
+from atoll.agent.runtime.step.state.durable import BetweenViews, Origin, Survived
 from atoll.agent.runtime.step.state.shutdown import Shutdown
 from atoll.agent.runtime.step.step_exchange import StepExchange
 from atoll.errors import CheckpointError
@@ -58,6 +58,10 @@ class StateKeeper:
         self.bytes = StateBytes(0, 0)  # of checkpoints in memory, where there are any
         self.resumed: Resumed | None = None
         """The checkpoint from which this run went on."""
+        self.survived: Survived | None = None
+        """Of the view that a loss ended, until the next one is begun."""
+        self.begun_view = session.view
+        """The newest that this rank has begun."""
 
     def restore(self, loader: Loader[object]) -> None:
         """Collective. Raises CheckpointError for a checkpoint of another model, PeerLost."""
@@ -103,10 +107,12 @@ class StateKeeper:
         if self.shutdown.updated and updated_to is not None:
             self.snapshot.take(updated_to)
             self.shutdown.updated = False
-        return durable.survived()
+        self.survived = durable.survived()
+        return self.survived
 
     def go_back(self, resumed: Resumed) -> None:
         """What is in memory becomes the state. Raises CheckpointError."""
+        self.survived = None
         self.shutdown.updated = True  # until all of it is: nothing of this is saved
         resumed.restore(self._model, as_one(self._optimizers))
         for name, tracked in self._tracked.items():
@@ -133,6 +139,15 @@ class StateKeeper:
             if self.bytes == StateBytes(0, 0):  # it joins
                 self.bytes = size_of_state(self._model, self._optimizers, self.snapshot)
             self.memory.start(step, generation, self.bytes, complete_step=complete_step)
+
+    def between_views(self, exchange: StepExchange, origin: Origin) -> None:
+        """The view before is left for good, and no next one is begun: what counts is the model and `origin`."""
+        between = BetweenViews(origin, self._model, self.survived)
+        exchange.durable = self.snapshot.durable = between
+        self.shutdown.exchange = exchange
+
+    def view_begun(self) -> None:
+        self.survived, self.begun_view = None, self._session.view
 
     def restore_tracked(self, name: str) -> None:
         """Give a tracked object its state of the checkpoint from which this run went on."""
