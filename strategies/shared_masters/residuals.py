@@ -142,6 +142,14 @@ def state_of(
     return {**state, "flushes": dict(flushes.counts), "given": dict(flushes.given)}
 
 
+def copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Such a state, for `as_of` to change."""
+    return {
+        **state,
+        **{what: {name: one.clone() for name, one in state[what].items()} for what in ("owed", "owner_sums")},
+    }
+
+
 def write(directory: Path, header: Header, rank: int, packed: Packed) -> None:
     """Publish a state, packed, as it was with the checkpoint of `header`. Raises CheckpointError."""
     folder = directory / FOLDER / f"rank-{rank}"

@@ -98,8 +98,8 @@ class MastersState:
         sizes = {layer.name: layer.master.numel() for layer in self._exchange.layers}
 
         def as_of(shared: Mapping[str, torch.Tensor]) -> OwnState:
-            copied = {what: {name: one.clone() for name, one in state[what].items()} for what in ("owed", "owner_sums")}
-            (own,) = residuals.as_of(self._session, shared, [(self._session.place.rank, state | copied)], sizes)
+            copied = residuals.copied(state)
+            (own,) = residuals.as_of(self._session, shared, [(self._session.place.rank, copied)], sizes)
             return own
 
         return as_of
