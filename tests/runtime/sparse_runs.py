@@ -37,6 +37,12 @@ def together(states: Iterable[dict[str, Any]], what: str) -> Tensors:
     return sums
 
 
+def left(states: Sequence[dict[str, Any]]) -> Tensors:
+    """What masters lack: residuals and owners' sums, over all ranks."""
+    residuals, sums = together(states, "residuals"), together(states, "owner_sums")
+    return {name: one + sums.get(name, torch.zeros_like(one)) for name, one in residuals.items()}
+
+
 def check_alike(states: Sequence[dict[str, Any]], what: str) -> Tensors:
     """All ranks have the same bits. Returns them."""
     first: Tensors = states[0][what]

@@ -18,6 +18,7 @@ from sparse_runs import (
     check_nothing_was_lost,
     equal,
     kept,
+    left,
     sparse,
     together,
 )
@@ -42,12 +43,6 @@ def islands(out: Path, names: str, *, start: Start, run: int = 1, **settings: An
     agent = local(out, len(names), start=start, run=run, **settings)
     agent.place([f"node-{rank}" for rank in range(len(names))], list(names))
     return agent
-
-
-def left(states: Sequence[dict[str, Any]]) -> Tensors:
-    """What masters lack: residuals and owners' sums, over all ranks."""
-    residuals, sums = together(states, "residuals"), together(states, "owner_sums")
-    return {name: one + sums.get(name, torch.zeros_like(one)) for name, one in residuals.items()}
 
 
 @pytest.mark.parametrize("every", [1, 4])
