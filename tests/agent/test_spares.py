@@ -114,7 +114,17 @@ async def trains(controller: ScriptedController, run: int) -> None:
 
 async def printed(controller: ScriptedController, job: str, run: int) -> bytes:
     await until("it has ended", lambda: controller.has_exited(job=job, run=run))
-    return await until("its output", lambda: controller.printed(job=job, run=run))
+    return await line(controller, job, run)
+
+
+async def line(controller: ScriptedController, job: str, run: int) -> bytes:
+    """What one `print` writes may come in pieces, and may come later than the status that tells of its end."""
+
+    def whole() -> bytes:
+        text = controller.printed(job=job, run=run)
+        return text if b"\n" in text else b""
+
+    return await until("its output", whole)
 
 
 async def test_launches_are_forked_from_what_waits_for_them(
@@ -138,7 +148,7 @@ async def test_launches_are_forked_from_what_waits_for_them(
         controller.launch(script, run=run)
         await trains(controller, run)
         worker = controller.is_running(run=run)
-        assert controller.printed(run=run).startswith(b"%d %d %d 0\n" % (worker, worker, os.getpid()))
+        assert (await line(controller, "job-1", run)).startswith(b"%d %d %d 0\n" % (worker, worker, os.getpid()))
         assert waits(settings) == pid != worker
         if run == 1:
             os.kill(worker, signal.SIGKILL)
