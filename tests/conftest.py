@@ -24,9 +24,9 @@ def nothing_left_behind() -> Iterator[None]:
     children_before = {p.pid for p in psutil.Process().children(recursive=True)}
     yield
     children = [p for p in psutil.Process().children(recursive=True) if p.pid not in children_before]
-    _, alive = psutil.wait_procs(children, timeout=15)
+    _, alive = psutil.wait_procs(children, timeout=30)
     left = [t for t in threading.enumerate() if t not in before and not t.daemon]
     for thread in left:
-        thread.join(timeout=15)
+        thread.join(timeout=30)
     names = [t.name for t in left if t.is_alive()]
     assert (names, [p.cmdline() for p in alive]) == ([], [])

@@ -358,7 +358,6 @@ def test_no_two_classes_share_a_name() -> None:
 PROMISED_IN_SECONDS = {
     "tests/e2e/test_failures.py": "a cancelled job is gone within 5 s",
     "tests/runtime/test_runs.py": "a stuck worker leaves within the grace that it was given",
-    "tests/strategies/stale_sparse/test_stale_runs.py": "a killed rank ends the others by its closed connection",
 }
 
 

@@ -167,7 +167,7 @@ def test_scripts_of_the_pods_are_shell() -> None:
     for _, pod in pods():
         for container in pod["initContainers"]:
             checked = subprocess.run(
-                ["sh", "-n"], input=container["args"][0], capture_output=True, text=True, timeout=10, check=False
+                ["sh", "-n"], input=container["args"][0], capture_output=True, text=True, timeout=60, check=False
             )
             assert (checked.returncode, checked.stderr) == (0, "")
 

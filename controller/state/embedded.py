@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _QUOTA_BYTES: Final = 2 * 1024**3
 _START_S: Final = 20.0
 _STOP_S: Final = 5.0
-_UNLOCK_S: Final = 3.0  # the etcd of a controller that was just killed needs a moment to end
+_UNLOCK_S: Final = 10.0  # the etcd of a controller that was just killed needs a moment to end
 _FIRST_BACKOFF_S: Final = 0.2
 _LAST_BACKOFF_S: Final = 5.0
 # Names of sockets in the folder it runs in. etcd before 3.5.10 asks for HOST:PORT after unix:// too.

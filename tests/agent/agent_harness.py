@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 import psutil
+from held_ports import free_port
 
 from atoll.agent.daemon import serve
 from atoll.agent.settings import AgentSettings
@@ -64,7 +65,7 @@ class ScriptedController(agents_pb2_grpc.AgentServiceServicer):
         self.connected = False
         self._outgoing: asyncio.Queue[ControllerMessage] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
-        self.port = 0
+        self.port = free_port()  # also while it is away: nobody else takes it
 
     @property
     def address(self) -> str:
@@ -149,7 +150,11 @@ class ScriptedController(agents_pb2_grpc.AgentServiceServicer):
         try:
             yield ControllerMessage(
                 registered=agents_pb2.Registered(
-                    controller="scripted", heartbeat_s=0.2, lease_s=1.5, pulse_s=self.pulse_s
+                    # A write that takes as long as the lease ends the stream: on a busy machine, too.
+                    controller="scripted",
+                    heartbeat_s=0.2,
+                    lease_s=30.0,
+                    pulse_s=self.pulse_s,
                 )
             )
             while True:
@@ -202,7 +207,7 @@ class RunningAgent:
 
     async def end(self) -> None:
         self.stop.set()
-        await asyncio.wait_for(self.task, 30)
+        await asyncio.wait_for(self.task, 60)
 
 
 def is_alive(pid: int) -> bool:

@@ -17,7 +17,9 @@ import pytest
 from agent_harness import RunningAgent, ScriptedController, is_alive, until
 from held_ports import free_port
 
+from atoll.agent import daemon
 from atoll.agent.settings import AgentSettings
+from atoll.agent.supervisor.leftovers import PidFile
 from atoll.v1 import agents_pb2, common_pb2
 
 FOREVER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
@@ -134,7 +136,10 @@ async def test_repeated_launch_makes_no_second_worker(agent: RunningAgent, contr
     controller.launch("print('other')", rank=1)
     await until("the messages after it are obeyed", lambda: controller.has_exited(rank=1))
     assert controller.is_running() == pid
-    assert [child.pid for child in psutil.Process().children(recursive=True)] == [pid]
+    # On a slow machine a process waits for launches by now.
+    files = (agent.settings.state_dir / "pids").glob("spare-*")
+    spares = {facts[0] for path in files if (facts := PidFile(path).read())}
+    assert {child.pid for child in psutil.Process().children(recursive=True)} - spares == {pid}
 
 
 async def test_newer_run_ends_the_older_and_the_older_never_comes_back(
@@ -165,9 +170,10 @@ async def test_stop_goes_from_sigterm_to_sigkill(agent: RunningAgent, controller
     )
     controller.launch(STUBBORN, rank=1)
     await until("both are ready", lambda: controller.printed() and controller.printed(rank=1))
-    controller.send(stop=agents_pb2.StopWorkers(job="job-1", run=1, grace_s=0.1, reason="cancelled"))
+    controller.send(stop=agents_pb2.StopWorkers(job="job-1", run=1, grace_s=60, reason="cancelled"))
     polite = await until("rank 0 ends on SIGTERM", controller.has_exited)
     assert (polite.exit_kind, polite.exit_code, polite.reason) == (common_pb2.EXIT_KIND_STOPPED, 3, "cancelled")
+    controller.send(stop=agents_pb2.StopWorkers(job="job-1", run=1, grace_s=0.1))  # it has had its time
     stubborn = await until("rank 1 ends on SIGKILL", lambda: controller.has_exited(rank=1))
     assert (stubborn.exit_kind, stubborn.exit_code) == (common_pb2.EXIT_KIND_STOPPED, -signal.SIGKILL)
     assert stubborn.reason.startswith("cancelled (killed")
@@ -194,8 +200,8 @@ async def test_what_a_worker_started_ends_with_it(agent: RunningAgent, controlle
     near, far = map(int, controller.printed().split())
     try:
         assert ended.exit_kind == common_pb2.EXIT_KIND_FINISHED
-        assert not is_alive(near)
-        await until("nothing of the job is left", lambda: not is_alive(far))
+        # Both have got SIGKILL by then; when they are gone is the kernel's.
+        await until("nothing of the job is left", lambda: not is_alive(near) and not is_alive(far))
     finally:
         if is_alive(far):
             os.kill(far, signal.SIGKILL)
@@ -256,19 +262,19 @@ async def test_rendezvous_port_is_free_for_rank_0_alone(agent: RunningAgent, con
 
 
 async def test_agent_that_ends_leaves_nothing_and_tells_how_workers_ended(
-    settings: AgentSettings, controller: ScriptedController
+    settings: AgentSettings, controller: ScriptedController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(daemon, "_LAST_WORDS_S", 30.0)
     agent = RunningAgent(settings)
     await until("connected", lambda: controller.connected)
     controller.launch("import signal, sys, time\nsignal.signal(15, lambda *_: (print('last words'), sys.exit(0)))\n"
                       "print('ready')\ntime.sleep(600)")  # fmt: skip
     await until("ready", lambda: controller.printed().endswith(b"\n"))  # two writes: the word, the line's end
-    pid = controller.is_running()
+    pid = await until("that it runs is told", controller.is_running)
     await agent.end()
     assert not is_alive(pid)
-    assert controller.printed() == b"ready\nlast words\n"
-    ended = controller.has_exited()
-    assert ended is not None
+    await until("its last words", lambda: controller.printed() == b"ready\nlast words\n")
+    ended = await until("its end is told", controller.has_exited)
     assert (ended.exit_kind, ended.exit_code) == (common_pb2.EXIT_KIND_STOPPED, 0), (
         "it ended well, but had not finished"
     )

@@ -68,11 +68,12 @@ async def test_killed_agent_takes_its_workers_along_and_its_successor_the_rest(
     agent = subprocess.Popen(command, start_new_session=True)  # noqa: ASYNC220
     pids = tmp_path / "agent" / "pids"
     waits = await until(
-        "one waits", lambda: [facts[0] for path in pids.glob("spare-*") if (facts := PidFile(path).read())], 30
+        "one waits", lambda: [facts[0] for path in pids.glob("spare-*") if (facts := PidFile(path).read())], 60
     )
     controller.launch(WITH_CHILDREN, spec={"env": {"PYTHONHASHSEED": "0"}})  # which none can wait for
     await until("its children's pids", lambda: controller.printed().count(b"\n") == 2)
-    pid, children = controller.is_running(), [int(line) for line in controller.printed().split()]
+    pid = await until("that it runs is told", controller.is_running)
+    near, far = children = [int(line) for line in controller.printed().split()]
     agent.kill()
     agent.wait(30)
     await until("both are dead", lambda: not any(map(is_alive, [pid, *waits])), 30)
@@ -80,7 +81,8 @@ async def test_killed_agent_takes_its_workers_along_and_its_successor_the_rest(
     registered = len(controller.registers)
     successor = RunningAgent(AgentSettings(controllers=(controller.address,), state_dir=tmp_path / "agent"))
     await until("the successor is there", lambda: len(controller.registers) > registered)
-    assert not any(map(is_alive, children))
+    assert not is_alive(near)
+    await until("what left its group has ended", lambda: not is_alive(far))  # it is killed, and not waited for
     assert not controller.registers[-1].workers
     await successor.end()
 
@@ -125,8 +127,8 @@ async def test_worker_that_says_hello_gets_plans_and_stops_by_word(
     plan = common_pb2.Plan(id=2, run=1, shares=[1.0], from_step=5)
     controller.send(plan=agents_pb2.PlanForJob(job="job-1", plan=plan))
     await until("the plan is there", lambda: b"plan 2" in controller.printed())
-    controller.send(stop=agents_pb2.StopWorkers(job="job-1", run=1, grace_s=10, reason="to grow"))
-    ended = await until("it ends by itself", controller.has_exited, 30)
+    controller.send(stop=agents_pb2.StopWorkers(job="job-1", run=1, grace_s=60, reason="to grow"))
+    ended = await until("it ends by itself", controller.has_exited)
     assert (ended.exit_kind, ended.exit_code) == (common_pb2.EXIT_KIND_DRAINED, 85)
     await until("its last telemetry", lambda: any(t.checkpoint_step > 2 for t in controller.telemetry))
     assert controller.printed().startswith(f"{agent.settings.jobs / 'job-1'} 0.4".encode())

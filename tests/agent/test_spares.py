@@ -96,6 +96,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ForkServer]:
         "warm_start._import = imports\nwarm_start.main()"
     )
     monkeypatch.setattr(fork_server, "PROGRAM", str(program))
+    monkeypatch.setattr(fork_server, "FORK_S", 30.0)  # whoever takes longer is ended, and the launch is none of its
     for constant, value in (("REST_S", 0.0), ("POLITE_S", 0.0), ("_LOOK_S", 0.1), ("_BACKOFF_S", (0.1, 0.1))):
         monkeypatch.setattr(spares, constant, value)
 

@@ -254,7 +254,7 @@ class ScriptedController:
 
         self._do(ended())
 
-    def wait_for(self, condition: Callable[[Script], object], deadline_s: float = 30.0) -> None:
+    def wait_for(self, condition: Callable[[Script], object], deadline_s: float = 60.0) -> None:
         """Wait until the condition holds for what was asked of this controller."""
 
         async def holds() -> None:
@@ -262,7 +262,7 @@ class ScriptedController:
                 while not condition(self.script):  # noqa: ASYNC110 - tests write it from their own thread
                     await asyncio.sleep(LOOK_EVERY_S)
 
-        self._do(holds())
+        self._do(holds(), deadline_s + 10)
 
-    def _do(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(40)
+    def _do(self, coroutine: Coroutine[Any, Any, None], deadline_s: float = 40.0) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(deadline_s)

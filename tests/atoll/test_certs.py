@@ -42,8 +42,14 @@ def ann(authority: Path) -> Tls:
     return certs.identity(certs.issue(authority, "client", "ann", [], NOW))
 
 
-async def ask(controller: ScriptedController, tls: Tls | None, address: str | None = None) -> list[str]:
-    async with AsyncClient([address or controller.address], tls=tls, timeout_s=1.5) as client:
+ALL_OF_IT_S = 2.0
+"""The timeout where connections end without a word: that is told once it is over."""
+
+
+async def ask(
+    controller: ScriptedController, tls: Tls | None, address: str | None = None, timeout_s: float = 30.0
+) -> list[str]:
+    async with AsyncClient([address or controller.address], tls=tls, timeout_s=timeout_s) as client:
         return [job.id for job in await client.jobs()]
 
 
@@ -63,7 +69,7 @@ async def test_a_client_that_lives_on_uses_a_certificate_that_was_renewed_meanwh
     fresh = certs.identity(certs.issue(authority, "client", "page", [], NOW))
     with ScriptedController(tls=server) as controller:
         controller.script.add("vit-1")
-        async with AsyncClient([controller.address], tls=own, timeout_s=2.0) as client:
+        async with AsyncClient([controller.address], tls=own, timeout_s=ALL_OF_IT_S) as client:
             with pytest.raises(NotAllowed, match="it expired on"):
                 await client.jobs()
             shutil.copy(fresh.key, own.key)
@@ -89,7 +95,7 @@ async def test_a_strangers_certificate_is_refused_by_the_server(server: Tls, ann
     own = certs.identity(certs.issue(tmp_path, "client", "eve", [], NOW))
     with ScriptedController(tls=server) as controller:
         with pytest.raises(NotAllowed, match=r"refused the certificate .* of client:eve"):
-            await ask(controller, Tls(ann.ca, own.certificate, own.key))
+            await ask(controller, Tls(ann.ca, own.certificate, own.key), timeout_s=ALL_OF_IT_S)
         assert not controller.script.calls
 
 
@@ -97,7 +103,7 @@ async def test_an_expired_client_is_refused(server: Tls, authority: Path) -> Non
     expired = certs.identity(certs.issue(authority, "client", "old", [], LONG_AGO))
     with ScriptedController(tls=server) as controller:
         with pytest.raises(NotAllowed, match="it expired on"):
-            await ask(controller, expired)
+            await ask(controller, expired, timeout_s=ALL_OF_IT_S)
         assert not controller.script.calls
 
 
@@ -117,7 +123,7 @@ async def test_a_server_under_a_name_it_has_no_certificate_for_is_refused(server
 async def test_no_certificate_at_all_is_refused(server: Tls) -> None:
     with ScriptedController(tls=server) as controller:
         with pytest.raises(NotAllowed, match=r"Name yours with --tls-ca"):
-            await ask(controller, None)
+            await ask(controller, None, timeout_s=ALL_OF_IT_S)
         assert not controller.script.calls
 
 

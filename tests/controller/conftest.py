@@ -15,6 +15,9 @@ from etcd_server import EtcdServer
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.store import DeletePrefix
 
+CALL_S = 30.0
+"""Of calls to an etcd that is there: on a busy machine it may take long to write."""
+
 
 @pytest.fixture(scope="session")
 def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
@@ -28,7 +31,7 @@ def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer
 @pytest.fixture
 async def etcd(etcd_server: EtcdServer) -> str:
     """HOST:PORT of a real etcd without keys. Its revisions go on from test to test."""
-    store = EtcdStore([etcd_server.endpoint], None, timeout_s=10)
+    store = EtcdStore([etcd_server.endpoint], None, timeout_s=CALL_S)
     await store.commit([DeletePrefix("/")])
     await store.close()
     return etcd_server.endpoint
@@ -36,7 +39,7 @@ async def etcd(etcd_server: EtcdServer) -> str:
 
 @pytest.fixture
 async def store(etcd: str) -> AsyncIterator[EtcdStore]:
-    opened = EtcdStore([etcd], None)
+    opened = EtcdStore([etcd], None, timeout_s=CALL_S)
     yield opened
     await opened.close()
 
@@ -53,6 +56,6 @@ def own_etcd(tmp_path: Path) -> Iterator[EtcdServer]:
 @pytest.fixture
 async def own_store(own_etcd: EtcdServer) -> AsyncIterator[EtcdStore]:
     """A store on `own_etcd`."""
-    opened = EtcdStore([own_etcd.endpoint], None)
+    opened = EtcdStore([own_etcd.endpoint], None, timeout_s=10)  # what a call to a killed one takes, too
     yield opened
     await opened.close()

@@ -20,7 +20,7 @@ from atoll.v1 import common_pb2
 from atoll.v1 import jobs_pb2 as pb
 from atoll.v1.jobs_pb2_grpc import JobServiceStub
 
-CALL_S = 10.0
+CALL_S = 30.0
 
 
 class Controller:
@@ -49,7 +49,7 @@ class Controller:
     async def get(self, job: str) -> pb.Job:
         return await self.stub.Get(pb.GetRequest(job=job), timeout=CALL_S)  # type: ignore[no-any-return]
 
-    async def phase(self, job: str, *phases: int, within_s: float = 20.0, run: int = 0) -> pb.Job:
+    async def phase(self, job: str, *phases: int, within_s: float = 60.0, run: int = 0) -> pb.Job:
         """The job once it is in one of `phases` (and in `run`, if given). Fails when it ends in another."""
         ended = (pb.PHASE_DONE, pb.PHASE_FAILED, pb.PHASE_CANCELLED)
         seen = []
@@ -59,6 +59,16 @@ class Controller:
                 return state  # type: ignore[no-any-return]
             assert state.phase not in ended, seen
         raise AssertionError(seen)
+
+    async def left(self, node: str) -> None:
+        """Wait until the controller has noticed that the stream of this node's agent is over: until then it gives the
+        node workers, and its name and its GPUs to no other agent."""
+        async with asyncio.timeout(30):
+            while True:
+                nodes = (await self.stub.ListNodes(pb.ListNodesRequest(), timeout=CALL_S)).nodes
+                if not any(one.name == node and one.connected for one in nodes):
+                    return
+                await asyncio.sleep(0.02)
 
     async def events(self, job: str = "") -> list[str]:
         stream = self.stub.Events(pb.EventsRequest(job=job), timeout=CALL_S)
@@ -91,7 +101,7 @@ async def controller(
     chosen = ControllerSettings(
         data_dir=data_dir,
         etcd=(etcd,) if etcd else (),
-        **{"listen": "127.0.0.1:0", "leader_lease_s": 10, "node_lease_s": 1, "heartbeat_s": 0.2, **settings},
+        **{"listen": "127.0.0.1:0", "leader_lease_s": 10, "node_lease_s": 2, "heartbeat_s": 0.2, **settings},
     )
     (data_dir / "address").unlink(missing_ok=True)
     stop = asyncio.Event()
@@ -102,12 +112,12 @@ async def controller(
             yield Controller(address, JobServiceStub(channel), task, stop)
     finally:
         stop.set()
-        await asyncio.wait({task}, timeout=20)
+        await asyncio.wait({task}, timeout=60)
         if not task.cancelled():
             task.result()
 
 
-async def leading(one: Controller, within_s: float = 20.0) -> Controller:
+async def leading(one: Controller, within_s: float = 60.0) -> Controller:
     """Wait until a controller answers as the leader."""
     async with asyncio.timeout(within_s):
         while True:
@@ -123,7 +133,7 @@ async def leading(one: Controller, within_s: float = 20.0) -> Controller:
 
 async def told_address(path: Path, task: asyncio.Task[None] | None = None) -> str:
     """What a daemon wrote down once it serves."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not (address := _read(path)):
             if task and task.done():
                 task.result()

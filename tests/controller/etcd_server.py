@@ -55,7 +55,7 @@ class EtcdServer:
 
     def _wait_until_it_serves(self) -> None:
         assert self._process is not None
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not self._serves():
             assert self._process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
@@ -65,9 +65,9 @@ class EtcdServer:
         """Whether it has a leader; with TLS, whether it listens."""
         try:
             if self._tls:
-                socket.create_connection(("127.0.0.1", self._client_port), timeout=1).close()
+                socket.create_connection(("127.0.0.1", self._client_port), timeout=5).close()
                 return True
-            asking = http.client.HTTPConnection("127.0.0.1", self._client_port, timeout=1)
+            asking = http.client.HTTPConnection("127.0.0.1", self._client_port, timeout=5)
             try:
                 asking.request("GET", "/health")
                 return b'"true"' in asking.getresponse().read()

@@ -22,7 +22,7 @@ Key = tuple[str, int, int]
 class FakeAgent:
     """Obeys: launched workers run at once, stopped ones drain at once, ended ones are reported until forgotten."""
 
-    def __init__(self, name: str, devices: int = 1, speed: float = 1.0, heartbeat_s: float = 0.2) -> None:
+    def __init__(self, name: str, devices: int = 1, speed: float = 1.0) -> None:
         self.name = name
         self.session = uuid.uuid4().hex
         self.register = pb.Register(
@@ -51,7 +51,7 @@ class FakeAgent:
         self.obeys_launch = True
         self.obeys_stop = True
         self.failure: grpc.aio.AioRpcError | None = None
-        self._heartbeat_s = heartbeat_s
+        self.heartbeat_s = 0.2
         self._say: asyncio.Queue[pb.AgentMessage | None] = asyncio.Queue()
         self._changed = asyncio.Condition()
         self._tasks: list[asyncio.Task[None]] = []
@@ -143,7 +143,7 @@ class FakeAgent:
 
     async def _beat_on(self) -> None:
         while True:
-            await asyncio.sleep(self._heartbeat_s)
+            await asyncio.sleep(self.heartbeat_s)
             await self.beat()
 
     async def _take(self, message: pb.ControllerMessage) -> None:

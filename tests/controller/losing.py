@@ -13,21 +13,28 @@ T = TypeVar("T")
 
 
 class LosingAnswers:
-    """Loses the answer to its `at`-th call, whatever that is; 0 loses none. resets: each watch begins with a reset."""
+    """Loses the answer to its `at`-th call, whatever that is, or of those that do `what`; 0 loses none. resets: each
+    watch begins with a reset."""
 
     def __init__(self, inner: StateStore, *, resets: bool = False) -> None:
         self._inner = inner
         self._resets = resets
         self._at = self._calls = 0
+        self._what = ""
         self.lost = ""
 
-    def arm(self, at: int) -> None:
+    def arm(self, at: int, what: str = "") -> None:
         """Count from here."""
-        self._at, self._calls = at, 0
+        self._at, self._calls, self._what = at, 0, what
+
+    def _is_lost(self, doing: str) -> bool:
+        if not doing.startswith(self._what):
+            return False
+        self._calls += 1
+        return self._calls == self._at
 
     async def _answer(self, doing: str, asked: Awaitable[T]) -> T:
-        self._calls += 1
-        if self._calls != self._at:
+        if not self._is_lost(doing):
             return await asked
         self.lost = doing
         with suppress(AtollError):
@@ -49,10 +56,11 @@ class LosingAnswers:
         return await self._answer("granting a lease", self._inner.grant_lease(ttl_s))
 
     def refresh_lease(self, lease: int, timeout_s: float) -> float:
-        self._calls += 1
+        doing = "refreshing a lease"
+        lost = self._is_lost(doing)
         left_s = self._inner.refresh_lease(lease, timeout_s)
-        if self._calls == self._at:
-            self.lost = "refreshing a lease"
+        if lost:
+            self.lost = doing
             raise StoreUnavailable(f"{self.lost}: the answer was lost")
         return left_s
 

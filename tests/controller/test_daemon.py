@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from daemons import Controller, controller, leading, told_address
+from daemons import CALL_S, Controller, controller, leading, told_address
 from etcd_server import EtcdServer
 from fake_agent import FakeAgent
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -71,7 +71,7 @@ async def test_restarted_controller_adopts_running_workers(etcd: str, tmp_path: 
     async with controller(tmp_path / "second", etcd) as head:
         await leading(head)
         await a.connect(head.address)
-        await asyncio.sleep(1.5)  # longer than the node lease: b has the grace that a new leader gives
+        await asyncio.sleep(3)  # longer than the node lease: b has the grace that a new leader gives
         assert (await head.get(job)).phase == pb.PHASE_RUNNING
         await b.connect(head.address)
         assert (await head.get(job)).run == 1
@@ -141,7 +141,7 @@ async def test_copies_go_to_other_racks_and_islands_and_move_little_when_a_machi
         async def kept(job: str, run: int) -> dict[str, list[str]]:
             """By machine, where copies of its state are, as the run's placement says."""
             await head.phase(job, pb.PHASE_RUNNING, run=run)
-            placement = (await head.stub.Plans(pb.PlansRequest(job=job, run=run), timeout=5)).placement
+            placement = (await head.stub.Plans(pb.PlansRequest(job=job, run=run), timeout=CALL_S)).placement
             assert PLANNERS["placement"].run_json(placement.input) == placement.output
             names = [machine["name"] for machine in json.loads(placement.input)["machines"]]
             told = agents["a"].launches[-1].members
@@ -162,7 +162,7 @@ async def test_copies_go_to_other_racks_and_islands_and_move_little_when_a_machi
             "e" if owner == "d" else owner: ["e" if other == "d" else other for other in others]
             for owner, others in before.items()
         }
-        await head.stub.Cancel(pb.CancelRequest(job=job), timeout=5)
+        await head.stub.Cancel(pb.CancelRequest(job=job), timeout=CALL_S)
         await head.phase(job, pb.PHASE_CANCELLED)
         agents |= {name: await joined(name, "oslo", "r1") for name in "fghi"}
         policy = common_pb2.CheckpointPolicy(memory_replicas=2, site_safe=True)
@@ -179,9 +179,11 @@ async def test_cancel_stops_all_and_is_harmless_when_repeated(etcd: str, tmp_pat
         a = await FakeAgent("a", devices=2).connect(head.address)
         job = await head.submit((2, 2))
         await head.phase(job, pb.PHASE_RUNNING)
-        await head.stub.Cancel(pb.CancelRequest(job=job), timeout=5)
-        await head.phase(job, pb.PHASE_CANCELLED, within_s=5)
-        again = await head.stub.Cancel(pb.CancelRequest(job=job), timeout=5)
+        await head.stub.Cancel(pb.CancelRequest(job=job), timeout=CALL_S)
+        cancelled = await head.phase(job, pb.PHASE_CANCELLED)
+        drained = common_pb2.EXIT_KIND_DRAINED  # it was not cancelled because they did not end in time
+        assert [worker.status.exit_kind for worker in cancelled.workers] == [drained, drained]
+        again = await head.stub.Cancel(pb.CancelRequest(job=job), timeout=CALL_S)
         assert again.phase == pb.PHASE_CANCELLED
         assert a.stopped[0].grace_s == 2.0
         await a.until(lambda: len(a.forgotten) == 2)
@@ -195,8 +197,8 @@ async def test_cancel_does_not_wait_for_a_node_that_is_out_of_reach(etcd: str, t
         job = await head.submit((1, 1))
         await head.phase(job, pb.PHASE_RUNNING)
         await a.disconnect()
-        await head.stub.Cancel(pb.CancelRequest(job=job), timeout=5)
-        await head.phase(job, pb.PHASE_CANCELLED, within_s=7)
+        await head.stub.Cancel(pb.CancelRequest(job=job), timeout=CALL_S)
+        await head.phase(job, pb.PHASE_CANCELLED, within_s=30)
         await a.connect(head.address)  # with its worker: which is stopped now
         await a.until(lambda: a.forgotten == [(job, 1, 0)])
         await a.disconnect()
@@ -229,16 +231,16 @@ async def test_a_controller_that_was_restarted_sends_nobody_to_itself(
     3. It does once that has run out."""
     address = f"127.0.0.1:{free_port()}"
     killed = Election(store, keys.LEADER, json.dumps({"address": address}).encode(), 60)
-    before = await asyncio.wait_for(killed.campaign(), 10)
+    before = await asyncio.wait_for(killed.campaign(), 30)
     async with controller(tmp_path, etcd, listen=address) as head:
 
         async def refusal() -> str:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await head.stub.List(pb.ListRequest(), timeout=5)
+                await head.stub.List(pb.ListRequest(), timeout=CALL_S)
             assert leader_hint(refused.value) is None
             return refused.value.details() or ""
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while "does not lead yet: it was restarted" not in (said := await refusal()):
                 assert "none is known to" in said  # it has not looked
                 await asyncio.sleep(0.02)
@@ -248,13 +250,13 @@ async def test_a_controller_that_was_restarted_sends_nobody_to_itself(
 
 async def _leader_hint(standby: Controller) -> str | None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await standby.stub.List(pb.ListRequest(), timeout=5)
+        await standby.stub.List(pb.ListRequest(), timeout=CALL_S)
     assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
     return leader_hint(refused.value)
 
 
 async def test_etcd_away_means_unavailable_in_time_and_then_it_goes_on(own_etcd: EtcdServer, tmp_path: Path) -> None:
-    async with controller(tmp_path, own_etcd.endpoint, leader_lease_s=1) as head:
+    async with controller(tmp_path, own_etcd.endpoint, leader_lease_s=4) as head:
         await leading(head)
         a = await FakeAgent("a").connect(head.address)
         job = await head.submit()
@@ -294,7 +296,7 @@ async def test_whoever_follows_is_told_when_the_controller_leads_no_more(etcd: s
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await asyncio.wait_for(_heard_out(stream), 30)
             assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
-        await asyncio.wait({head.task}, timeout=10)
+        await asyncio.wait({head.task}, timeout=30)
         assert head.task.done()
         await a.disconnect()
 
@@ -311,7 +313,7 @@ async def test_a_repeated_submit_makes_no_second_job(etcd: str, tmp_path: Path) 
         assert await head.submit(request_id="again") == first
         both = await asyncio.gather(*(head.submit(request_id="at-once") for _ in range(4)))
         assert len(set(both)) == 1
-        assert len((await head.stub.List(pb.ListRequest(), timeout=5)).jobs) == 2
+        assert len((await head.stub.List(pb.ListRequest(), timeout=CALL_S)).jobs) == 2
 
 
 async def test_without_etcd_a_private_one_is_started_and_stopped(tmp_path: Path) -> None:
@@ -372,7 +374,7 @@ def test_a_controller_that_cannot_listen_leaves_no_freed_memory_to_the_log(tmp_p
             env={**os.environ, "PYTHONMALLOC": "debug"},  # freed memory does not look alive
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=100,
             check=False,
         )
     assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr
@@ -383,7 +385,7 @@ async def test_health_tells_alive_from_leading(etcd: str, tmp_path: Path) -> Non
         await leading(head)
         check = health_pb2_grpc.HealthStub(channel).Check
         for service in ("", "atoll.v1.JobService"):
-            reply = await check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+            reply = await check(health_pb2.HealthCheckRequest(service=service), timeout=CALL_S)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
@@ -394,7 +396,7 @@ async def test_a_controller_killed_with_sigkill_is_followed_by_another(etcd: str
         "from atoll.controller.daemon import serve\n"
         "from atoll.controller.settings import ControllerSettings\n"
         "settings = ControllerSettings(data_dir=pathlib.Path(sys.argv[1]), etcd=(sys.argv[2],), listen='127.0.0.1:0',\n"
-        "    leader_lease_s=1, node_lease_s=1, heartbeat_s=0.2)\n"
+        "    leader_lease_s=4, node_lease_s=2, heartbeat_s=0.2)\n"
         "asyncio.run(serve(settings, asyncio.Event()))\n"
     )
     first = await asyncio.create_subprocess_exec(sys.executable, "-c", script, str(tmp_path / "one"), etcd)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -74,11 +75,11 @@ class Cluster:
             process.send_signal(signal.SIGCONT)
             process.terminate()
             try:
-                process.wait(30)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(30)
-                raise AssertionError(f"{process.args!r} did not stop within 30 s of SIGTERM") from None
+                raise AssertionError(f"{process.args!r} did not stop within 60 s of SIGTERM") from None
 
     # Starting and killing.
 
@@ -131,7 +132,7 @@ class Cluster:
         """Controllers a, which leads, and b on one etcd, and two agents."""
         etcd = self.etcd()
         self.controller("controller-a", etcd=etcd)
-        wait_until("a leader", lambda: self.client.nodes().controller, 30)
+        wait_until("a leader", lambda: self.client.nodes().controller, 60)
         self.controller("controller-b", etcd=etcd)
         for name in ("agent-0", "agent-1"):
             self.agent(name)
@@ -201,6 +202,10 @@ class Cluster:
     def log(self, job: str, rank: int | None = None) -> str:
         return b"".join(chunk.data for chunk in self.client.logs(job, rank=rank)).decode(errors="replace")
 
+    def wait_for_output(self, job: str, text: str, rank: int | None = None) -> None:
+        """A log comes a little after what it tells of, the job's end among it."""
+        wait_until(f"{text!r} in the output of {job}", lambda: text in self.log(job, rank), 60)
+
     def worker_pids(self, job: str) -> list[int]:
         return [worker.status.pid for worker in self.job(job).workers]
 
@@ -213,7 +218,14 @@ def alive(pid: int) -> bool:
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    assert pid > 0, "there is no such process any more"  # 0 is this process's own group
     os.kill(pid, number)
+
+
+def kill_quietly(pid: int) -> None:
+    """It may be gone with its agent."""
+    with suppress(ProcessLookupError):
+        kill(pid)
 
 
 def hurry(out: Path) -> None:

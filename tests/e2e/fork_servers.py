@@ -12,7 +12,8 @@ from cluster import wait_until
 from atoll.agent.supervisor.leftovers import PidFile
 
 CALM_S: Final = 1.0
-"""A process that took no processor for so long has imported all."""
+"""A process that slept, and took no processor, for so long has imported all. One that waits for a processor sleeps
+not."""
 
 
 def wait_for_fork_servers(folder: Path, agents: int) -> None:
@@ -26,8 +27,9 @@ def wait_for_fork_servers(folder: Path, agents: int) -> None:
             facts = next((facts for path in pids if (facts := PidFile(path).read())), None)
             if facts is None:
                 return False
-            cpu_s = sum(psutil.Process(facts[0]).cpu_times()[:2])
-            if used.get(facts[0], (-1.0, 0.0))[0] != cpu_s:
+            process = psutil.Process(facts[0])
+            cpu_s, sleeps = sum(process.cpu_times()[:2]), process.status() == psutil.STATUS_SLEEPING
+            if not sleeps or used.get(facts[0], (-1.0, 0.0))[0] != cpu_s:
                 used[facts[0]] = (cpu_s, now_s)
             found.append(cpu_s > CALM_S and now_s - used[facts[0]][1] > CALM_S)
         return all(found)

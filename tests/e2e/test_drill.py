@@ -22,10 +22,10 @@ def marked(folder: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             drill = process.environ().get("ATOLL_DRILL", "")
+            if drill.startswith(str(folder)) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
         except psutil.Error:
             continue
-        if drill.startswith(str(folder)) and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(process)
     return found
 
 
@@ -34,7 +34,7 @@ def test_a_short_drill_holds_and_leaves_nothing(tmp_path: Path) -> None:
     arguments = ("--minutes=0.8", "--every=7", "--seed=18", "--nodes=3", "--kinds=recovery,etcd,workers", "--json")
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
-        [*ATOLL, "drill", *arguments], capture_output=True, text=True, timeout=170, check=False, env=environment
+        [*ATOLL, "drill", *arguments], capture_output=True, text=True, timeout=280, check=False, env=environment
     )
     assert done.returncode == 0, (done.stdout, done.stderr)
     told = json.loads(done.stdout)
@@ -43,7 +43,7 @@ def test_a_short_drill_holds_and_leaves_nothing(tmp_path: Path) -> None:
     assert all(one["training_s"] for one in told["strikes"]), told
     assert 0 < told["effective_ratio"] < 1
     assert list(tmp_path.glob("atoll-drill-*")) == []
-    assert marked(tmp_path) == []
+    wait_until("nothing of it is left", lambda: not marked(tmp_path), 30)
 
 
 def test_who_saves_may_die_in_the_middle_of_it_and_the_last_checkpoint_may_take_its_time(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_who_saves_may_die_in_the_middle_of_it_and_the_last_checkpoint_may_take_
     arguments = ("--minutes=0.25", "--every=7", "--seed=5", "--nodes=3", "--workers=3", "--kinds=saving", "--json")
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
-        [*ATOLL, "drill", *arguments], capture_output=True, text=True, timeout=170, check=False, env=environment
+        [*ATOLL, "drill", *arguments], capture_output=True, text=True, timeout=280, check=False, env=environment
     )
     assert done.returncode == 0, (done.stdout, done.stderr)
     told = json.loads(done.stdout)
@@ -66,7 +66,7 @@ def test_an_overflow_on_one_rank_and_a_crowd_that_leaves_cost_nothing(tmp_path: 
     arguments = ("--minutes=0.9", "--every=7", "--seed=2", "--nodes=3", "--kinds=overflow,crowd,workers", "--json")
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
-        [*ATOLL, "drill", *arguments], capture_output=True, text=True, timeout=170, check=False, env=environment
+        [*ATOLL, "drill", *arguments], capture_output=True, text=True, timeout=280, check=False, env=environment
     )
     assert done.returncode == 0, (done.stdout, done.stderr)
     told = json.loads(done.stdout)
@@ -82,8 +82,8 @@ def test_a_drill_that_is_interrupted_takes_its_cluster_with_it(tmp_path: Path, n
     with subprocess.Popen(
         [*ATOLL, "drill", "--nodes=2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     ) as drill:
-        wait_until("its machines run", lambda: len(marked(tmp_path)) >= 6, 30)
+        wait_until("its machines run", lambda: len(marked(tmp_path)) >= 6, 90)
         drill.send_signal(number)
-        drill.communicate(timeout=40)
+        drill.communicate(timeout=90)
     assert drill.returncode == (130 if number is signal.SIGINT else -number)
     wait_until("nothing of it is left", lambda: not marked(tmp_path), 30)

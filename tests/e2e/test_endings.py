@@ -28,11 +28,11 @@ def test_a_last_checkpoint_that_takes_its_time_is_waited_for(cluster: Cluster, t
     out = tmp_path / "out"
     cluster.local([1.0, 1.0])
     job = cluster.submit("tiny.py", f"--out={out}", QUICK, SLOW_DISK, workers=(2, 3), checkpoint_every=0)
-    wait_until("the last checkpoint is being written", lambda: being_written(cluster, job), 30)
+    wait_until("the last checkpoint is being written", lambda: being_written(cluster, job), 90)
     cluster.agent("agent-2")
-    cluster.wait_for_nodes(3)
     cluster.wait_for(job, "all ranks say so", lambda j: [w.status.trained for w in j.workers] == [True, True], 16)
     assert not (out / "evaluating").exists()
+    cluster.wait_for_nodes(3)  # which takes its time: what is looked at before lasts no longer than the disk does
     ended = cluster.wait_for_end(job)
     assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 1, 0), cluster.story(job)
     assert ended.checkpoint_step == STEPS
@@ -48,12 +48,12 @@ def test_rank_0_killed_while_it_saves_the_last_checkpoint_is_finished_by_another
     out = tmp_path / "out"
     cluster.local([1.0, 1.0])
     job = cluster.submit("tiny.py", f"--out={out}", QUICK, SLOW_DISK, workers=(2, 2), checkpoint_every=0)
-    wait_until("the last checkpoint is being written", lambda: being_written(cluster, job), 30)
+    wait_until("the last checkpoint is being written", lambda: being_written(cluster, job), 90)
     kill(cluster.worker_pids(job)[0])
-    ended = cluster.wait_for_end(job, deadline_s=90)
+    ended = cluster.wait_for_end(job, deadline_s=150)
     assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 2, 0), cluster.story(job)
     assert ended.checkpoint_step == STEPS
-    assert f"goes on from step {STEPS}" in cluster.log(job)
+    cluster.wait_for_output(job, f"goes on from step {STEPS}")
     assert ended.recovery.steps_lost == 0
     check_every_sample_once(out, samples=600, epochs=2)
 
@@ -70,7 +70,7 @@ def test_workers_that_save_are_not_stopped_in_the_middle_of_it(cluster: Cluster,
     )
     cluster.wait_for_step(job, 10)
     cluster.agent("agent-1")
-    grown = cluster.wait_for(job, "two workers that train", lambda j: j.run == 2 and j.recovery.resumed_unix_s > 0, 90)
+    grown = cluster.wait_for(job, "two workers that train", lambda j: j.run == 2 and j.recovery.resumed_unix_s > 0, 180)
     assert (grown.recovery.resize, grown.recovery.tier, grown.recovery.steps_lost) == (True, "disk", 0)
     assert grown.checkpoint_step == grown.recovery.step >= 10
     story = cluster.story(job)
@@ -89,7 +89,7 @@ def test_rank_0_may_evaluate_for_long_while_the_others_have_ended(cluster: Clust
     out = tmp_path / "out"
     cluster.local([1.0, 1.0])
     job = cluster.submit("tiny.py", f"--out={out}", QUICK, "--evaluate-s=15", workers=(2, 2))
-    wait_until("rank 0 evaluates", (out / "evaluating").exists, 30)
+    wait_until("rank 0 evaluates", (out / "evaluating").exists, 90)
     cluster.wait_for(job, "rank 1 has ended", lambda j: not j.workers[1].status.pid, 12)
     cluster.kill("controller")
     cluster.restart("controller")
@@ -103,17 +103,17 @@ def test_an_evaluation_that_never_ends_is_stopped_with_hang_s_and_on_cancel(clus
     3. Another such job, without hang_s, is cancelled at once."""
     cluster.local([1.0, 1.0])
     arguments = (QUICK, "--evaluate-s=6000")
-    hung = cluster.submit("tiny.py", f"--out={tmp_path / 'a'}", *arguments, workers=(2, 2), hang_s=3.0, name="hung")
+    hung = cluster.submit("tiny.py", f"--out={tmp_path / 'a'}", *arguments, workers=(2, 2), hang_s=10.0, name="hung")
     ended = cluster.wait_for_end(hung)
     assert ended.phase == pb.PHASE_FAILED, cluster.story(hung)
-    assert f"after step {STEPS} (hang_s = 3)" in ended.reason
+    assert f"after step {STEPS} (hang_s = 10)" in ended.reason
     assert "no end for" in ended.reason
     assert ended.checkpoint_step == STEPS
     job = cluster.submit("tiny.py", f"--out={tmp_path / 'b'}", *arguments, workers=(2, 2))
-    wait_until("rank 0 evaluates", (tmp_path / "b" / "evaluating").exists, 30)
+    wait_until("rank 0 evaluates", (tmp_path / "b" / "evaluating").exists, 90)
     pids = cluster.worker_pids(job)
     cluster.client.cancel(job)
-    ended = cluster.wait_for_end(job, deadline_s=10)
+    ended = cluster.wait_for_end(job, deadline_s=30)
     assert (ended.phase, ended.checkpoint_step) == (pb.PHASE_CANCELLED, STEPS), cluster.story(job)
     assert not any(pid and alive(pid) for pid in pids)
 
@@ -131,7 +131,7 @@ def test_full_disk_at_the_last_checkpoint_is_told_and_waited_for(cluster: Cluste
     try:
         cluster.local([1.0])
         job = cluster.submit("tiny.py", f"--out={tmp_path / 'out'}", checkpoint_directory=str(disk))
-        wait_until("the last one cannot be written", lambda: "It is tried again" in cluster.story(job), 40)
+        wait_until("the last one cannot be written", lambda: "It is tried again" in cluster.story(job), 90)
         story = cluster.story(job)
         assert "No space left" in story
         assert str(disk) in story

@@ -46,7 +46,7 @@ def project(tmp_path: Path) -> Path:
 
 def submitted(cluster: Cluster, folder: Path, *arguments: str) -> str:
     command = [*ATOLL, "--controller", cluster.addresses[0], "submit", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -88,7 +88,7 @@ def test_writing_beside_the_code_is_warned_of(cluster: Cluster, tmp_path: Path) 
     cluster.local([1.0])
     go = tmp_path / "go"
     job = cluster.submit("writes_beside.py", str(go), name="long")
-    wait_until("a warning", lambda: "wrote outputs/model.pt beside its code" in cluster.story(job), 40)
+    wait_until("a warning", lambda: "wrote outputs/model.pt beside its code" in cluster.story(job), 90)
     go.touch()
     assert cluster.wait_for_end(job).phase == pb.PHASE_DONE
     assert cluster.story(job).count("beside its code") == 1

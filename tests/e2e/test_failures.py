@@ -46,7 +46,7 @@ def test_killed_worker_costs_one_step_and_every_sample_still_counts_once(cluster
 def test_controller_killed_and_restarted_costs_no_step_and_no_worker(cluster: Cluster, tmp_path: Path) -> None:
     out = tmp_path / "out"
     cluster.local([1.0, 1.0])
-    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=40", workers=(2, 2))
+    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=40", "--step-s=0.06", workers=(2, 2))
     before = cluster.wait_for_step(job, 20)
     pids = cluster.worker_pids(job)
     cluster.kill("controller")
@@ -55,7 +55,7 @@ def test_controller_killed_and_restarted_costs_no_step_and_no_worker(cluster: Cl
         return len((out / "run-1-rank-0.jsonl").read_text().splitlines())
 
     at_kill = steps_written()
-    wait_until("training goes on without a controller", lambda: steps_written() > at_kill + 30, 30)
+    wait_until("training goes on without a controller", lambda: steps_written() > at_kill + 30, 90)
     cluster.restart("controller")
     cluster.wait_for_step(job, before.progress.step + 40)
     cluster.wait_for(job, "the same processes", lambda j: [w.status.pid for w in j.workers] == pids)
@@ -68,7 +68,7 @@ def test_controller_killed_and_restarted_costs_no_step_and_no_worker(cluster: Cl
 def test_leader_of_two_controllers_killed_the_other_leads(cluster: Cluster, tmp_path: Path) -> None:
     out = tmp_path / "out"
     cluster.led_by_one_of_two()
-    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=40", workers=(2, 2))
+    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=40", "--step-s=0.06", workers=(2, 2))
     cluster.client.close()
     cluster._client = None  # a client that knows both controllers
     before = cluster.wait_for_step(job, 20)
@@ -87,7 +87,7 @@ def test_frozen_leader_is_left_by_its_agents_and_by_users(cluster: Cluster) -> N
     while the first one still stands still. 3. When that one goes on it leads no more."""
     etcd = cluster.etcd()
     cluster.controller("controller-a", etcd=etcd)
-    wait_until("a leader", lambda: cluster.client.nodes().controller, 30)
+    wait_until("a leader", lambda: cluster.client.nodes().controller, 60)
     cluster.controller("controller-b", etcd=etcd)
     cluster.agent("agent-0")
     cluster.wait_for_nodes(1)
@@ -97,7 +97,7 @@ def test_frozen_leader_is_left_by_its_agents_and_by_users(cluster: Cluster) -> N
     cluster.wait_for_nodes(1)
     assert cluster.client.nodes().controller == cluster.addresses[1]
     cluster.kill("controller-a", signal.SIGCONT)
-    wait_until("it says so", lambda: "leadership lost" in (cluster.folder / "controller-a.log").read_text(), 30)
+    wait_until("it says so", lambda: "leadership lost" in (cluster.folder / "controller-a.log").read_text(), 60)
     assert cluster.client.nodes().controller == cluster.addresses[1]
 
 
@@ -106,7 +106,7 @@ def test_agent_killed_with_its_workers_job_shrinks_and_grows_again(cluster: Clus
     run."""
     out = tmp_path / "out"
     cluster.local([1.0, 1.0])
-    work = ("--step-s=0.002", "--sample-s=0.003")  # of which two machines do half each
+    work = ("--step-s=0.002", "--sample-s=0.01")  # of which two machines do half each; for longer than a start takes
     job = cluster.submit("tiny.py", f"--out={out}", "--epochs=20", *work, workers=(1, 2))
     before = cluster.wait_for(job, "two workers that train", lambda j: len(j.workers) == 2 and j.progress.step >= 10)
     worker = next(w.status.pid for w in before.workers if w.node == "agent-1")
@@ -139,7 +139,7 @@ def test_etcd_killed_everything_waits_and_resumes(cluster: Cluster, tmp_path: Pa
         return len((out / "run-1-rank-0.jsonl").read_text().splitlines())
 
     at_kill = steps_written()
-    wait_until("training goes on without etcd", lambda: steps_written() > at_kill + 100, 30)
+    wait_until("training goes on without etcd", lambda: steps_written() > at_kill + 100, 90)
     cluster.restart("etcd")
     cluster.wait_for_step(job, at_kill + 100)
     hurry(out)
@@ -151,11 +151,12 @@ def test_etcd_killed_everything_waits_and_resumes(cluster: Cluster, tmp_path: Pa
 def test_stopped_worker_is_noticed_like_a_dead_one(cluster: Cluster, tmp_path: Path) -> None:
     out = tmp_path / "out"
     cluster.local([1.0, 1.0])
-    job = cluster.submit("tiny.py", f"--out={out}", workers=(2, 2))
+    job = cluster.submit("tiny.py", f"--out={out}", "--step-s=0.1", workers=(2, 2))
     before = cluster.wait_for_step(job, 20)
     kill(before.workers[0].status.pid, signal.SIGSTOP)
     cluster.wait_for(job, "view 2 trains", lambda j: j.view == 2 and j.progress.step > before.progress.step + 10)
-    assert "stopped" in cluster.story(job).lower()
+    wait_until("the cause is told", lambda: "stopped" in cluster.story(job).lower(), 30)
+    hurry(out)
     assert cluster.wait_for_end(job).phase == pb.PHASE_DONE
     check_every_sample_once(out, samples=600, epochs=2)
 
@@ -168,14 +169,14 @@ def test_a_script_that_hangs_is_stopped_where_its_user_says_how_long_a_step_may_
     out = tmp_path / "out"
     cluster.local([1.0, 1.0])
     job = cluster.submit(
-        "tiny.py", f"--out={out}", "--hang-at=20", checkpoint_every=0, hang_s=5.0, max_restarts=1, workers=(2, 2)
+        "tiny.py", f"--out={out}", "--hang-at=20", checkpoint_every=0, hang_s=10.0, max_restarts=1, workers=(2, 2)
     )
-    ended = cluster.wait_for_end(job)
+    ended = cluster.wait_for_end(job, deadline_s=180)
     assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 2, 1), cluster.story(job)
     assert re.search(
-        r"queued: rank 1 on agent-1 failed: no step for \d+ s after step 20 \(hang_s = 5\)", cluster.story(job)
+        r"queued: rank 1 on agent-1 failed: no step for \d+ s after step 20 \(hang_s = 10\)", cluster.story(job)
     )
-    assert "goes on from step 20" in cluster.log(job)
+    cluster.wait_for_output(job, "goes on from step 20")
     check_every_sample_once(out, samples=600, epochs=2)
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, hurry, kill
+from cluster import Cluster, hurry, kill, kill_quietly
 from test_failures import check_every_sample_once
 
 from atoll.v1 import jobs_pb2 as pb
@@ -24,7 +24,6 @@ def went_on(cluster: Cluster, job: str) -> re.Match[str] | None:
     return found[-1] if found else None
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("strategy", ["dense", "stale-sparse"])
 def test_the_survivors_of_a_killed_worker_keep_their_processes_and_every_sample_counts_once(
     strategy: str, cluster: Cluster, tmp_path: Path
@@ -36,7 +35,7 @@ def test_the_survivors_of_a_killed_worker_keep_their_processes_and_every_sample_
     out = tmp_path / "out"
     cluster.local([1.0, 1.0, 1.0])
     policy = CheckpointPolicy(keep=3, memory_replicas=2)
-    work = ("--epochs=1", "--samples=6000", "--step-s=0.1")
+    work = ("--epochs=1", "--samples=6000", "--step-s=0.2")
     job = cluster.submit("tiny.py", f"--out={out}", *work, workers=(2, 3), checkpoint=policy, strategy=strategy)
     before = cluster.wait_for(job, "a step in memory", lambda now: now.progress.step >= 20 and now.memory_step > 0)
     lost = next(worker for worker in before.workers if worker.rank == 1)
@@ -60,7 +59,6 @@ def test_the_survivors_of_a_killed_worker_keep_their_processes_and_every_sample_
     check_every_sample_once(out, samples=6000, epochs=1)
 
 
-@pytest.mark.timeout(240)
 def test_a_killed_worker_is_replaced_in_place_and_no_bit_of_the_result_is_another(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -72,7 +70,7 @@ def test_a_killed_worker_is_replaced_in_place_and_no_bit_of_the_result_is_anothe
     wanted = {"workers": (3, 3), "split": "even", "seed": 5, "checkpoint_every": 0}
     undisturbed = cluster.submit("tiny.py", f"--out={calm}", "--epochs=6", "--step-s=0", **wanted)
     cluster.wait_for_end(undisturbed)
-    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=6", **wanted)
+    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=6", "--step-s=0.1", **wanted)
     before = cluster.wait_for_step(job, 20)
     pids = {worker.rank: worker.status.pid for worker in before.workers}
     kill(pids.pop(1))
@@ -91,14 +89,13 @@ def test_a_killed_worker_is_replaced_in_place_and_no_bit_of_the_result_is_anothe
     assert (out / "final.json").read_text() == (calm / "final.json").read_text()
 
 
-@pytest.mark.timeout(180)
 def test_a_device_that_makes_the_run_slower_leaves_in_place(cluster: Cluster, tmp_path: Path) -> None:
     """1. Two workers train; a third machine comes and is taken in. 2. Each of its steps takes ten times as long: it is
     sent back, and is a standby with that reason. 3. The two others have trained on in the same processes; every sample
     counts once."""
     out = tmp_path / "out"
     cluster.local([1.0, 1.0])
-    work = ("--epochs=1", "--samples=12000", "--step-s=0.05", "--late-s=0.5")
+    work = ("--epochs=1", "--samples=24000", "--step-s=0.05", "--late-s=0.5")
     job = cluster.submit("tiny.py", f"--out={out}", *work, workers=(2, 3))
     before = cluster.wait_for_step(job, 20)
     pids = {worker.rank: worker.status.pid for worker in before.workers}
@@ -111,12 +108,4 @@ def test_a_device_that_makes_the_run_slower_leaves_in_place(cluster: Cluster, tm
     end = cluster.wait_for_end(job)
     assert (end.phase, end.run, end.restarts) == (pb.PHASE_DONE, 1, 0), cluster.story(job)
     assert [(one.node, one.device) for one in after.standby] == [("agent-2", 0)], cluster.story(job)
-    check_every_sample_once(out, samples=12000, epochs=1)
-
-
-def kill_quietly(pid: int) -> None:
-    """It may be gone with its agent."""
-    try:
-        kill(pid)
-    except ProcessLookupError:
-        return
+    check_every_sample_once(out, samples=24000, epochs=1)

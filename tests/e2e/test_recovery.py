@@ -7,9 +7,9 @@ import shutil
 import signal
 from pathlib import Path
 
-from cluster import Cluster, kill
+from cluster import Cluster, hurry, kill
 from test_failures import check_every_sample_once
-from test_memory import SLOW, in_memory, memory_of
+from test_memory import SLOW, SLOWER, in_memory, memory_of
 
 from atoll.v1 import jobs_pb2 as pb
 
@@ -61,7 +61,7 @@ def test_a_recovery_goes_on_when_the_leading_controller_dies_in_the_middle(clust
     one finishes the recovery that it finds, and what was complete in memory is still known."""
     out = tmp_path / "out"
     cluster.led_by_one_of_two()
-    job = cluster.submit("tiny.py", f"--out={out}", SLOW, "--epochs=2", workers=(2, 2), checkpoint_every=0)
+    job = cluster.submit("tiny.py", f"--out={out}", SLOWER, "--epochs=2", workers=(2, 2), checkpoint_every=0)
     cluster.client.close()
     cluster._client = None  # a client that knows both controllers
     before = in_memory(cluster, job, 4)
@@ -73,6 +73,7 @@ def test_a_recovery_goes_on_when_the_leading_controller_dies_in_the_middle(clust
     assert cluster.client.nodes().controller == cluster.addresses[1]
     assert (found.recovery.run, found.recovery.tier) == (1, "memory")
     assert found.recovery.step >= before.memory_step
+    hurry(out)
     ended = cluster.wait_for_end(job)
     assert (ended.phase, ended.run) == (pb.PHASE_DONE, 2), cluster.story(job)
     check_every_sample_once(out, samples=600, epochs=2)

@@ -48,7 +48,7 @@ def test_volunteers_help_both_stages_are_killed_and_vanish_and_each_sample_count
     job = helped(cluster, out, workers=(2, 2), strategy_settings=STAGES)
     cluster.wait_for(job, "a volunteer for each stage", lambda j: helped_ranks(j) == [0, 1])
     assert re.search(r"volunteer friend-\d/0 of rank [01]: ", told(cluster, "status", job))
-    killed = helpers(cluster, "friend-1")[0]
+    killed = wait_until("its helper", lambda: helpers(cluster, "friend-1"), 30)[0]
     kill(killed.pid)
     wait_until("another helper", lambda: any(one.pid != killed.pid for one in helpers(cluster, "friend-1")), 90)
     cluster.wait_for(job, "two volunteers again", lambda j: volunteers(j) == 2)

@@ -12,7 +12,7 @@ from atoll import kernels
 from atoll.kernels import compress, cuda_device, scatter, units
 from atoll.kernels.cuda_device import CudaQueue
 
-sys.path.insert(0, str(Path(__file__).parent))  # for cuda_on_cpu, kernels_of, exchange_job
+sys.path.insert(0, str(Path(__file__).parent))  # for cuda_on_cpu, kernels_of, exchange_job, own_threads
 
 import cuda_on_cpu
 from kernels_of import Kernels
@@ -20,7 +20,7 @@ from kernels_of import Kernels
 torch.set_num_threads(1)  # several that wait for each other, beside other processes, spin most of their time away
 
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu])
-ON_CPU = pytest.param("cuda on cpu", marks=[pytest.mark.timeout(240)])  # the first test compiles the kernels
+ON_CPU = pytest.param("cuda on cpu", marks=[pytest.mark.timeout(900)])  # the first test compiles the kernels
 NO_GPU = "no NVIDIA GPU here, or a build without nvcc: the CUDA kernels were NOT tested on a device"
 
 

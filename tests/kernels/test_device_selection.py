@@ -156,6 +156,7 @@ def losses(exchanged: Literal["updates", "gradients"], values: Literal["float32"
         run.close()
 
 
+@pytest.mark.timeout(900)  # the first test compiles the kernels
 @pytest.mark.parametrize(
     ("exchanged", "values"), [("gradients", "float32"), ("gradients", "int8"), ("updates", "float32")]
 )

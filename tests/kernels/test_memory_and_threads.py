@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from own_threads import native_threads, until
 
 from atoll import kernels
 from atoll.errors import BadInput
@@ -53,10 +54,12 @@ def test_other_threads_run_while_a_kernel_does() -> None:
 
     thread = threading.Thread(target=ticking, name="ticking")
     thread.start()
+    ends_s, during = time.monotonic() + 30, 0
     try:
-        before = ticks[0]
-        kernels.weighted_sum(out, [x] * 16, [1.0] * 16, threads=1)  # 0.1 s and more
-        during = ticks[0] - before
+        while during <= 10 and time.monotonic() < ends_s:  # others may have the processors during one call
+            before = ticks[0]
+            kernels.weighted_sum(out, [x] * 16, [1.0] * 16, threads=1)  # 0.1 s and more
+            during = ticks[0] - before
     finally:
         stop.set()
         thread.join(30)
@@ -99,7 +102,7 @@ def test_a_forked_child_computes_with_threads_of_its_own() -> None:
                 same = all(kernels.squared_norm(x, threads) == expected for threads in (1, 4, 4))
                 os._exit(0 if same else 1)
             children.append(pid)
-        codes = [wait_for(pid, deadline_s=20) for pid in children]
+        codes = [wait_for(pid, deadline_s=60) for pid in children]
         busy.result(30)
     assert codes == [0] * 5
     assert kernels.squared_norm(x, 4) == expected
@@ -107,7 +110,7 @@ def test_a_forked_child_computes_with_threads_of_its_own() -> None:
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command, environ = [sys.executable, "-c", code], {**os.environ, **environment}
-    return subprocess.run(command, check=False, capture_output=True, text=True, env=environ, timeout=30)
+    return subprocess.run(command, check=False, capture_output=True, text=True, env=environ, timeout=100)
 
 
 def wait_for(pid: int, deadline_s: float) -> int:
@@ -120,18 +123,14 @@ def wait_for(pid: int, deadline_s: float) -> int:
         raise
 
 
-def native_threads() -> int:
-    return sum(name.read_text() == "atoll-kernel\n" for name in Path("/proc/self/task").glob("*/comm"))
-
-
 def test_stopped_threads_are_gone_and_come_back_when_needed() -> None:
     x = torch.ones(BIG)
     kernels.squared_norm(x, 5)
-    assert native_threads() >= 4
+    assert len(native_threads("atoll-kernel")) >= 4
     kernels._native.stop_threads()
-    assert native_threads() == 0
+    assert until(lambda: not native_threads("atoll-kernel"))
     assert kernels.squared_norm(x, 3) == float(BIG)
-    assert native_threads() == 2
+    assert len(native_threads("atoll-kernel")) == 2
 
 
 EXIT_WITH_BUSY_POOL = """

@@ -90,8 +90,8 @@ def test_two_ranks_train_what_one_does_and_all_moments_come_back(
     for run, last, codes in ((1, dies, [75, -signal.SIGKILL]), (2, (), [85, 85]), (3, (), [0, 0])):
         with FakeAgent(broken, run=run, world_size=2, start=start) as agent:
             agent.spec.checkpoint.every_steps = 9
-            slowly = ("--sleep-s", "0.03") if run == 2 else ()
-            agent.start_workers(SCRIPT, kind, str(broken), *last, *slowly)
+            waits = ("--await-stop-at", "20") if run == 2 else ()
+            agent.start_workers(SCRIPT, kind, str(broken), *last, *waits)
             if run == 2:
                 agent.send_stop_in(20, rank=1)
             assert agent.exit_codes() == codes, agent.said()
@@ -112,7 +112,7 @@ def test_power_fails_and_all_moments_come_back_from_memory(
     stale-sparse each has its own. 3. By dense the end has the bits of a run that nobody disturbed."""
     out = folder(tmp_path, "killed")
     with in_memory(out, 1, start, strategy) as agent:
-        agent.start_workers(SCRIPT, kind, str(out), "--sleep-s", "0.1")
+        agent.start_workers(SCRIPT, kind, str(out), "--often", "--hold-at", "16")
         agent.lose_power(11)
     with in_memory(out, 2, start, strategy) as agent:
         agent.start_workers(SCRIPT, kind, str(out))

@@ -20,6 +20,8 @@ from atoll.agent.runtime.warm_start import LaunchOrder, code_of
 from atoll.agent.supervisor.environment import PLACE
 from atoll.agent.supervisor.fork_server import forked
 
+pytestmark = pytest.mark.timeout(300)
+
 ENDS_S = 120
 WHERE = """
     import atexit, os, pickle, sys, threading, time

@@ -41,8 +41,12 @@ class ThinLink:
             self._copies.accept()[0] as copies,
             socket.create_connection(self._target) as holder,
         ):
-            free_s = time.monotonic()
-            while self._ends not in (ready := select.select([exchange, copies, holder, self._ends], [], [])[0]):
+            ends, free_s = (exchange, copies, holder, self._ends), time.monotonic()
+            while True:
+                if not (ready := select.select(ends, [], [], 0.0)[0]):
+                    ready, free_s = select.select(ends, [], [])[0], time.monotonic()  # it was idle, not late
+                if self._ends in ready:
+                    return
                 if holder in ready:
                     copies.sendall(holder.recv(65536))
                 for name, source in (("exchange", exchange), ("copies", copies)):
@@ -54,7 +58,7 @@ class ThinLink:
                     self.carried[name] += len(data)
                     if source is copies:
                         holder.sendall(data)
-                    free_s = max(free_s, time.monotonic()) + len(data) / LINK_BYTES_PER_S
+                    free_s += len(data) / LINK_BYTES_PER_S
                     select.select([self._ends], [], [], max(free_s - time.monotonic(), 0.0))
 
     def close(self) -> None:

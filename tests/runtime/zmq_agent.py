@@ -17,6 +17,7 @@ from typing import IO, Any, Protocol
 
 import zmq
 from held_ports import free_port
+from zmq.utils.monitor import parse_monitor_message
 
 from atoll.agent.runtime.transport.keys import generate
 from atoll.strategies.declaration import as_json
@@ -70,7 +71,7 @@ def torchrun_like(
     script: str,
     *args: str,
     world_size: int = 2,
-    deadline_s: float = 60.0,
+    deadline_s: float = 120.0,
     islands: Sequence[str] = (),
     start: Start = start_process,
     log: IO[bytes] | None = None,
@@ -162,6 +163,7 @@ class FakeAgent:
         self.workers: list[Worker] = []
         self._start = start
         self._outgoing: list[tuple[int, SupervisorMessage]] = []
+        self._connections: set[int] = set()  # by descriptor, those of which not everything was taken
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="fake-agent")
@@ -292,7 +294,7 @@ class FakeAgent:
         self.wait_until(lambda: self.alive.get(rank, (0, 0))[0] >= step)
         self.send_stop(rank)
 
-    def wait_until(self, what: Callable[[], bool], deadline_s: float = 60.0) -> None:
+    def wait_until(self, what: Callable[[], bool], deadline_s: float = 120.0) -> None:
         with self._changed:
             assert self._changed.wait_for(what, timeout=deadline_s), self.said()
 
@@ -314,7 +316,7 @@ class FakeAgent:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def wait_for_step(self, step: int, deadline_s: float = 60.0) -> None:
+    def wait_for_step(self, step: int, deadline_s: float = 120.0) -> None:
         """Until every rank said that it has come so far."""
         ranks = range(self.world_size)
         self.wait_until(lambda: all(self.alive.get(rank, (0, 0))[0] >= step for rank in ranks), deadline_s)
@@ -357,9 +359,12 @@ class FakeAgent:
             self.workers.append(self._start([sys.executable, str(SCRIPTS / script), *args], environment, log))
         return rank
 
-    def exit_codes(self, deadline_s: float = 60.0) -> list[int]:
+    def exit_codes(self, deadline_s: float = 120.0) -> list[int]:
+        """Of all workers, whose last words have come here then."""
         ends_s = time.monotonic() + deadline_s
-        return [worker.wait(timeout=max(ends_s - time.monotonic(), 0.1)) for worker in self.workers]
+        codes = [worker.wait(timeout=max(ends_s - time.monotonic(), 0.1)) for worker in self.workers]
+        self.wait_until(lambda: not self._connections)  # of a process that has ended some may still be on its way
+        return codes
 
     def said(self) -> str:
         """What the workers printed, for assertions that fail."""
@@ -374,13 +379,24 @@ class FakeAgent:
     def _serve(self) -> None:
         context = zmq.Context()
         router = context.socket(zmq.ROUTER)
+        monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         router.bind(self.endpoint)
         try:
             while not self._closing.is_set():
-                if router.poll(20):
+                router.poll(20)
+                events = []
+                while monitor.poll(0):
+                    events.append(parse_monitor_message(monitor.recv_multipart()))
+                while router.poll(0):  # after the events: what came over a connection lies here before it ends
                     identity, payload = router.recv_multipart()
                     self._take(router, identity, WorkerMessage.FromString(payload))
                 with self._changed:
+                    for event in events:
+                        if event["event"] == zmq.EVENT_ACCEPTED:
+                            self._connections.add(event["value"])
+                        else:
+                            self._connections.discard(event["value"])
+                            self._changed.notify_all()
                     outgoing, self._outgoing = self._outgoing, []
                 for rank, message in outgoing:
                     router.send_multipart([self._identity(rank), message.SerializeToString()])

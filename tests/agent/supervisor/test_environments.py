@@ -68,7 +68,7 @@ def get(store: EnvironmentStore, code: Path) -> Asked:
 def ran(environment: Path, program: str) -> str:
     command = [str(interpreter(environment)), "-c", program]
     env = activated(environment, os.environ)
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=env).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=True, env=env).stdout
 
 
 def test_what_environments_are_told_apart_by() -> None:

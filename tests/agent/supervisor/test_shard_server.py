@@ -71,16 +71,18 @@ def test_a_rank_of_the_run_gets_its_jobs_shards_byte_for_byte(server: ShardServe
 def test_strangers_and_ranks_of_an_older_run_are_not_answered(
     server: ShardServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.agent.runtime.checkpoints.memory.recovery.outside_agents.ANSWER_S", 0.5)
     (tmp_path / "vit-1").mkdir()
     write_shard(tmp_path / "vit-1", 0, 0, 7)
     (stranger, _), (older, of_older), (newest, of_newest) = asker(server), asker(server), asker(server)
     server.allow("vit-1", 4, [of_newest])
     server.allow("vit-1", 3, [of_older])
+    answer_s = "atoll.agent.runtime.checkpoints.memory.recovery.outside_agents.ANSWER_S"
+    monkeypatch.setattr(answer_s, 0.5)
     for agents in (stranger, older):
         with agents:
             found, [trouble] = agents.listed()
             assert (found, "holds in memory is not known: " in trouble) == ([], True)
+    monkeypatch.setattr(answer_s, 30.0)
     with newest:
         assert len(newest.listed()[0]) == 1
     server.drop("vit-1")

@@ -196,7 +196,9 @@ async def test_worker_that_is_gone_speaks_no_more(workers: WorkerSocket, heard: 
     assert heard.alive == []
 
 
-async def test_telemetry_is_collected_bounded_and_counted(workers: WorkerSocket, collector: Collector) -> None:
+async def test_telemetry_is_collected_bounded_and_counted(
+    workers: WorkerSocket, heard: Heard, collector: Collector
+) -> None:
     async with FakeWorker(workers.endpoint) as worker:
         await worker.say(hello=Hello(secret="secret"))
         await worker.hear()
@@ -213,7 +215,7 @@ async def test_telemetry_is_collected_bounded_and_counted(workers: WorkerSocket,
                 )
             )
         await worker.say(alive=Alive())
-        await asyncio.sleep(0.2)
+        await until("what was said last", lambda: heard.alive)
     (telemetry,) = collector.take()
     (mine,) = telemetry.workers
     assert [step.step for step in mine.steps] == list(range(600 - MAX_STEPS, 600))

@@ -28,7 +28,8 @@ class CountingGauges:
         self.closed_by = threading.current_thread().name
 
 
-def test_the_newest_reading_is_given_once_and_whoever_takes_it_never_waits() -> None:
+def test_the_newest_reading_is_given_once_and_whoever_takes_it_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "_STOP_S", 30.0)
     gauges = CountingGauges()
     with Sampler(gauges, every_s=0.001) as one:
         assert gauges.third.wait(30)

@@ -18,7 +18,8 @@ CPU = Device(0, "cpu", "x", 1, 1.0)
 GPUS = tuple(Device(n, "cuda", "RTX", 1, 0.5, visible_as=str(n + 2)) for n in range(2))
 
 
-async def test_a_processor_measures_itself_and_its_speed_slows_what_it_says() -> None:
+async def test_a_processor_measures_itself_and_its_speed_slows_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(work.DEADLINE_S, "cpu", 50.0)
     fast = (await measured([CPU], 1, asyncio.Event()))[0].work_per_s
     slowed = (await measured([Device(0, "cpu", "x", 1, 0.1)], 1, asyncio.Event()))[0].work_per_s
     assert fast > 1e8

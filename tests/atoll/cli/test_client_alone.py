@@ -50,6 +50,7 @@ def run(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **env})
 
 
+@pytest.mark.timeout(700)  # a dozen processes, each of which has 60 s
 @pytest.mark.parametrize("elsewhere", [ELSEWHERE, WINDOWS], ids=["macOS", "Windows"])
 def test_the_commands_of_a_client_run(
     elsewhere: str, controller: ScriptedController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from atoll.profiling.document import load_profile, read
 
 ATOLL = (sys.executable, "-m", "atoll.cli.main")
 SCRIPT = Path(__file__).parent / "scripts/profiled.py"
-pytestmark = pytest.mark.timeout(330)
+pytestmark = pytest.mark.timeout(700)
 
 QUICK = ("--probes", "2", "--samples", "120", "--batch", "12:12")
 
@@ -31,7 +31,7 @@ def command(folder: Path, *args: str, env: Mapping[str, str] = os.environ) -> su
 
 def run(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
     process = command(folder, *args, env={**os.environ, **env})
-    out, err = process.communicate(timeout=150)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 
@@ -47,7 +47,7 @@ def test_interrupted_at_the_second_probe_the_same_command_goes_on(tmp_path: Path
         assert any(line.startswith("probe    1/2") for line in said)
         first.send_signal(signal.SIGINT)
         rest = "".join(said)
-        assert first.wait(timeout=30) == 130
+        assert first.wait(timeout=60) == 130
     finally:
         first.kill()
         first.communicate(timeout=30)

@@ -16,6 +16,7 @@ from scripted_controller import ScriptedController
 from typer.testing import CliRunner, Result
 
 from atoll.cli.main import app
+from atoll.cli.render import follow
 from atoll.cli.render.follow import culprit
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
@@ -191,7 +192,7 @@ def while_following(
         result = pool.submit(follow)
         controller.wait_for(lambda script: {"Watch", "Events", "Logs"} <= set(script.calls))
         happens()
-        return result.result(30)
+        return result.result(60)
 
 
 def test_following_shows_progress_and_ends_with_the_job(
@@ -260,8 +261,10 @@ def test_a_cancelled_job_is_no_success(runner: CliRunner, controller: ScriptedCo
 
 
 def test_following_goes_on_over_a_controller_restart(
-    runner: CliRunner, controller: ScriptedController, script: Path
+    runner: CliRunner, controller: ScriptedController, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(follow, "_LAST_WORDS_S", 30.0)  # its streams come back one by one
+
     def happens() -> None:
         controller.script.write(b"before\n")
         controller.wait_for(lambda script: script.output)
@@ -307,7 +310,7 @@ def test_ctrl_c_detaches_and_the_job_lives(controller: ScriptedController, scrip
         "-f",
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        controller.wait_for(lambda script: "Watch" in script.calls, deadline_s=30)
+        controller.wait_for(lambda script: "Watch" in script.calls)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -320,7 +323,7 @@ def test_ctrl_c_before_the_answer_is_exit_130(controller: ScriptedController, sc
     controller.script.silent = True
     command = [sys.executable, "-m", "atoll.cli.main", "--controller", controller.address, "submit", str(script)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        controller.wait_for(lambda script: "Submit" in script.calls, deadline_s=30)
+        controller.wait_for(lambda script: "Submit" in script.calls)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, "")

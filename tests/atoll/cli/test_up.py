@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from held_ports import free_port
 from scripted_controller import ScriptedController
 from typer.testing import CliRunner
 
@@ -56,6 +57,14 @@ def test_no_gpu_is_given_to_two_agents(gpus: str, agents: int, parts: list[str])
     assert ["".join(part) for part in dealt(list(gpus), agents)] == parts
 
 
+async def variables_of(pid: int) -> dict[str, str]:
+    """Of a process, which for a moment has none while it becomes another program."""
+    async with asyncio.timeout(30):
+        while not (found := psutil.Process(pid).environ()):  # noqa: ASYNC110 - the kernel's
+            await asyncio.sleep(0.01)
+    return found
+
+
 async def test_an_agent_sees_its_own_gpus_alone(tmp_path: Path) -> None:
     """1. Two agents are started, with GPUs 2 and 3 for the second. 2. That is what CUDA_VISIBLE_DEVICES leaves each."""
     (tmp_path / "logs").mkdir()
@@ -63,7 +72,7 @@ async def test_an_agent_sees_its_own_gpus_alone(tmp_path: Path) -> None:
     try:
         await cluster.start()
         seen = {
-            child.name: psutil.Process(child.process.pid).environ().get("CUDA_VISIBLE_DEVICES")
+            child.name: (await variables_of(child.process.pid)).get("CUDA_VISIBLE_DEVICES")
             for child in cluster._children[1:]
         }
     finally:
@@ -72,12 +81,11 @@ async def test_an_agent_sees_its_own_gpus_alone(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_named() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(BadInput, match=f"cannot listen on {address}: Address already in use"):
-            check_port(address)
+    port = free_port()  # once it is not taken any more, nobody else takes it
+    address = f"127.0.0.1:{port}"
+    refused = pytest.raises(BadInput, match=f"cannot listen on {address}: Address already in use")
+    with socket.create_server(("127.0.0.1", port)), refused:
+        check_port(address)
     check_port(address)
 
 
@@ -124,7 +132,7 @@ async def test_children_are_of_this_installation_whatever_lies_in_the_folder(
 async def test_a_child_that_is_killed_is_reported(tmp_path: Path, controller: ScriptedController) -> None:
     cluster = cluster_in(tmp_path)
     await cluster._spawn("agent-0", ["events", "-f", "--controller", controller.address])
-    await asyncio.to_thread(controller.wait_for, lambda script: "Events" in script.calls, 20)
+    await asyncio.to_thread(controller.wait_for, lambda script: "Events" in script.calls)
     cluster._children[0].process.kill()
     with pytest.raises(AtollError, match=r"^agent-0 was killed by signal 9"):
         await asyncio.wait_for(cluster.watch_children(), 30)
@@ -138,7 +146,7 @@ async def test_children_that_do_not_stop_are_killed_in_time(
     cluster = cluster_in(tmp_path)
     await cluster._spawn("controller", ["events", "-f", "--controller", controller.address])
     await cluster._spawn("agent-0", ["events", "-f", "--controller", controller.address])
-    await asyncio.to_thread(controller.wait_for, lambda script: script.calls.count("Events") == 2, 20)
+    await asyncio.to_thread(controller.wait_for, lambda script: script.calls.count("Events") == 2)
     for child in cluster._children:
         child.process.send_signal(signal.SIGSTOP)
         async with asyncio.timeout(30):
@@ -168,7 +176,7 @@ async def test_ready_is_said_when_all_agents_are_connected(
 async def test_agents_that_do_not_come_are_counted(
     tmp_path: Path, controller: ScriptedController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_cluster, "READY_WITHIN_S", 0.5)
+    monkeypatch.setattr(local_cluster, "READY_WITHIN_S", 3.0)  # in which it is asked once at least
     controller.script.nodes.nodes.append(pb.Node(name="local-0", connected=True))
     with pytest.raises(DeadlineExceeded, match="1 of 2 agents connected within"):
         await cluster_in(tmp_path, controller.address, agents=2).announce_when_ready()
@@ -181,7 +189,7 @@ def test_children_die_with_an_up_that_is_killed(controller: ScriptedController) 
     )
     environment = {**os.environ, "ATOLL_CONTROLLER": controller.address}
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as parent:
-        controller.wait_for(lambda script: "Events" in script.calls, deadline_s=30)
+        controller.wait_for(lambda script: "Events" in script.calls)
         (child,) = psutil.Process(parent.pid).children()
         parent.kill()
     gone, _ = psutil.wait_procs([child], timeout=30)

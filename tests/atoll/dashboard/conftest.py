@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from scripted_controller import ScriptedController
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -18,6 +18,7 @@ from opened import Dashboard
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
+expect.set_options(timeout=30_000)  # on a machine that does other things as well
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 

@@ -15,7 +15,7 @@ class Dashboard:
     """Used with `with`: started, and ended by SIGTERM, after which it must have ended well."""
 
     def __init__(self, controller: str) -> None:
-        self._command = (sys.executable, "-m", "atoll.cli.main", "--controller", controller, "--timeout", "1")
+        self._command = (sys.executable, "-m", "atoll.cli.main", "--controller", controller, "--timeout", "5")
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(

@@ -75,7 +75,7 @@ def controller(data: Path, *options: str, authority: Path | None = None) -> Iter
         assert address.partition("token=")[2] not in log.read_text()
     finally:
         process.terminate()
-        assert process.wait(30) == 0, log.read_text()
+        assert process.wait(60) == 0, log.read_text()
     assert not told.exists()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
-from daemons import Controller, controller, leading
+from daemons import CALL_S, Controller, controller, leading
 from fake_agent import FakeAgent
 
 from atoll.cli.render.wire import to_plain
@@ -43,7 +43,7 @@ async def two_agents(head: Controller) -> tuple[FakeAgent, FakeAgent]:
 
 async def adjust(head: Controller, job: str, sparsity: float | None = None) -> pb.Job:
     params = "" if sparsity is None else json.dumps({"sparsity": sparsity})
-    return await head.stub.Adjust(pb.AdjustRequest(job=job, strategy_params=params), timeout=5)  # type: ignore[no-any-return]
+    return await head.stub.Adjust(pb.AdjustRequest(job=job, strategy_params=params), timeout=CALL_S)  # type: ignore[no-any-return]
 
 
 async def refusal(head: Controller, job: str, sparsity: float | None = None) -> tuple[grpc.StatusCode, str]:
@@ -125,7 +125,7 @@ async def test_pins_hold_until_they_are_taken_off_and_plans_can_be_derived_again
     a, b = await two_agents(head)
     job = await head.submit((2, 2))
     await head.phase(job, pb.PHASE_RUNNING)
-    seen = await head.stub.Adjust(pb.AdjustRequest(job=job, total_batch=96, shares=[2.0, 1.0]), timeout=5)
+    seen = await head.stub.Adjust(pb.AdjustRequest(job=job, total_batch=96, shares=[2.0, 1.0]), timeout=CALL_S)
     assert (seen.plan.total_batch, list(seen.plan.shares)) == (96, [2.0, 1.0])
     assert (seen.pins.total_batch, list(seen.pins.shares)) == (96, [2.0, 1.0])
     assert "batch of the script → 96, shares 67/33 % (asked by unauthenticated)" in seen.plan.reason
@@ -136,7 +136,7 @@ async def test_pins_hold_until_they_are_taken_off_and_plans_can_be_derived_again
         (pb.AdjustRequest(job=job, unpin=["speed"]), "unpin = 'speed' is not known. Use shares, total-batch"),
     ):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await head.stub.Adjust(request, timeout=5)
+            await head.stub.Adjust(request, timeout=CALL_S)
         assert (refused.value.code(), text in (refused.value.details() or "")) == (
             grpc.StatusCode.INVALID_ARGUMENT, True,
         ), refused.value.details()  # fmt: skip
@@ -144,7 +144,7 @@ async def test_pins_hold_until_they_are_taken_off_and_plans_can_be_derived_again
     await a.train((job, 1, 0), range(40), local=64, total=96, compute_s=0.064, plan=2)
     await b.train((job, 1, 1), range(40), local=32, total=96, compute_s=0.128, plan=2)
     await shown_step(head, job, 40)
-    unpinned = await head.stub.Adjust(pb.AdjustRequest(job=job, unpin=["shares", "total-batch"]), timeout=5)
+    unpinned = await head.stub.Adjust(pb.AdjustRequest(job=job, unpin=["shares", "total-batch"]), timeout=CALL_S)
     assert (unpinned.pins.total_batch, list(unpinned.pins.shares)) == (0, [])
     assert (unpinned.plan.id, unpinned.plan.total_batch) == (3, 0)
     for agent, rank, compute_s in ((a, 0, 0.064), (b, 1, 0.128)):
@@ -153,12 +153,12 @@ async def test_pins_hold_until_they_are_taken_off_and_plans_can_be_derived_again
     assert a.plans[2].plan.planner == "inverse-time"
     assert "shares, total-batch: left to the controller again (asked by unauthenticated)" in await head.events(job)
 
-    reply = await head.stub.Plans(pb.PlansRequest(job=job), timeout=5)
+    reply = await head.stub.Plans(pb.PlansRequest(job=job), timeout=CALL_S)
     assert PLANNERS["placement"].run_json(reply.placement.input) == reply.placement.output
     assert [d.plan.id for d in reply.plans] == [1, 2, 3, 4]
     for d in reply.plans:
         assert PLANNERS[d.plan.planner].run_json(d.input) == d.output
-    assert list((await head.stub.Plans(pb.PlansRequest(job=job, run=7), timeout=5)).plans) == []
+    assert list((await head.stub.Plans(pb.PlansRequest(job=job, run=7), timeout=CALL_S)).plans) == []
     await asyncio.gather(a.disconnect(), b.disconnect())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import json
 import re
@@ -15,7 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from daemons import Controller, bundle, controller, leading
+from daemons import CALL_S, Controller, bundle, controller, leading
 from fake_agent import FakeAgent
 
 from atoll.controller.planners.registry import PLANNERS
@@ -49,7 +50,7 @@ async def refused(agent: FakeAgent, address: str) -> tuple[grpc.StatusCode, str]
 async def test_an_agent_is_told_who_leads_and_how_often_to_report(head: Controller) -> None:
     a = await FakeAgent("a").connect(head.address)
     assert a.registered is not None
-    assert (a.registered.controller, a.registered.heartbeat_s, a.registered.lease_s) == (head.address, 0.2, 1.0)
+    assert (a.registered.controller, a.registered.heartbeat_s, a.registered.lease_s) == (head.address, 0.2, 2.0)
     await a.disconnect()
 
 
@@ -65,6 +66,7 @@ async def test_two_agents_with_one_name(head: Controller) -> None:
     assert first.failure is None
     await said(head, "another agent named 'a'", times=1)
     await first.disconnect()
+    await head.left("a")
     await second.connect(head.address)
     assert second.failure is None
     await second.disconnect()
@@ -135,7 +137,7 @@ async def test_a_bad_register_is_refused_by_field(
             for field in fields:
                 register.ClearField(field)  # type: ignore[arg-type]
             register.MergeFrom(agents_pb2.Register(**fields))
-            call = AgentServiceStub(channel).Connect(iter([agents_pb2.AgentMessage(register=register)]), timeout=5)
+            call = AgentServiceStub(channel).Connect(iter([agents_pb2.AgentMessage(register=register)]), timeout=CALL_S)
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await call.read()
     assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -219,7 +221,7 @@ async def test_how_a_nodes_devices_do_is_in_the_list_of_nodes(head: Controller) 
     await a.send(agents_pb2.AgentMessage(telemetry=agents_pb2.Telemetry(devices=samples)))
 
     async def told() -> list[common_pb2.DeviceSample]:
-        reply = await head.stub.ListNodes(pb.ListNodesRequest(), timeout=5)
+        reply = await head.stub.ListNodes(pb.ListNodesRequest(), timeout=CALL_S)
         return [sample for node in reply.nodes for sample in node.samples]
 
     async with asyncio.timeout(30):
@@ -249,17 +251,22 @@ async def test_a_clock_that_is_a_day_off_is_told_and_harms_nothing(head: Control
     a = FakeAgent("a")
     a.register.unix_s = time.time() - 86_400
     await a.connect(head.address)
+    off_s = time.time() - a.register.unix_s  # what it took to come is told, too
     assert a.failure is None
-    await said(head, "node a's clock is 86400 s behind the controller's", times=1)
+    (line,) = await said(head, "node a's clock is ", times=1)
+    told = re.match(r"node a's clock is (\d+) s behind the controller's", line)
+    assert told is not None
+    assert 86_400 <= int(told[1]) <= round(off_s)
     await a.disconnect()
 
 
-async def said(head: Controller, text: str, times: int) -> None:
+async def said(head: Controller, text: str, times: int) -> list[str]:
     """Wait until the cluster's events have `text`, and check how often."""
     async with asyncio.timeout(30):
         while not (found := [line for line in await head.events() if text in line]):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     assert len(found) == times
+    return found
 
 
 async def test_code_comes_back_as_it_was_sent(head: Controller) -> None:
@@ -268,11 +275,12 @@ async def test_code_comes_back_as_it_was_sent(head: Controller) -> None:
     sha256 = (await head.get(job)).spec.code_sha256
     async with open_channel(head.address, None) as channel:
         fetch = AgentServiceStub(channel).FetchCode
-        got = b"".join([chunk.data async for chunk in fetch(agents_pb2.FetchCodeRequest(sha256=sha256), timeout=5)])
+        chunks = fetch(agents_pb2.FetchCodeRequest(sha256=sha256), timeout=CALL_S)
+        got = b"".join([chunk.data async for chunk in chunks])
         assert got == bundle({"train.py": b"print('hello')\n"})
         for wrong, code_ in (("x", grpc.StatusCode.INVALID_ARGUMENT), ("0" * 64, grpc.StatusCode.NOT_FOUND)):
             with pytest.raises(grpc.aio.AioRpcError) as error:
-                await fetch(agents_pb2.FetchCodeRequest(sha256=wrong), timeout=5).read()
+                await fetch(agents_pb2.FetchCodeRequest(sha256=wrong), timeout=CALL_S).read()
             assert error.value.code() == code_
     assert code != got
 
@@ -308,10 +316,11 @@ async def test_unequal_speeds_make_a_plan_that_etcd_can_derive_again(etcd: str, 
 
 async def test_a_silent_agent_is_cut_off_and_its_job_goes_on_elsewhere(head: Controller) -> None:
     """A machine that stopped without closing its connection: no heartbeat comes any more."""
-    a = await FakeAgent("a", heartbeat_s=60).connect(head.address)
+    a = await FakeAgent("a").connect(head.address)
     b = await FakeAgent("b").connect(head.address)
     job = await head.submit((1, 2))
     await a.until(lambda: bool(a.launched))
+    a.heartbeat_s = 60
     await a.until(lambda: a.failure is not None)
     second = await head.phase(job, pb.PHASE_RUNNING, run=2)
     assert [worker.node for worker in second.workers] == ["b"]
@@ -323,6 +332,7 @@ async def test_an_agent_speaks_for_its_own_workers_only(head: Controller) -> Non
     not there, and of a job that is not. 3. All is passed over; a's own words are kept."""
     a, b = await FakeAgent("a").connect(head.address), await FakeAgent("b").connect(head.address)
     await b.disconnect()
+    await head.left("b")
     job = await head.submit()
     await a.running(job, 1)
     await b.connect(head.address)
@@ -346,6 +356,7 @@ async def test_an_agent_writes_no_output_of_older_runs_that_were_not_its_own(hea
     it had no part in. 3. a comes back and sends the last words of run 1. 4. Only a's words are in run 1's log."""
     a, b = await FakeAgent("a").connect(head.address), await FakeAgent("b").connect(head.address)
     await b.disconnect()
+    await head.left("b")
     job = await head.submit()
     await a.running(job, 1)
     await head.phase(job, pb.PHASE_RUNNING)
@@ -420,19 +431,23 @@ async def test_a_gpu_has_one_agent(head: Controller) -> None:
     assert code == grpc.StatusCode.ALREADY_EXISTS
     assert text.startswith("GPU 1 of 'b' (fake, GPU-77) is GPU 0 of the agent 'a', from 127.0.0.1")
     assert "CUDA_VISIBLE_DEVICES" in text
-    async for event in head.stub.Events(pb.EventsRequest(follow=True), timeout=10):
+    async for event in head.stub.Events(pb.EventsRequest(follow=True), timeout=CALL_S):
         if event.text == text:
             break
     await first.disconnect()
+    await head.left("a")
     await second.connect(head.address)
     assert second.registered is not None
     await second.disconnect()
 
 
-async def test_a_disk_that_stands_still_holds_up_no_heartbeat(head: Controller, tmp_path: Path) -> None:
+async def test_a_disk_that_stands_still_holds_up_no_heartbeat(
+    head: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """1. The file that a worker's output goes to takes nothing (here another writes to it). 2. It was written on
     the event loop: no heartbeat was heard any more, no client answered. 3. Now only that output waits: the agent is
     there for three leases, and clients are answered. 4. The file takes it, and the agent is told that it is kept."""
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, timeout=60))  # else it fails after 5 s
     agent = await FakeAgent("a").connect(head.address)
     job = await head.submit(workers=(1, 1))
     await agent.running(job, 1)
@@ -440,7 +455,7 @@ async def test_a_disk_that_stands_still_holds_up_no_heartbeat(head: Controller, 
     stuck = sqlite3.connect(tmp_path / "logs.sqlite3")
     stuck.execute("BEGIN IMMEDIATE")
     writing = asyncio.create_task(agent.log((job, 1, 0), 7, b"a line\n"))
-    for _ in range(6):
+    for _ in range(12):
         await asyncio.sleep(0.5)
         nodes = await head.stub.ListNodes(pb.ListNodesRequest(), timeout=30)
         assert [(node.name, node.connected) for node in nodes.nodes] == [("a", True)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
-from daemons import Controller, controller, leading
+from daemons import CALL_S, Controller, controller, leading
 from fake_agent import FakeAgent
 from identities import Certificates
 
@@ -34,7 +34,7 @@ async def head(etcd: str, tmp_path: Path, made: Certificates) -> AsyncIterator[C
 async def list_jobs(address: str, tls: Tls | None) -> grpc.StatusCode:
     async with open_channel(address, tls) as channel:
         try:
-            await JobServiceStub(channel).List(pb.ListRequest(), timeout=5, wait_for_ready=False)
+            await JobServiceStub(channel).List(pb.ListRequest(), timeout=CALL_S, wait_for_ready=False)
         except grpc.aio.AioRpcError as error:
             return error.code()
     return grpc.StatusCode.OK
@@ -58,7 +58,7 @@ async def test_clients_list_and_agents_run_and_neither_does_the_others_part(
     assert "'client:alice' may not call this: it takes one of \"agent:NAME\"" in (intruder.failure.details() or "")
     await intruder.disconnect()
     async with open_channel(head.address, made.alice) as channel:
-        fetch = AgentServiceStub(channel).FetchCode(agents_pb2.FetchCodeRequest(sha256="0" * 64), timeout=5)
+        fetch = AgentServiceStub(channel).FetchCode(agents_pb2.FetchCodeRequest(sha256="0" * 64), timeout=CALL_S)
         with pytest.raises(grpc.aio.AioRpcError, match="PERMISSION_DENIED"):
             await fetch.read()
 
@@ -70,9 +70,9 @@ async def test_who_submitted_adjusted_and_cancelled_is_recorded_and_shown(head: 
     await head.phase(job, pb.PHASE_RUNNING)
     async with open_channel(head.address, made.bob) as channel:
         bob = JobServiceStub(channel)
-        await bob.Adjust(pb.AdjustRequest(job=job, strategy_params='{"sparsity":0.5}'), timeout=5)
-        await bob.Cancel(pb.CancelRequest(job=job), timeout=5)
-    await head.stub.Cancel(pb.CancelRequest(job=job), timeout=5)  # the first counts
+        await bob.Adjust(pb.AdjustRequest(job=job, strategy_params='{"sparsity":0.5}'), timeout=CALL_S)
+        await bob.Cancel(pb.CancelRequest(job=job), timeout=CALL_S)
+    await head.stub.Cancel(pb.CancelRequest(job=job), timeout=CALL_S)  # the first counts
     shown = await head.phase(job, pb.PHASE_CANCELLED)
     await a.disconnect()
     assert (shown.submitted_by, shown.cancelled_by) == ("client:alice", "client:bob")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from daemons import Controller, bundle, controller, leading
+from daemons import CALL_S, Controller, bundle, controller, leading
 from fake_agent import FakeAgent
 
 from atoll.controller.services.curves import MAX_CURVES, CurveStore
@@ -115,20 +115,20 @@ async def test_means_of_what_workers_report_are_served_as_curves(head: Controlle
         worker = agents_pb2.WorkerTelemetry(id=identity, metrics=metrics, steps=[step])
         await agent.send(agents_pb2.AgentMessage(telemetry=agents_pb2.Telemetry(workers=[worker])))
     await agent.log((job, 1, 1), 0, b"written after the reports\n")  # kept in the order in which they came
-    curves = [curve async for curve in head.stub.Curves(pb.CurvesRequest(job=job, most_points=2), timeout=5)]
+    curves = [curve async for curve in head.stub.Curves(pb.CurvesRequest(job=job, most_points=2), timeout=CALL_S)]
     assert [(curve.name, list(curve.steps), list(curve.values)) for curve in curves] == [
         ("accuracy", [4, 9], [0.5, 0.5]),
         ("loss", [4, 9], [1.25, 1.25]),
     ]
     with pytest.raises(grpc.aio.AioRpcError, match="reports no 'los', but accuracy, loss") as refused:
-        [_ async for _ in head.stub.Curves(pb.CurvesRequest(job=job, names=["los"]), timeout=5)]
+        [_ async for _ in head.stub.Curves(pb.CurvesRequest(job=job, names=["los"]), timeout=CALL_S)]
     assert refused.value.code() == grpc.StatusCode.NOT_FOUND
     for rank in (0, 1):
         await agent.end((job, 1, rank))
-    async for seen in head.stub.Watch(pb.WatchRequest(job=job), timeout=15):
+    async for seen in head.stub.Watch(pb.WatchRequest(job=job), timeout=CALL_S):
         ended = seen.phase
     assert ended == pb.PHASE_DONE
-    await head.stub.Remove(pb.RemoveRequest(job=job), timeout=15)
+    await head.stub.Remove(pb.RemoveRequest(job=job), timeout=CALL_S)
     with pytest.raises(grpc.aio.AioRpcError, match="no job"):
-        [_ async for _ in head.stub.Curves(pb.CurvesRequest(job=job), timeout=5)]
+        [_ async for _ in head.stub.Curves(pb.CurvesRequest(job=job), timeout=CALL_S)]
     await agent.disconnect()

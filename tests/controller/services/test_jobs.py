@@ -46,14 +46,14 @@ async def test_bad_submits_are_refused_by_field_and_leave_nothing(head: Controll
     ):
         got, text = await refusal(head.submit_raw(spec, code, "request"))
         assert (got, message in text) == (grpc.StatusCode.INVALID_ARGUMENT, True), text
-    assert (await head.stub.List(pb.ListRequest(all=True), timeout=5)).jobs == []
+    assert (await head.stub.List(pb.ListRequest(all=True), timeout=CALL_S)).jobs == []
 
 
 async def test_submit_wants_a_header_and_a_sane_request_id(head: Controller) -> None:
     async def code_first() -> AsyncIterator[pb.SubmitRequest]:
         yield pb.SubmitRequest(code=CODE)
 
-    assert await refusal(head.stub.Submit(code_first(), timeout=5)) == (
+    assert await refusal(head.stub.Submit(code_first(), timeout=CALL_S)) == (
         grpc.StatusCode.INVALID_ARGUMENT,
         "the first message of Submit must be the header. Send the spec before the code",
     )
@@ -64,17 +64,17 @@ async def test_submit_wants_a_header_and_a_sane_request_id(head: Controller) -> 
 async def test_malformed_and_oversize_messages_have_clear_codes(head: Controller) -> None:
     async with open_channel(head.address, None) as channel:
         raw = channel.unary_unary("/atoll.v1.JobService/Get")
-        code, text = await refusal(raw(b"\xff\xff\xff\xff", timeout=5))
+        code, text = await refusal(raw(b"\xff\xff\xff\xff", timeout=CALL_S))
         assert (code, "cannot be parsed" in text) == (grpc.StatusCode.INVALID_ARGUMENT, True)
         stream = channel.stream_unary("/atoll.v1.JobService/Submit")
-        code, text = await refusal(stream(iter([b"\x0a\xff\xff\xff\xff\xff"]), timeout=5))
+        code, text = await refusal(stream(iter([b"\x0a\xff\xff\xff\xff\xff"]), timeout=CALL_S))
         assert (code, "cannot be parsed" in text) == (grpc.StatusCode.INVALID_ARGUMENT, True)
     async with grpc.aio.insecure_channel(head.address, options=[("grpc.max_send_message_length", -1)]) as channel:
-        code, text = await refusal(channel.unary_unary("/atoll.v1.JobService/Get")(bytes(6 * 2**20), timeout=5))
+        code, text = await refusal(channel.unary_unary("/atoll.v1.JobService/Get")(bytes(6 * 2**20), timeout=CALL_S))
         assert (code, "larger than max" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
-        code, _ = await refusal(channel.unary_unary("/atoll.v1.JobService/Nothing")(b"", timeout=5))
+        code, _ = await refusal(channel.unary_unary("/atoll.v1.JobService/Nothing")(b"", timeout=CALL_S))
         assert code == grpc.StatusCode.UNIMPLEMENTED
-    assert (await head.stub.List(pb.ListRequest(), timeout=5)).jobs == []
+    assert (await head.stub.List(pb.ListRequest(), timeout=CALL_S)).jobs == []
 
 
 async def test_jobs_are_found_by_id_and_by_the_newest_of_a_name(head: Controller) -> None:
@@ -91,11 +91,11 @@ async def test_a_job_that_is_done_cannot_be_cancelled(head: Controller) -> None:
     await a.running(job, 1)
     await a.end((job, 1, 0))
     await head.phase(job, pb.PHASE_DONE)
-    code, text = await refusal(head.stub.Cancel(pb.CancelRequest(job=job), timeout=5))
+    code, text = await refusal(head.stub.Cancel(pb.CancelRequest(job=job), timeout=CALL_S))
     assert (code, text) == (grpc.StatusCode.FAILED_PRECONDITION, f"job {job} is done already: its worker finished")
     await a.disconnect()
-    assert (await head.stub.List(pb.ListRequest(), timeout=5)).jobs == []
-    assert [j.id for j in (await head.stub.List(pb.ListRequest(all=True), timeout=5)).jobs] == [job]
+    assert (await head.stub.List(pb.ListRequest(), timeout=CALL_S)).jobs == []
+    assert [j.id for j in (await head.stub.List(pb.ListRequest(all=True), timeout=CALL_S)).jobs] == [job]
 
 
 async def test_a_job_shows_workers_progress_and_plan(head: Controller) -> None:
@@ -103,7 +103,7 @@ async def test_a_job_shows_workers_progress_and_plan(head: Controller) -> None:
     job = await head.submit()
     await a.running(job, 1)
     await a.train((job, 1, 0), range(19), local=64, total=64, compute_s=0.05, plan=1)
-    async for state in head.stub.Watch(pb.WatchRequest(job=job), timeout=10):
+    async for state in head.stub.Watch(pb.WatchRequest(job=job), timeout=CALL_S):
         if state.progress.step == 19 and state.workers[0].status.step == 19:
             break
     assert state.progress.samples_per_s == pytest.approx(640)
@@ -117,7 +117,7 @@ async def test_events_are_followed_until_the_job_has_ended(head: Controller) -> 
     job = await head.submit()
 
     async def follow() -> list[pb.Job]:
-        stream = head.stub.Events(pb.EventsRequest(job=job, follow=True), timeout=20)
+        stream = head.stub.Events(pb.EventsRequest(job=job, follow=True), timeout=CALL_S)
         return [event async for event in stream]
 
     following = asyncio.create_task(follow())
@@ -139,14 +139,14 @@ async def test_logs_are_followed_tailed_and_chosen_by_rank(head: Controller) -> 
     await a.log((job, 1, 1), 0, b"one\ntwo\nthree\n")
 
     async def read(**wanted: object) -> list[tuple[int, int, int, bytes]]:
-        stream = head.stub.Logs(pb.LogsRequest(job=job, **wanted), timeout=20)
+        stream = head.stub.Logs(pb.LogsRequest(job=job, **wanted), timeout=CALL_S)
         return [(chunk.run, chunk.rank, chunk.offset, chunk.data) async for chunk in stream]
 
     assert await read(rank=1, tail_lines=2) == [(1, 1, 4, b"two\nthree\n")]
     assert await read(rank=0) == [(1, 0, 0, b"zero\nhalf a li")]
     code, _ = await refusal(read(rank=2))
     assert code == grpc.StatusCode.NOT_FOUND
-    code, _ = await refusal(head.stub.Logs(pb.LogsRequest(job="nothing", follow=True), timeout=5).read())
+    code, _ = await refusal(head.stub.Logs(pb.LogsRequest(job="nothing", follow=True), timeout=CALL_S).read())
     assert code == grpc.StatusCode.NOT_FOUND
     following = asyncio.create_task(read(rank=0, follow=True))
     await a.log((job, 1, 0), 14, b"ne\nlast words")
@@ -208,4 +208,4 @@ def test_the_address_of_a_caller(peer: str, address: str) -> None:
 
 
 async def nodes(head: Controller) -> pb.ListNodesReply:
-    return await head.stub.ListNodes(pb.ListNodesRequest(), timeout=5)  # type: ignore[no-any-return]
+    return await head.stub.ListNodes(pb.ListNodesRequest(), timeout=CALL_S)  # type: ignore[no-any-return]

@@ -102,5 +102,5 @@ def test_beyond_this_machine_nothing_is_told_unasked(made: Any, tmp_path: Path) 
 
 
 def _scraped(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
         return str(answer.read().decode())

@@ -21,6 +21,7 @@ async def head(etcd: str, tmp_path: Path) -> AsyncIterator[Controller]:
         yield await leading(one)
 
 
+@pytest.mark.timeout(400)
 async def test_two_islands_that_wait_for_their_link_are_told_of_one_exactly_once(head: Controller) -> None:
     """1. Two islands compute 32 samples each in 20 ms, and their steps take 100. 2. Once the run is steady its events
     say that one alone has all 64 after 50 ms, and so does its status. 3. More such profiles tell nothing more."""
@@ -43,7 +44,7 @@ async def test_two_islands_that_wait_for_their_link_are_told_of_one_exactly_once
             await asyncio.sleep(0.2)
         return await head.events(job)
 
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(300):
         while text not in await train():
             pass
         assert (await head.get(job)).reason == f"run 1: 2 workers training; {text}"

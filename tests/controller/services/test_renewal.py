@@ -81,7 +81,7 @@ async def test_a_certificate_that_is_replaced_is_used_without_a_restart(
 async def outcome(address: str, tls: Tls) -> tuple[grpc.StatusCode, str]:
     async with open_channel(address, tls) as channel:
         try:
-            await JobServiceStub(channel).List(pb.ListRequest(), timeout=5)
+            await JobServiceStub(channel).List(pb.ListRequest(), timeout=CALL_S)
         except grpc.aio.AioRpcError as error:
             return error.code(), error.details() or ""
     return grpc.StatusCode.OK, ""
@@ -124,7 +124,7 @@ async def test_whoever_is_revoked_is_cut_off_and_let_in_nowhere(head: Controller
         assert again.failure.code() is grpc.StatusCode.PERMISSION_DENIED
         await again.disconnect()
         assert (await outcome(head.address, made.alice))[0] is grpc.StatusCode.PERMISSION_DENIED
-        await JobServiceStub(channel).Cancel(pb.CancelRequest(job=job), timeout=5)
+        await JobServiceStub(channel).Cancel(pb.CancelRequest(job=job), timeout=CALL_S)
         while (event := await following.read()) is not grpc.aio.EOF:
             text = event.text
         assert "cancelled" in text

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
-from daemons import Controller, controller, leading
+from daemons import CALL_S, Controller, controller, leading
 from fake_agent import FakeAgent
 from identities import NOW, Certificates
 
@@ -58,6 +58,7 @@ async def test_a_volunteers_token_is_good_for_its_name_and_for_nothing_but_help(
         right = await agent_with("v", shown, volunteer=True).connect(head.address)
         assert right.failure is None
         await right.disconnect()
+        await head.left("v")
 
 
 async def test_a_volunteer_is_no_rank_and_helps_who_takes_help(head: Controller) -> None:
@@ -95,7 +96,8 @@ async def test_a_volunteer_is_no_rank_and_helps_who_takes_help(head: Controller)
     assert v.launches[-1].id.rank != launch.id.rank
     await a.end((job, 1, 0))
     await v.until(lambda: any(one.job == job and list(one.ranks) == [v.launches[-1].id.rank] for one in v.stopped))
-    (shown,) = (one for one in (await head.stub.ListNodes(pb.ListNodesRequest(), timeout=5)).nodes if one.name == "v")
+    nodes = (await head.stub.ListNodes(pb.ListNodesRequest(), timeout=CALL_S)).nodes
+    (shown,) = (one for one in nodes if one.name == "v")
     assert shown.volunteer
     await v.disconnect()
     await a.disconnect()
@@ -131,13 +133,13 @@ async def test_a_volunteers_certificate_lets_it_help_and_nothing_else(etcd: str,
         assert right.failure is None
         async with open_channel(head.address, v) as channel:
             with pytest.raises(grpc.aio.AioRpcError, match="PERMISSION_DENIED"):
-                await JobServiceStub(channel).List(pb.ListRequest(), timeout=5)
+                await JobServiceStub(channel).List(pb.ListRequest(), timeout=CALL_S)
             for strategy, gets in (("dense", False), ("volunteer", True)):
                 job = await head.submit(strategy=strategy)
                 a = await FakeAgent("a").connect(head.address, made.a)
                 await a.running(job, 1)
                 sha256 = a.launches[-1].spec.code_sha256
-                fetch = AgentServiceStub(channel).FetchCode(agents_pb2.FetchCodeRequest(sha256=sha256), timeout=5)
+                fetch = AgentServiceStub(channel).FetchCode(agents_pb2.FetchCodeRequest(sha256=sha256), timeout=CALL_S)
                 if gets:
                     assert (await fetch.read()).data  # type: ignore[union-attr]
                 else:
@@ -146,4 +148,5 @@ async def test_a_volunteers_certificate_lets_it_help_and_nothing_else(etcd: str,
                 await a.end((job, 1, 0))
                 await head.phase(job, pb.PHASE_DONE)
                 await a.disconnect()
+                await head.left("a")
         await right.disconnect()

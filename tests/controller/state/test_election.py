@@ -7,12 +7,12 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from etcd_server import EtcdServer
 
-from atoll.controller.state.election import Election, Leadership
+from atoll.controller.state.election import Election, Leadership, until_gone
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.keys import LEADER
 from atoll.controller.state.renewal import LeaseRenewal
@@ -26,6 +26,12 @@ def candidate(store: EtcdStore, name: bytes, ttl_s: int) -> Election:
 
 async def lead(election: Election) -> Leadership:
     return await asyncio.wait_for(election.campaign(), 30)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():  # noqa: ASYNC110 - what is waited for is another thread's
+            await asyncio.sleep(0.02)
 
 
 async def leader_name(election: Election) -> bytes | None:
@@ -65,18 +71,18 @@ async def test_of_five_candidates_exactly_one_leads_at_a_time(store: EtcdStore) 
 
 
 async def test_a_leader_renews_its_lease_for_as_long_as_it_leads(store: EtcdStore) -> None:
-    leadership = await lead(candidate(store, b"one", 1))
-    await asyncio.sleep(3)
+    leadership = await lead(candidate(store, b"one", 4))
+    await asyncio.sleep(6)
     assert not leadership.lost.is_set()
     await store.commit([Put("/atoll/a", b"")], fence=leadership.fence)
     await leadership.resign()
 
 
 async def test_an_event_loop_that_is_busy_past_the_ttl_costs_no_leadership(store: EtcdStore) -> None:
-    """1. A leader's event loop has work for three times its lease. 2. Renewals were among what waited for the loop, so
+    """1. A leader's event loop has work for longer than its lease. 2. Renewals were among what waited for the loop, so
     the lease ran out and another led. A thread renews it, whatever the loop does."""
-    leadership = await lead(candidate(store, b"one", 1))
-    busy_until_s = time.monotonic() + 3
+    leadership = await lead(candidate(store, b"one", 4))
+    busy_until_s = time.monotonic() + 6
     while time.monotonic() < busy_until_s:
         sum(range(10_000))  # holds the loop, and the interpreter as well
     await asyncio.sleep(0.5)
@@ -88,12 +94,15 @@ async def test_an_event_loop_that_is_busy_past_the_ttl_costs_no_leadership(store
 async def test_an_event_loop_that_stands_still_is_no_leader_however_well_its_thread_reaches_etcd(
     store: EtcdStore,
 ) -> None:
-    lease = await store.grant_lease(1)
-    renewal = LeaseRenewal(store.refresh_lease, lease, 1, time.monotonic(), still_s=1.5)
-    time.sleep(4)  # noqa: ASYNC251 - that is the fault
-    assert await renewal.ended() == "this controller's event loop stood still for 1.5 s"
+    granted_s = time.monotonic()
+    lease = await store.grant_lease(3)
+    held = Fence("/atoll/a", await store.commit([Put("/atoll/a", b"", lease)]))
+    renewal = LeaseRenewal(store.refresh_lease, lease, 3, granted_s, still_s=4)
+    renewal._thread.join(30)  # holds the loop: that is the fault
+    assert await renewal.ended() == "this controller's event loop stood still for 4 s"
+    await asyncio.wait_for(until_gone(store, held), 30)
     with pytest.raises(NotFound):
-        store.refresh_lease(lease, 3)
+        store.refresh_lease(lease, 30)
     await renewal.stop()
 
 
@@ -123,24 +132,42 @@ async def test_a_leader_whose_key_was_deleted_by_hand_is_told(store: EtcdStore) 
 async def test_a_leader_cut_off_from_etcd_gives_up_when_its_ttl_is_over_not_before(
     own_etcd: EtcdServer, own_store: EtcdStore
 ) -> None:
-    leadership = await lead(candidate(own_store, b"one", 2))
-    own_etcd.signal(signal.SIGSTOP)
+    leadership = await lead(candidate(own_store, b"one", 8))
     began_s = time.monotonic()
+    own_etcd.signal(signal.SIGSTOP)
     await asyncio.wait_for(leadership.lost.wait(), 30)
-    assert time.monotonic() - began_s > 1
+    assert time.monotonic() - began_s > 4
     own_etcd.signal(signal.SIGCONT)
     await leadership.resign()
 
 
-async def test_a_short_outage_of_etcd_costs_no_leadership(own_etcd: EtcdServer, own_store: EtcdStore) -> None:
-    leadership = await lead(candidate(own_store, b"one", 4))
+class TellsOfRenewals(EtcdStore):
+    """Whether the newest renewal of a lease was answered."""
+
+    answered = True
+
+    def refresh_lease(self, lease: int, timeout_s: float) -> float:
+        try:
+            left_s = super().refresh_lease(lease, timeout_s)
+        except StoreUnavailable:
+            self.answered = False
+            raise
+        self.answered = True
+        return left_s
+
+
+async def test_a_short_outage_of_etcd_costs_no_leadership(own_etcd: EtcdServer) -> None:
+    """1. A renewal fails. 2. etcd is there again before the lease is over: a later one does not."""
+    store = TellsOfRenewals([own_etcd.endpoint], None, timeout_s=10)
+    leadership = await lead(candidate(store, b"one", 12))
     own_etcd.kill()
-    await asyncio.sleep(1.5)
+    await until(lambda: not store.answered)
     own_etcd.start()
-    await asyncio.sleep(2)
+    await until(lambda: store.answered)
     assert not leadership.lost.is_set()
-    await own_store.commit([Put("/atoll/a", b"")], fence=leadership.fence)
+    await store.commit([Put("/atoll/a", b"")], fence=leadership.fence)
     await leadership.resign()
+    await store.close()
 
 
 async def test_a_campaign_begun_while_etcd_is_away_is_won_when_it_returns(
@@ -165,7 +192,7 @@ class LosesTheAnswer(EtcdStore):
 
 
 async def test_a_candidate_that_never_heard_that_it_won_finds_out_by_its_lease(etcd: str, store: EtcdStore) -> None:
-    deaf = LosesTheAnswer([etcd], None)
+    deaf = LosesTheAnswer([etcd], None, timeout_s=30)
     leadership = await lead(candidate(deaf, b"one", 60))
     await store.commit([Put("/atoll/a", b"")], fence=leadership.fence)
     await leadership.resign()
@@ -181,7 +208,7 @@ PAUSED_LEADER = """
     from atoll.errors import LeadershipLost, NotFound, StoreUnavailable
 
     async def main():
-        store = EtcdStore([sys.argv[1]], None)
+        store = EtcdStore([sys.argv[1]], None, timeout_s=30)
         leadership = await Election(store, LEADER, b"paused", 1).campaign()
         print("leads", flush=True)
         sys.stdin.readline()  # blocks the whole loop: nothing here can notice the lost lease before it writes

@@ -188,6 +188,7 @@ async def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path) -> 
 async def test_an_etcd_that_may_lose_data_is_warned_of_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(embedded, "_STOP_S", 30.0)  # one that is killed is warned of, too
     path = find_etcd().path
     for version, warnings in (((3, 5, 1), 1), ((3, 5, 30), 0)):
         caplog.clear()
@@ -226,8 +227,11 @@ CONTROLLER = """
 """
 
 
-async def test_it_dies_with_a_controller_that_is_killed_and_the_next_one_starts(tmp_path: Path) -> None:
+async def test_it_dies_with_a_controller_that_is_killed_and_the_next_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """1. A process starts an etcd. 2. It is killed with SIGKILL. 3. etcd is gone. 4. The data can be used again."""
+    monkeypatch.setattr(embedded, "_UNLOCK_S", 30.0)  # on a busy machine etcd takes long to end in order
     controller = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -245,6 +249,6 @@ async def test_it_dies_with_a_controller_that_is_killed_and_the_next_one_starts(
         await controller.communicate()
     following = EmbeddedEtcd(tmp_path / "data", tmp_path / "etcd.log")
     await following.start()  # waits until the first has let go of its data
-    gone, alive = await asyncio.to_thread(psutil.wait_procs, [child], timeout=5)
+    gone, alive = await asyncio.to_thread(psutil.wait_procs, [child], timeout=30)
     await following.stop()
     assert (len(gone), alive) == (1, [])

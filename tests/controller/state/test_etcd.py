@@ -132,9 +132,9 @@ async def test_commit_to_a_killed_etcd_fails_within_the_deadline_and_works_again
 
 
 async def test_a_commit_to_a_frozen_etcd_says_that_its_outcome_is_unknown(own_etcd: EtcdServer) -> None:
-    store = EtcdStore([own_etcd.endpoint], None, timeout_s=0.5)
+    store = EtcdStore([own_etcd.endpoint], None, timeout_s=3)
     try:
-        await store.read("/atoll/a")
+        await read_until_answered(store, "/atoll/a")
         own_etcd.signal(signal.SIGSTOP)
         async with asyncio.timeout(30):
             with pytest.raises(StoreUnavailable, match="outcome is unknown"):
@@ -150,7 +150,7 @@ async def test_a_commit_to_a_frozen_etcd_says_that_its_outcome_is_unknown(own_et
 
 async def test_a_dead_endpoint_among_several_is_passed_over(etcd: str) -> None:
     dead = f"127.0.0.1:{free_port()}"
-    store = EtcdStore([dead, dead, etcd], None)
+    store = EtcdStore([dead, dead, etcd], None, timeout_s=30)
     try:
         revision = await store.commit([Put("/atoll/a", b"1")])
         assert await store.read("/atoll/a") == Entry("/atoll/a", b"1", revision, revision, 0)
@@ -159,7 +159,7 @@ async def test_a_dead_endpoint_among_several_is_passed_over(etcd: str) -> None:
 
 
 async def test_reads_leave_time_for_the_others_when_one_member_is_frozen(etcd: str, own_etcd: EtcdServer) -> None:
-    store = EtcdStore([own_etcd.endpoint, etcd], None, timeout_s=2)
+    store = EtcdStore([own_etcd.endpoint, etcd], None, timeout_s=6)
     try:
         await store.read("/atoll/a")
         own_etcd.signal(signal.SIGSTOP)
@@ -177,7 +177,7 @@ async def test_a_closed_store_refuses_in_place_of_hanging(etcd: str) -> None:
 
 
 async def test_a_call_under_way_when_the_store_closes_fails_and_is_not_cancelled(own_etcd: EtcdServer) -> None:
-    store = EtcdStore([own_etcd.endpoint], None)
+    store = EtcdStore([own_etcd.endpoint], None, timeout_s=30)
     await store.read("/atoll/a")
     own_etcd.signal(signal.SIGSTOP)
     reading = asyncio.create_task(store.read("/atoll/a"))
@@ -194,9 +194,9 @@ async def test_no_endpoints_and_nonsense_endpoints_are_bad_input() -> None:
 
 
 async def test_a_lease_takes_its_keys_along_when_it_expires(store: EtcdStore) -> None:
-    lease = await store.grant_lease(1)
+    lease = await store.grant_lease(3)
     await store.commit([Put("/atoll/node", b"x", lease)])
-    assert store.refresh_lease(lease, 3) == 1
+    assert store.refresh_lease(lease, 30) == 3
     entry = await store.read("/atoll/node")
     assert entry is not None
     assert entry.lease == lease
@@ -206,7 +206,7 @@ async def test_a_lease_takes_its_keys_along_when_it_expires(store: EtcdStore) ->
             break
     assert await store.read("/atoll/node") is None
     with pytest.raises(NotFound, match="expired"):
-        store.refresh_lease(lease, 3)
+        store.refresh_lease(lease, 30)
     with pytest.raises(NotFound, match="lease not found"):
         await store.commit([Put("/atoll/node", b"x", lease)])
 

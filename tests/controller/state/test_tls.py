@@ -54,7 +54,7 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
 
 
 @asynccontextmanager
-async def opened(server: EtcdServer, tls: Tls | None, timeout_s: float = 3.0) -> AsyncIterator[EtcdStore]:
+async def opened(server: EtcdServer, tls: Tls | None, timeout_s: float = 30.0) -> AsyncIterator[EtcdStore]:
     store = EtcdStore([server.endpoint], tls, timeout_s)
     try:
         yield store
@@ -79,7 +79,7 @@ async def test_mutual_tls_carries_transactions_watches_and_elections(secured: Se
         async for batch in store.watch("/atoll/a", revision):
             assert batch.revision == revision
             break
-        leadership = await Election(store, "/atoll/leader", b"me", 5).campaign()
+        leadership = await Election(store, "/atoll/leader", b"me", 60).campaign()
         await store.commit([Put("/atoll/a", b"2")], fence=leadership.fence)
         await leadership.resign()
 

@@ -51,4 +51,4 @@ def test_import_atoll_is_light_and_training_never_sees_grpc() -> None:
         "atoll.init\n"
         "assert 'torch' in sys.modules and 'grpc' not in sys.modules, 'grpc is in the training process'\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=110)

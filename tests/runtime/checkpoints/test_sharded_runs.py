@@ -20,8 +20,8 @@ def test_a_run_of_another_size_goes_on_from_shards(tmp_path: Path, start: Start)
     from it, to the end."""
     with FakeAgent(tmp_path, run=1, world_size=3, job="tiny-test", start=start) as agent:
         agent.spec.checkpoint.every_steps = 8
-        agent.start_workers("sharded_regression.py", str(tmp_path), *ARGUMENTS, "--sleep-s", "0.1")
-        agent.wait_for_step(11)
+        agent.start_workers("sharded_regression.py", str(tmp_path), *ARGUMENTS, "--await-stop-at", "12")
+        agent.wait_for_step(12)  # where they stay
         agent.wait_until(lambda: bool(listing.newest(agent.job_directory, lambda why: None)))
         for worker in agent.workers:
             worker.send_signal(signal.SIGKILL)

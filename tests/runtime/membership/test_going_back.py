@@ -196,7 +196,7 @@ def test_a_second_loss_before_the_new_view_has_a_copy_of_its_own(tmp_path: Path,
     ones, so nothing of either is lost."""
     with of_three(tmp_path, start, 3, UPDATES) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--keep-sums", "--often", "--sleep-s", "0.05",
-                            "--hold-at", "16", "--raise-at", "16")  # fmt: skip
+                            "--hold-at", "16", "--raise-at", "16", "--epochs", "8")  # fmt: skip
         strike_once_remembered(agent, tmp_path)
         agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0, 2)
         agent.send_view(2, [0, 2], [1.0, 1.0], plan_id=2)
@@ -206,7 +206,7 @@ def test_a_second_loss_before_the_new_view_has_a_copy_of_its_own(tmp_path: Path,
         agent.send_view(3, [0], [1.0], plan_id=3, in_force=2)
         agent.put_in_force()
         assert agent.exit_codes() == [0, KILLED, KILLED], agent.said()
-    check_every_sample_once(tmp_path, epochs=3)
+    check_every_sample_once(tmp_path, epochs=8)
     ended = kept(tmp_path, 1, 0, "end")
     steps = {view: min(line["step"] for line in lines(tmp_path) if line["view"] == view) for view in (2, 3)}
     lost = [

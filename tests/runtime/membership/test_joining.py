@@ -55,7 +55,7 @@ def test_a_worker_joins_at_a_boundary_and_another_leaves_at_one(tmp_path: Path, 
     with FakeAgent(out, world_size=2, start=start) as agent:
         agent.shares, agent.makes_views = (6.0, 6.0), True
         arguments = (str(out), "--per-batch", "--scaler", "--epochs", "60", "--sleep-s", "0.01")
-        agent.start_workers("in_place.py", *arguments)
+        agent.start_workers("in_place.py", *arguments, "--await-view-at", "200")
         agent.wait_for_step(3)
         joined = agent.start_joiner("in_place.py", *arguments)
         agent.wait_until(lambda: agent.stands_at(joined)[1] == VIEW_STAGE_READY)
@@ -137,7 +137,7 @@ def taken_in(agent: FakeAgent, *arguments: str) -> int:
     """Two workers train, and a third is in their next view, which they leave for at a boundary, each with what it has
     not sent. Returns the third's rank."""
     agent.makes_views = True
-    agent.start_workers("stale_train.py", *arguments)
+    agent.start_workers("stale_train.py", *arguments, "--await-view-at", "40", "--awaited-view", "2")
     agent.wait_for_step(3)
     joined = agent.start_joiner("stale_train.py", *arguments)
     agent.wait_until(lambda: agent.stands_at(joined)[1] == VIEW_STAGE_READY)
@@ -157,7 +157,7 @@ def test_what_was_not_sent_yet_stays_with_who_had_state(
     holds."""
     settings = KEEPERS[name]
     with sparse(tmp_path, 2, start=start, **settings) as agent:
-        joined = taken_in(agent, str(tmp_path), "--epochs", "60", "--sleep-s", "0.01")
+        joined = taken_in(agent, str(tmp_path), "--epochs", "600", "--sleep-s", "0.01")
         agent.put_in_force()
         here = agent.alive[joined][0]
         agent.wait_until(lambda: agent.alive[joined][0] > here + 3)

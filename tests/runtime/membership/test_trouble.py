@@ -95,7 +95,7 @@ def test_one_loss_after_the_other_down_to_one(tmp_path: Path, start: Start) -> N
     rank 0 of what is left, in the same process."""
     out = folder(tmp_path, "out")
     with of_three(out, start) as agent:
-        agent.start_workers("in_place.py", str(out), "--epochs", "40", "--sleep-s", "0.01")
+        agent.start_workers("in_place.py", str(out), "--epochs", "400", "--sleep-s", "0.01")
         agent.wait_for_step(3)
         agent.workers[0].send_signal(signal.SIGKILL)
         agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 1, 2)
@@ -169,6 +169,7 @@ def test_checkpoints_count_from_the_step_that_their_view_is_in_force(tmp_path: P
         agent.spec.checkpoint.every_steps = 1
         agent.start_workers("in_place.py", str(out), "--epochs", "60", "--sleep-s", "0.02")
         agent.wait_for_step(3)
+        agent.wait_until(lambda: agent.checkpoint_step > 0)
         agent.workers[1].send_signal(signal.SIGKILL)
         agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0, 2)
         agent.send_view(2, [0, 2], [1.0, 1.0], plan_id=2)

@@ -98,20 +98,20 @@ def die_where_asked() -> None:
                 send(*message)  # type: ignore[arg-type]
                 sent.append(message)
                 if len(sent) == options.die_after:
-                    time.sleep(0.2)  # the wire's thread sends it
+                    time.sleep(1.0)  # the wire's thread sends it
                     die()
 
             self._send = one_message
         done = real_attempt(self, group, *rest)  # type: ignore[arg-type]
         if dies and where == "after":
-            time.sleep(0.2)
+            time.sleep(1.0)
             die()
         return done
 
     def ready(self: Signals) -> object:
         if where == "waiting" and self._round == int(round_):
             self._scheduler.tell(self._message(signal=self.newest + 1))
-            time.sleep(0.05)
+            time.sleep(0.5)
             die()
         return real_ready(self)
 

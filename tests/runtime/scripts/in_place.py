@@ -86,7 +86,7 @@ def work() -> None:
 def await_view(step: int) -> None:
     if step != options.await_view_at or run._session.view > 1:
         return
-    link, ends_s = run._link, time.monotonic() + 60
+    link, ends_s = run._link, time.monotonic() + 120
     while link is not None and (link.newest_view is None or link.newest_view.view <= run._session.view):
         assert time.monotonic() < ends_s
         time.sleep(0.005)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from generations import await_generation, keep_every_step
 from torch import nn
 
 import atoll
@@ -27,6 +28,7 @@ parser.add_argument("--leave-at", type=int, default=-1, help="rank 1 calls sys.e
 parser.add_argument("--hidden", type=int, default=16, help="another number is another model")
 parser.add_argument("--adam", action="store_true", help="an optimizer that keeps a counter and two moments")
 parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
+parser.add_argument("--often", action="store_true", help="a generation in memory every step")
 parser.add_argument("--stream", action="store_true", help="the same samples as a stream, in an order drawn per epoch")
 options = parser.parse_args()
 
@@ -75,7 +77,7 @@ class Model(nn.Sequential):
 
 
 def await_stop() -> None:
-    ends_s = time.monotonic() + 20
+    ends_s = time.monotonic() + 60
     while run.rank == 0 and run._link is not None and run._link.stop is None:
         assert time.monotonic() < ends_s
         time.sleep(0.01)
@@ -91,6 +93,8 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
 dataset: Any = Stream(data()) if options.stream else data()
 model, optimizer, loader = run.prepare(model, optimizer, dataset, batch_size=BATCH, scheduler=scheduler)
 
+if options.often:
+    keep_every_step()
 begun_step = run.step
 name = f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}.jsonl"
 with (options.out / name).open("a", buffering=1) as log:
@@ -98,6 +102,8 @@ with (options.out / name).open("a", buffering=1) as log:
         for epoch in run.epochs(options.epochs):
             for x, y, ids in loader:
                 time.sleep(options.sleep_s)
+                if options.often:
+                    await_generation(run)
                 loss = nn.functional.mse_loss(model(x), y)
                 batch_slice = loader.current
                 line = {

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from hashlib import blake2b
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from generations import await_generation, keep_every_step
 from torch import nn
 
 import atoll
@@ -31,7 +33,9 @@ parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--sgd", action="store_true", help="optimizers that are linear in the gradient, for exact sums")
 parser.add_argument("--settings", type=json.loads, help="of atoll.StaleSparse, where no agent tells them")
 parser.add_argument("--die-at", type=int, default=-1, help="rank 1 is killed in this step, behind the first update")
-parser.add_argument("--sleep-s", type=float, default=0.0, help="pretended work per step")
+parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 1 waits in this step for a stop")
+parser.add_argument("--hold-at", type=int, default=-1, help="all wait in this step, until somebody kills them")
+parser.add_argument("--often", action="store_true", help="a generation in memory every step")
 options = parser.parse_args()
 
 
@@ -99,6 +103,13 @@ def clip(parameters: Iterable[torch.Tensor] | None) -> None:
 def die(step: int) -> None:
     if run.rank == 1 and step == options.die_at:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def await_stop() -> None:
+    ends_s = time.monotonic() + 60
+    while run.rank == 1 and run._link is not None and run._link.stop is None:
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
 
 
 class Gan:
@@ -176,6 +187,8 @@ if isinstance(models, tuple):
 else:
     weights = list(models.parameters())
 
+if options.often:
+    keep_every_step()
 assert run._training is not None
 update: Any = run._training._exchange._local
 begun_step = run.step
@@ -194,7 +207,12 @@ with (
                 "lrs": [group["lr"] for one in optimizers for group in one.param_groups],
             }
             begun.write(json.dumps(line) + "\n")
-            time.sleep(options.sleep_s)
+            if options.often:
+                await_generation(run)
+            if step == options.hold_at:
+                threading.Event().wait(120)
+            if step == options.await_stop_at:
+                await_stop()
             reduced.clear()
             losses = work.train(noise, real, step % (SAMPLES // BATCH + 1))
             if step >= begun_step:  # at an epoch's end the last batch is shown again

@@ -55,6 +55,7 @@ parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits 
 parser.add_argument("--look", action="store_true", help="OUT/run-N-rank-R.looks: whose weights passes and updates have")
 parser.add_argument("--die-in-view", choices=("taking over", "building", "starting"), help="rank 2, before that")
 parser.add_argument("--await-view-at", type=int, default=-1, help="in this step, for a newer view than its own")
+parser.add_argument("--awaited-view", type=int, default=0, help="in place of that: for this one, or a newer")
 options = parser.parse_args()
 
 SAMPLES, BATCH = 100, 12  # 8 whole batches and one of 4 in each epoch
@@ -121,14 +122,14 @@ def keep(what: str) -> None:
 
 
 def await_stop() -> None:
-    ends_s = time.monotonic() + 20
+    ends_s = time.monotonic() + 60
     while RANK == 0 and run._link is not None and run._link.stop is None:
         assert time.monotonic() < ends_s
         time.sleep(0.01)
 
 
 def await_strike() -> None:
-    ends_s = time.monotonic() + 60
+    ends_s = time.monotonic() + 120
     while not (options.out / "strike").exists():
         assert time.monotonic() < ends_s
         time.sleep(0.01)
@@ -144,8 +145,8 @@ def lose_in_update() -> None:
 
 
 def await_view() -> None:
-    link, ends_s = run._link, time.monotonic() + 60
-    while link is not None and (link.newest_view is None or link.newest_view.view <= run._session.view):
+    link, ends_s, wanted = run._link, time.monotonic() + 120, options.awaited_view or run._session.view + 1
+    while link is not None and (link.newest_view is None or link.newest_view.view < wanted):
         assert time.monotonic() < ends_s
         time.sleep(0.005)
 
@@ -181,6 +182,7 @@ def die_flushed() -> None:
     RollingMasters.wait = slowly  # type: ignore[method-assign]
     run.synchronize()
     tier.close()
+    run.sum(0.0)  # all have synchronized
     threading.Event().wait(1.0)  # so that no rank sees another one go
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -45,7 +45,7 @@ def test_a_rank_with_a_key_of_its_own_making_is_refused_at_once(members: tuple[M
     keys = keys_of(2)
     secret, public = generate()
     stranger = Keys(secret, public, keys[0].of)
-    failed = refusals([Rank(0, members, keys[0], deadline_s=2.0), Rank(1, members, stranger, deadline_s=2.0)])
+    failed = refusals([Rank(0, members, keys[0], deadline_s=20.0), Rank(1, members, stranger, deadline_s=20.0)])
     assert isinstance(failed[1], NotAllowed)
     assert "rank 0 on node a does not admit this rank's CURVE key" in str(failed[1])
     assert set(failed) == {0, 1}  # rank 0, whose peer is another than it was told, does not go on either
@@ -55,7 +55,7 @@ def test_a_server_with_another_key_than_was_told_is_not_spoken_to() -> None:
     keys = keys_of(2)
     told = {0: keys[0].public, 1: generate()[1]}
     deceived = Keys(keys[0].secret, keys[0].public, told)
-    failed = refusals([Rank(0, APART, deceived, deadline_s=2.0), Rank(1, APART, keys[1], deadline_s=2.0)])
+    failed = refusals([Rank(0, APART, deceived, deadline_s=20.0), Rank(1, APART, keys[1], deadline_s=20.0)])
     assert "rank 1 on node b closed the connection during the handshake" in str(failed[0])
     assert "Were both given the keys of the same run?" in str(failed[0])
 
@@ -63,7 +63,7 @@ def test_a_server_with_another_key_than_was_told_is_not_spoken_to() -> None:
 @pytest.mark.parametrize("secure", [0, 1])
 def test_keys_on_one_side_only_are_an_error_that_says_so(secure: int) -> None:
     keys = keys_of(2)
-    ranks = [Rank(at, APART, keys[at] if at == secure else None, deadline_s=2.0) for at in range(2)]
+    ranks = [Rank(at, APART, keys[at] if at == secure else None, deadline_s=20.0) for at in range(2)]
     failed = refusals(ranks)
     assert set(failed) == {0, 1}
     assert any(isinstance(error, NotAllowed) and "keys" in str(error) for error in failed.values()), failed
@@ -83,7 +83,7 @@ def test_a_stranger_is_not_admitted_and_is_counted() -> None:
         client.setsockopt(zmq.CURVE_PUBLICKEY, z85.encode(public))
         monitor = client.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
         client.connect(ranks[0].endpoint.tcp)
-        assert monitor.poll(5000)
+        assert monitor.poll(30_000)
         monitor.close()
         assert ranks[0].transport.refused >= 1
         assert ranks[0].heard == []

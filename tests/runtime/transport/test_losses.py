@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from wire_rig import Out, Process, Rank, beside, keys_of, two, wait_until
 
+from atoll.agent.runtime.transport import peer as peers
 from atoll.agent.runtime.transport.endpoint import Endpoint
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.agent.runtime.transport.limits import Limits
@@ -21,6 +23,12 @@ from atoll.errors import PeerLost
 
 APART = members_of(["a", "b"], ["x", "y"])
 TOGETHER = members_of(["a", "a"], ["x", "x"])
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is gone is told from who is silent by what connecting again finds, however late a busy machine does that."""
+    monkeypatch.setattr(peers, "_UNANSWERED_S", 30.0)
 
 
 @contextmanager
@@ -51,12 +59,12 @@ def test_a_killed_peer_is_lost_when_its_connection_closes(members: tuple[Member,
 
 @pytest.mark.parametrize("members", [APART, TOGETHER], ids=["tcp", "ipc"])
 def test_a_stopped_peer_is_lost_within_the_silence_limit(members: tuple[Member, ...]) -> None:
-    with connected(members, silence_s=1.0) as (rank, process):
+    with connected(members, silence_s=3.0) as (rank, process):
         begun_s = time.monotonic()
         process.signal(signal.SIGSTOP)
         wait_until(lambda: bool(rank.lost))
-        assert time.monotonic() - begun_s > 0.5
-        assert rank.lost == [f"rank 1 on node {members[1].node}: silent for 1 s"]
+        assert time.monotonic() - begun_s > 1.5
+        assert rank.lost == [f"rank 1 on node {members[1].node}: silent for 3 s"]
 
 
 @pytest.mark.parametrize("members", [APART, TOGETHER], ids=["tcp", "ipc"])
@@ -104,10 +112,10 @@ def thin(to: Endpoint, bytes_per_s: int) -> Iterator[Endpoint]:
 
 
 def test_a_peer_behind_a_link_that_is_full_for_longer_than_silence_is_not_lost() -> None:
-    """Its heartbeats stand behind 300 kB that a thin link takes 5 s for, and it may be silent for 1 s. When it is
+    """Its heartbeats stand behind 300 kB that a thin link takes 5 s for, and it may be silent for 2 s. When it is
     stopped then, it is lost."""
     process = Process(1, APART)
-    rank = Rank(0, APART, limits=Limits(silence_s=1.0))
+    rank = Rank(0, APART, limits=Limits(silence_s=2.0))
     try:
         with thin(process.endpoint, 60_000) as endpoint:
             endpoints = [rank.endpoint, process.endpoint]
@@ -121,7 +129,7 @@ def test_a_peer_behind_a_link_that_is_full_for_longer_than_silence_is_not_lost()
             assert rank.lost == []
             process.signal(signal.SIGSTOP)
             wait_until(lambda: bool(rank.lost))
-            assert rank.lost == ["rank 1 on node b: silent for 1 s"]
+            assert rank.lost == ["rank 1 on node b: silent for 2 s"]
     finally:
         rank.close(linger_s=0)
         process.close()
@@ -133,7 +141,7 @@ def test_a_peer_that_answers_but_does_not_read_is_lost_at_the_deadline() -> None
         rank.source.put(*(Out(0, 1, at, at, 1, bytes(1_000_000)) for at in range(40)))
         wait_until(lambda: bool(rank.lost))
         assert rank.lost[0].startswith("rank 1 on node there: does not take data: ")
-        assert "MB waited 1 s. Where its link is that thin, a larger stall_timeout_s" in rank.lost[0]
+        assert re.search(r"MB waited [1-9]\d* s\. Where its link is that thin, a larger stall_timeout_s", rank.lost[0])
     finally:
         rank.close(linger_s=0)
         peer.close()

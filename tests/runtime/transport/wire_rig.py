@@ -137,7 +137,7 @@ class FakePeer:
         self.router = self._context.socket(zmq.ROUTER)
         self.router.setsockopt(zmq.RCVHWM, read_ahead)
         self.router.setsockopt(zmq.RCVBUF, 64 * 1024)
-        self.router.setsockopt(zmq.RCVTIMEO, 10_000)
+        self.router.setsockopt(zmq.RCVTIMEO, 30_000)
         port = self.router.bind_to_random_port("tcp://127.0.0.1")
         self.endpoint = Endpoint(f"tcp://127.0.0.1:{port}", "ipc://@atoll-nobody")
         self.dealer = self._context.socket(zmq.DEALER)

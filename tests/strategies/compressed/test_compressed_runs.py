@@ -16,7 +16,7 @@ from zmq_agent import Start, torchrun_like
 
 from atoll.strategies.compressed.costs.measured import MeasuredCosts
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 LARGEST = {"algorithm": "dgc", "density": 0.2, "min_bytes": 0}
 
 
@@ -27,15 +27,13 @@ def test_every_algorithm_trains_alike_on_all_ranks_and_loses_nothing(start: Star
     that are not compressed is an optimizer's."""
     world_size = len(islands) or 2
     ports = ",".join(str(free_port()) for _ in range(51))
-    codes = torchrun_like(
-        "compressed_cases.py", ports, world_size=world_size, islands=islands, start=start, deadline_s=100
-    )
+    codes = torchrun_like("compressed_cases.py", ports, world_size=world_size, islands=islands, start=start)
     assert codes == [0] * world_size
 
 
 def test_one_worker_alone_has_momentum_too(start: Start) -> None:
     ports = ",".join(str(free_port()) for _ in range(5))
-    assert torchrun_like("compressed_cases.py", ports, world_size=1, start=start, deadline_s=60) == [0]
+    assert torchrun_like("compressed_cases.py", ports, world_size=1, start=start) == [0]
 
 
 def test_a_pass_that_is_broken_off_changes_nothing_of_momentum(start: Start, tmp_path: Path) -> None:
@@ -51,7 +49,7 @@ def test_a_pass_that_is_broken_off_changes_nothing_of_momentum(start: Start, tmp
             agent.start_workers("compressed_train.py", str(tmp_path / folder), *said)
             if folder == "stopped":
                 agent.send_stop_in(4, 0)
-            assert agent.exit_codes(deadline_s=30.0) == codes, agent.said()
+            assert agent.exit_codes() == codes, agent.said()
     killed, stopped = (
         torch.load(tmp_path / one / "run-1-rank-0.own", weights_only=True) for one in ("killed", "stopped")
     )
@@ -66,7 +64,7 @@ def test_plans_group_the_tensors_on_all_ranks_from_one_step_on(start: Start, tmp
     with agent_of("compressed", tmp_path, 4, start=start, **LARGEST) as agent:
         agent.place(["a", "a", "b", "c"], ["west", "west", "east", "east"])
         agent.shares = (1.0, 2.0, 1.0, 1.0)
-        agent.start_workers("compressed_train.py", str(tmp_path), "--sleep-s", "0.05", "--epochs", "12")
+        agent.start_workers("compressed_train.py", str(tmp_path), "--sleep-s", "0.05", "--epochs", "20")
         agent.wait_for_step(5)
         planned: dict[str, Any] = {"ways": ["cpu/cpu/divisible"], "groups": [[4, 0]]}
         agent.send_plan(2, 0, (3.0, 1.0, 1.0, 0.001), **planned)
@@ -77,7 +75,7 @@ def test_plans_group_the_tensors_on_all_ranks_from_one_step_on(start: Start, tmp
     ended(tmp_path, 1, 4)
     by_plan: dict[int, set[float]] = {}
     for rank in range(4):
-        assert [sample.step for sample in agent.steps[rank]] == list(range(96))
+        assert [sample.step for sample in agent.steps[rank]] == list(range(160))
         for sample in agent.steps[rank]:
             by_plan.setdefault(sample.plan, set()).add(round(sample.strategy_metrics["compression"], 2))
     assert set(by_plan) == {1, 2, 3}
@@ -107,7 +105,7 @@ def test_a_rank_killed_in_an_exchange_costs_one_step_and_its_residual_goes_on(
     with agent_of("compressed", tmp_path, 2, start=start, **LARGEST) as agent:
         agent.params = params
         agent.start_workers("compressed_train.py", str(tmp_path), "--fault", f"5:{stage}:die")
-        assert agent.exit_codes(deadline_s=30.0) == [75, -9], agent.said()
+        assert agent.exit_codes() == [75, -9], agent.said()
     with agent_of("compressed", tmp_path, 2, start=start, run=2, **LARGEST) as agent:
         agent.params = params
         agent.start_workers("compressed_train.py", str(tmp_path))
@@ -135,7 +133,7 @@ def test_a_rank_killed_between_two_messages_leaves_the_others_with_what_they_hav
     with agent_of("compressed", tmp_path, 3, start=start, **LARGEST) as agent:
         agent.params = params
         agent.start_workers("compressed_train.py", str(tmp_path), "--fault", fault)
-        assert agent.exit_codes(deadline_s=30.0) == [75, -9, 75], agent.said()
+        assert agent.exit_codes() == [75, -9, 75], agent.said()
     with agent_of("compressed", tmp_path, 3, start=start, run=2, **LARGEST) as agent:
         agent.params = params
         agent.start_workers("compressed_train.py", str(tmp_path))
@@ -154,7 +152,7 @@ def test_what_was_left_out_is_handed_over_once_to_more_and_to_fewer_workers(
     on (from disk), then one, which puts what the others left out into its first gradients, then two. 3. Gradients do
     not depend on the weights: what all weights moved and what all ranks keep at the end are what an undisturbed run's
     are together. One worker lost what the others had left out; so did who went on from memory."""
-    linear = ("--linear", "--epochs", "12" if memory else "3")
+    linear = ("--linear", "--epochs", "20" if memory else "3")
     arguments = (str(tmp_path), *linear, *(("--sleep-s", "0.05") if memory else ()))
     undisturbed("compressed", tmp_path / "undisturbed", start, *linear, **LARGEST)
     world_sizes = (2, 1, 2) if memory else (2, 3, 1, 2)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from zmq_agent import Start, torchrun_like
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_unequal_parts_give_the_gradient_of_the_whole_batch_for_awkward_models(start: Start) -> None:

@@ -28,7 +28,7 @@ class Scheduling:
         self._scheduler = GroupScheduler(settings)
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self.away = False
+        self._away = False
         self.lost: set[tuple[int, int]] = set()  # (rank, signal): this answer does not arrive
         self.groups: list[GroupsMessage] = []
         agent.answers = self._answers
@@ -42,24 +42,30 @@ class Scheduling:
         self._closing.set()
         self._thread.join()
 
+    def leave(self) -> int:
+        """From now on nothing is answered. Returns how many members of groups were told."""
+        with self._lock:
+            self._away = True
+            return len(self.groups)
+
     def another(self) -> None:
         """Another controller leads, which knows nothing."""
         with self._lock:
             self._scheduler = GroupScheduler(self._settings)
-        self.away = False
+            self._away = False
 
     def _answers(self, rank: int, body: str) -> list[tuple[int, str]]:
-        if self.away:
-            return []
         with self._lock:
+            if self._away:
+                return []
             message = read(GroupsMessage, body, "message")
             return self._told(self._scheduler.heard(rank, message, time.monotonic()))
 
     def _run(self) -> None:
         while not self._closing.wait(0.002):
-            if self.away:
-                continue
             with self._lock:
+                if self._away:
+                    continue
                 due_s = self._scheduler.due_s
                 now_s = time.monotonic()
                 told = self._told(self._scheduler.passed(now_s)) if due_s is not None and due_s <= now_s else []

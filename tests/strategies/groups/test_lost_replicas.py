@@ -16,7 +16,7 @@ from zmq_agent import FakeAgent, Start
 from atoll.strategies.groups.settings import Groups
 from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_READY
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 KILLED = -signal.SIGKILL
 SAMPLES = 192
@@ -46,7 +46,7 @@ def struck(
         agent.makes_views = True
         agent.place([f"n{rank}" for rank in range(4)], [f"i{rank % 2}" for rank in range(4)])
         agent.start_workers("groups_train.py", *script)
-        assert agent.workers[lost].wait(timeout=60) == KILLED, agent.said()
+        assert agent.workers[lost].wait(timeout=120) == KILLED, agent.said()
         agent.send_view(2, left, [1.0, 1.0], plan_id=2, at_boundary=True)
         agent.put_in_force()
         joined = agent.start_joiner("groups_train.py", *script)
@@ -57,7 +57,7 @@ def struck(
         agent.put_in_force()
         codes = [0] * 4
         codes[lost] = KILLED
-        assert agent.exit_codes(90) == codes, agent.said()
+        assert agent.exit_codes() == codes, agent.said()
     ended_alike(tmp_path, (*left, joined))
     return agent
 

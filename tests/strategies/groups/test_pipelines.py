@@ -17,7 +17,7 @@ from atoll.agent.runtime.checkpoints.disk.files import newest_valid
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.strategies.groups.settings import Groups
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def trained(
@@ -154,10 +154,10 @@ def test_a_killed_stage_ends_its_pipeline_and_the_others_train_the_round_again_i
     with agent, Scheduling(agent, Groups(**settings)):
         agent.makes_views = True
         agent.start_workers("pipeline_train.py", str(tmp_path), die, "--samples=192", "--split-at", "3")
-        assert agent.workers[1].wait(timeout=60) == -signal.SIGKILL, agent.said()
+        assert agent.workers[1].wait(timeout=120) == -signal.SIGKILL, agent.said()
         agent.send_view(2, [2, 3, 4, 5], [1.0] * 4, plan_id=2, to=[0, 2, 3, 4, 5])
         agent.put_in_force()
-        assert agent.exit_codes(90) == [exit_codes.DRAINED, -signal.SIGKILL, 0, 0, 0, 0], agent.said()
+        assert agent.exit_codes() == [exit_codes.DRAINED, -signal.SIGKILL, 0, 0, 0, 0], agent.said()
     if "ahead" in die:
         assert [line["loss"] > 0 for line in rounds(tmp_path, 2) if line["round"] == broken] == [True, True]
     for stage in range(2):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from atoll.strategies.shared_masters.advantage import EVERY, NEEDED, Advantage
+from atoll.strategies.shared_masters import advantage as module
+from atoll.strategies.shared_masters.advantage import EVERY, NEEDED, SHARE, Advantage
 from atoll.strategies.shared_masters.engine_tensors import EngineTensor, joined
 from atoll.strategies.shared_masters.layout import lay_out_for_updates
 
@@ -81,10 +84,14 @@ def test_what_is_not_known_or_no_number_is_left_out() -> None:
     assert advantage.value == 0.0
 
 
-def test_it_takes_next_to_nothing_of_the_time() -> None:
+def test_it_takes_next_to_nothing_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by a second at each look: a real one may go on by more than 200 times what it took."""
+    looks = itertools.count()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(looks))))
     model = nn.Linear(4, 4)
     advantage = Advantage(Masters(model))  # type: ignore[arg-type]
     advantage.passes(torch.tensor(1.0), first=True)
     assert advantage.is_due(EVERY)
     advantage.measure(1.0)
-    assert not advantage.is_due(2 * EVERY)  # two hundred times as long as it took
+    waited = next(look for look in itertools.count(1) if advantage.is_due(2 * EVERY))
+    assert waited == 1 / SHARE  # two hundred times as long as it took

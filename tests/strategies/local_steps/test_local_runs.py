@@ -27,7 +27,7 @@ from zmq_agent import FakeAgent, Start
 from atoll.agent.runtime.checkpoints.disk import listing
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 SETTINGS = {"density": 0.1, "digest_every": 3}
 
@@ -193,7 +193,7 @@ def test_a_killed_island_costs_its_own_and_no_part_counts_twice(
     settings: dict[str, Any] = {"every": every, "staleness": staleness, "values": "float32", "gradients": gradients}
     with local(tmp_path, 3, start=start, run=1, **settings) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--silent-rank", "1", "--raise-at", "13")
-        assert agent.workers[1].wait(timeout=30) == -signal.SIGKILL, agent.said()
+        assert agent.workers[1].wait(timeout=120) == -signal.SIGKILL, agent.said()
         assert agent.exit_codes() == [75, -signal.SIGKILL, 75], agent.said()
         assert 13 <= listing.newest(agent.job_directory)[0].step <= 14 + staleness
     with local(tmp_path, 2, start=start, run=2, **settings) as agent:
@@ -227,11 +227,12 @@ def test_all_machines_lose_power_and_memory_has_residuals_and_owners_sums(
         agent.spec.checkpoint.memory_replicas, agent.spec.checkpoint.every_steps = 1, 0
         return agent
 
+    epochs = ("--epochs", "6")  # however seldom there is a generation, the kill is long before the end
     with placed(1) as agent:
-        agent.start_workers("stale_train.py", str(tmp_path), "--keep-sums", "--sleep-s", "0.1")
+        agent.start_workers("stale_train.py", str(tmp_path), "--keep-sums", "--sleep-s", "0.1", *epochs)
         agent.lose_power(5)
     with placed(2) as agent:
-        agent.start_workers("stale_train.py", str(tmp_path))
+        agent.start_workers("stale_train.py", str(tmp_path), *epochs)
         assert agent.exit_codes() == [0] * 3, agent.said()
     begun, ended = ([kept(tmp_path, 2, rank, what) for rank in range(3)] for what in ("begin", "end"))
     step = begun[0]["step"]

@@ -27,9 +27,11 @@ from atoll.agent.runtime.checkpoints.disk import listing
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import content_of, parse
 from atoll.errors import CheckpointError
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 SLOWLY = ("--sleep-s", "0.1")  # of which one percent is more than writing costs
+EPOCHS = 6  # however seldom there is a generation, the kill is long before the end
+LONG = ("--keep-sums", "--epochs", str(EPOCHS))
 EXCHANGES = pytest.mark.parametrize("exchange", ["updates", "gradients"])
 
 
@@ -51,16 +53,19 @@ class Job:
         )
         return agent
 
-    def killed(self, world_size: int, at_step: int, *more: str, **how: Any) -> None:
-        """All machines lose power at once, after this step is in memory everywhere."""
+    def killed(self, world_size: int, at_step: int, *more: str, twice: bool = False, **how: Any) -> None:
+        """All machines lose power at once, after this step is in memory everywhere. twice: and an older one, too."""
         with self.agent(world_size, **how) as agent:
-            agent.start_workers("stale_train.py", str(self.out), "--keep-sums", *SLOWLY, *more)
+            agent.start_workers("stale_train.py", str(self.out), *LONG, *SLOWLY, *more)
+            if twice:
+                agent.wait_until(lambda: len(agent.memory_steps) == world_size and all(agent.memory_steps.values()))
+                at_step = max(at_step, *agent.memory_steps.values()) + 1
             agent.lose_power(at_step)
 
     def ended(self, world_size: int, *more: str, **how: Any) -> tuple[int, list[str]]:
         """A run to the job's end. Returns the step in memory that it went on from, and the notices."""
         with self.agent(world_size, **how) as agent:
-            agent.start_workers("stale_train.py", str(self.out), "--keep-sums", *more)
+            agent.start_workers("stale_train.py", str(self.out), *LONG, *more)
             assert agent.exit_codes() == [0] * world_size, agent.said()
             logs = [(self.out / "job" / f"run-{self.runs}-rank-{rank}.log").read_text() for rank in range(world_size)]
             found = re.findall(r"goes on from step (\d+), from memory", "\n".join(logs))
@@ -111,7 +116,7 @@ def test_what_a_rank_has_not_sent_survives_on_its_disk_where_memory_has_no_room(
     for killed in (True, False):
         with job.agent(2) as agent:
             agent.rooms, agent.spill = {1: 1 << 20}, tmp_path / "spill"
-            agent.start_workers("stale_train.py", str(job.out), "--keep-sums", *(SLOWLY if killed else ()))
+            agent.start_workers("stale_train.py", str(job.out), *LONG, *(SLOWLY if killed else ()))
             if killed:
                 agent.lose_power(5)
             else:
@@ -137,7 +142,7 @@ def test_all_workers_killed_before_anything_is_on_disk_lose_no_residual(
     assert notices == []
     assert job.kept(2, 1, "begin")[0]["step"] == step
     check_conserved(job, world_size, world_size, exchange)
-    check_every_sample_once(tmp_path, epochs=3)
+    check_every_sample_once(tmp_path, epochs=EPOCHS)
 
 
 def test_a_machine_is_lost_and_fewer_go_on_with_the_residuals_of_all(start: Start, tmp_path: Path) -> None:
@@ -152,7 +157,7 @@ def test_a_machine_is_lost_and_fewer_go_on_with_the_residuals_of_all(start: Star
     assert step >= 5
     assert notices == []
     check_conserved(job, 3, 2, "updates")
-    check_every_sample_once(tmp_path, epochs=3)
+    check_every_sample_once(tmp_path, epochs=EPOCHS)
 
 
 def flip_own(path: Path) -> None:
@@ -174,7 +179,7 @@ def test_a_damaged_part_means_an_older_step_for_all_and_more_ranks_go_on(
     """1. Two ranks are killed; rank 1's newest part is damaged on its disk. 2. Three go on from the generation before,
     all of them; the third has no residual yet."""
     job = Job(tmp_path, start, sparsity=0.9, values="float32", digest_every=3)
-    job.killed(2, at_step=5)
+    job.killed(2, at_step=5, twice=True)
     by_step = {step: path for path, step in job.shards(1).items()}
     older, newest = sorted(by_step)
     if older < 0 or older not in job.shards(0).values():
@@ -194,7 +199,7 @@ def test_moments_go_through_a_kill_and_the_model_is_that_of_a_calm_run(
     """AdamW, everything sent, no step late: each rank's own moments, which the ranks tell each other of, or those that
     follow the masters."""
     settings = {"sparsity": 0.0, "staleness": 0, "values": "float32", "exchange": exchange}
-    flags = ("--adamw", "--epochs", "6")  # however seldom there is a generation, the kill is long before the end
+    flags = ("--adamw", "--epochs", str(EPOCHS))
     calm, job = Job(tmp_path / "calm", start, **settings), Job(tmp_path / "killed", start, **settings)
     with calm.agent(2) as agent:
         agent.start_workers("stale_train.py", str(calm.out), *flags)

@@ -13,7 +13,7 @@ from held_ports import free_port
 from strategy_runs import agent_of, ended, undisturbed
 from zmq_agent import FakeAgent, Start, torchrun_like
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def ports(count: int) -> str:
@@ -36,14 +36,14 @@ def test_places_and_shares_of_the_launch_are_used_and_every_step_is_told(start: 
     with agent_of("zen", tmp_path, 4, start=start) as agent:
         agent.place(["a", "a", "b", "c"], ["west", "west", "east", "east"])
         agent.shares = (1.0, 2.0, 1.0, 1.0)
-        agent.start_workers("zen_train.py", str(tmp_path), "--sleep-s", "0.02")
+        agent.start_workers("zen_train.py", str(tmp_path), "--sleep-s", "0.05", "--epochs", "12")
         agent.wait_for_step(5)
         agent.send_plan(2, 0, (3.0, 1.0, 1.0, 0.001))
         assert agent.exit_codes() == [0] * 4, agent.said()
     ended(tmp_path, 1, 4)
     for rank in range(4):
         samples = agent.steps[rank]
-        assert [sample.step for sample in samples] == list(range(24))
+        assert [sample.step for sample in samples] == list(range(96))
         assert {sample.plan for sample in samples} == {1, 2}
         for sample in samples:
             told = sample.strategy_metrics
@@ -62,7 +62,7 @@ def test_a_rank_killed_in_a_push_or_pull_costs_one_step(start: Start, tmp_path: 
     expected = undisturbed("zen", tmp_path / "undisturbed", start, scheme="zen")
     with agent_of("zen", tmp_path, 2, start=start, scheme="zen") as agent:
         agent.start_workers("zen_train.py", str(tmp_path), "--fault", f"5:{stage}:die")
-        assert agent.exit_codes(deadline_s=30.0) == [75, -9], agent.said()
+        assert agent.exit_codes() == [75, -9], agent.said()
     with agent_of("zen", tmp_path, 2, start=start, run=2, scheme="zen") as agent:
         agent.start_workers("zen_train.py", str(tmp_path))
         assert agent.exit_codes() == [0, 0], agent.said()
@@ -88,7 +88,7 @@ def test_a_rank_killed_between_two_messages_leaves_the_others_with_what_they_hav
     expected = undisturbed("zen", tmp_path / "undisturbed", start, scheme="zen", world_size=3)
     with agent_of("zen", tmp_path, 3, start=start, scheme="zen") as agent:
         agent.start_workers("zen_train.py", str(tmp_path), "--fault", fault)
-        assert agent.exit_codes(deadline_s=30.0) == [75, -9, 75], agent.said()
+        assert agent.exit_codes() == [75, -9, 75], agent.said()
     with agent_of("zen", tmp_path, 3, start=start, run=2, scheme="zen") as agent:
         agent.start_workers("zen_train.py", str(tmp_path))
         assert agent.exit_codes() == [0] * 3, agent.said()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToDict
+from held_ports import free_port
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.proto.trace.v1.trace_pb2 import Status as StatusCodes
@@ -210,7 +211,7 @@ def test_a_collector_that_takes_none_is_told_of_in_one_line(
 
 
 def test_a_collector_that_is_not_there_is_told_of_in_one_line(
-    runner: CliRunner, controller: ScriptedController, collector: Collector, monkeypatch: pytest.MonkeyPatch
+    runner: CliRunner, controller: ScriptedController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What listens there is a gRPC server: it ends the connection, which is tried again until the deadline."""
     tell(controller, DONE)
@@ -218,12 +219,11 @@ def test_a_collector_that_is_not_there_is_told_of_in_one_line(
     code, out, err = atoll(runner, controller, "trace", JOB, "--endpoint", f"http://{controller.address}")
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert "Is a collector there? --endpoint names another, -o FILE needs none" in err
-    collector.server.shutdown()
-    collector.server.server_close()
-    code, out, err = atoll(runner, controller, "trace", JOB, "--endpoint", collector.url)
+    nobody = f"http://127.0.0.1:{free_port()}"
+    code, out, err = atoll(runner, controller, "trace", JOB, "--endpoint", nobody)
     assert (code, out) == (1, "")
     assert err == (
-        f"error: {collector.url}/v1/traces: [Errno 111] Connection refused. Is a collector there? --endpoint names "
+        f"error: {nobody}/v1/traces: [Errno 111] Connection refused. Is a collector there? --endpoint names "
         "another, -o FILE needs none\n"
     )
 

@@ -85,7 +85,7 @@ async def test_whatever_answer_of_etcd_is_lost_a_candidate_leads_in_the_end(stor
         await store.commit([DeletePrefix("/atoll/")])
         losing = LosingAnswers(store)
         losing.arm(at)
-        leadership = await asyncio.wait_for(Election(losing, keys.LEADER, b"me", 1).campaign(), 30)
+        leadership = await asyncio.wait_for(Election(losing, keys.LEADER, b"me", 3).campaign(), 30)
         async with asyncio.timeout(30):
             while not losing.lost:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -93,7 +93,7 @@ async def test_whatever_answer_of_etcd_is_lost_a_candidate_leads_in_the_end(stor
         assert entry is not None
         assert (entry.create_revision, leadership.lost.is_set()) == (leadership.fence.create_revision, False)
         lost.append(losing.lost)
-        losing.arm(1)
+        losing.arm(1, "revoking")  # not a renewal that comes before it
         await leadership.resign()
         assert losing.lost == "revoking a lease"
     assert {"granting a lease", "writing", "refreshing a lease", f"reading {keys.LEADER}"} <= set(lost)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -88,7 +89,7 @@ def steps(url: str) -> list[int]:
 
 def level(uploader: Uploader) -> None:
     uploader.wake()
-    assert uploader.idle_within(20)
+    assert uploader.idle_within(60)
 
 
 def test_what_was_carried_comes_back_byte_for_byte(tmp_path: Path, url: str, header: Any, tensors: Tensors) -> None:
@@ -307,7 +308,7 @@ def test_what_dead_writers_left_in_the_store_goes_and_a_damaged_one_here_keeps_n
 def test_a_carrier_killed_at_any_moment_leaves_the_older_one_good(tmp_path: Path, header: Any) -> None:
     """1. A child carries one checkpoint after another to a disk. 2. SIGKILL. 3. What counts there is whole."""
     url, newest = f"file://{tmp_path / 'store'}", 0
-    for moment_s in (0.0, 0.02, 0.04, 0.06, 0.1, 0.2, 1.0, 5.0):
+    for moment_s in (0.0, 0.02, 0.04, 0.06, 0.1, 0.2, 1.0, 5.0, 20.0):
         if newest and moment_s >= 1.0:
             break  # those are for a machine too busy to have carried any yet
         begun, begin = os.pipe()
@@ -341,8 +342,9 @@ def test_a_carrier_killed_at_any_moment_leaves_the_older_one_good(tmp_path: Path
 
 
 def test_a_store_that_hangs_is_given_up() -> None:
-    def hang(_: Store) -> None:
-        time.sleep(1.0)  # a store that does not answer
-
-    with pytest.raises(CheckpointError, match=r"did not answer within 0\.05 s"):
-        answered("memory://hangs", hang, 0.05)
+    over = threading.Event()
+    try:
+        with pytest.raises(CheckpointError, match=r"did not answer within 0\.05 s"):
+            answered("memory://hangs", lambda _: over.wait(30), 0.05)
+    finally:
+        over.set()

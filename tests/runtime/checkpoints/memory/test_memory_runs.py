@@ -22,7 +22,6 @@ pytestmark = pytest.mark.timeout(240)
 
 EPOCHS, STEPS = 6, 54
 ARGUMENTS = ("--epochs", str(EPOCHS), "--adam")
-SLOWLY = ("--sleep-s", "0.1")  # of which one percent is more than writing costs
 Line = dict[str, Any]
 Undisturbed = Callable[[int], list[list[Line]]]
 
@@ -66,9 +65,12 @@ class Job:
         return agent
 
     def killed(self, world_size: int, at_step: int, *more: str, **settings: Any) -> list[str]:
-        """A run whose machines all lose power at once, after this step is in memory everywhere. Returns the notices."""
+        """A run whose machines all lose power at once, after this step is in memory everywhere, and where checkpoints
+        are due on disks one is there. Its workers get no further than a few steps. Returns the notices."""
+        holds = ("--often", "--await-stop-at", str(at_step + 4))
         with self.agent(world_size, **settings) as agent:
-            agent.start_workers("regression.py", str(self.out), *ARGUMENTS, *SLOWLY, *more)
+            agent.start_workers("regression.py", str(self.out), *ARGUMENTS, *holds, *more)
+            agent.wait_until(lambda: agent.checkpoint_step >= agent.spec.checkpoint.every_steps)
             agent.lose_power(at_step)
             return [notice.text for notice in agent.notices]
 
@@ -197,7 +199,7 @@ def test_what_is_on_disk_at_the_same_step_or_later_is_used(tmp_path: Path, start
     """A survivor of a lost peer writes the last step to disk; memory has nothing newer."""
     job = Job(tmp_path, start)
     with job.agent(2) as agent:
-        agent.start_workers("regression.py", str(job.out), *ARGUMENTS, *SLOWLY)
+        agent.start_workers("regression.py", str(job.out), *ARGUMENTS, "--often", "--sleep-s", "0.1")
         agent.wait_until(lambda: len(agent.memory_steps) == 2 and min(agent.memory_steps.values()) >= 4)
         agent.workers[1].send_signal(signal.SIGKILL)
         assert agent.exit_codes() == [75, -signal.SIGKILL], agent.said()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 
@@ -27,6 +28,12 @@ def watch(flat: torch.Tensor, over: threading.Event) -> None:
     say("begun")
 
 
+def send_slowly() -> None:
+    """Where others want the processors too: whoever shall see half of it has them first."""
+    for thread in os.listdir("/proc/self/task"):
+        os.setpriority(os.PRIO_PROCESS, int(thread), 19)
+
+
 def obey(group: Group) -> None:
     assert sys.stdin.readline() == "abort\n"
     group.abort()
@@ -45,7 +52,9 @@ def main() -> None:
     assert group is not None
     way, over = sys.argv[1], threading.Event()
     flat = torch.ones(ENTRIES) if place.is_main else torch.zeros(ENTRIES)
-    if not place.is_main:
+    if place.is_main:
+        send_slowly()
+    else:
         threading.Thread(target=watch, args=(flat, over), daemon=True).start()
         threading.Thread(target=obey, args=(group,), daemon=True).start()
     try:
@@ -54,7 +63,7 @@ def main() -> None:
     except PeerLost as error:
         say("half" if flat[-1] == 0 else "whole", error)
     over.set()
-    say("closed", group.close_within(1.0), dist.is_initialized())
+    say("closed", group.close_within(4.0), dist.is_initialized())
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.all_reduce(torch.ones(3))
     dist.destroy_process_group()

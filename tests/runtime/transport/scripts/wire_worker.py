@@ -34,7 +34,7 @@ def main() -> None:
         run=told["run"],
         keys=keys,
         host="127.0.0.1",
-        deadline_s=told.get("deadline_s", 10.0),
+        deadline_s=told.get("deadline_s", 30.0),
         limits=Limits(**told.get("limits", {})),
     )
     source = Source()

@@ -5,6 +5,8 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -40,12 +42,15 @@ def test_a_thread_is_found_by_its_name_and_its_work_counts() -> None:
             pull.close(linger=0)
         assert before_s > 0.0
         assert counted.seconds() - before_s < before_s
-    assert counted.seconds() == 0.0  # they have ended
+    ends_s = time.monotonic() + 30
+    while counted.seconds() > 0.0:  # they have ended; the kernel may still list one that was joined
+        assert time.monotonic() < ends_s
+        time.sleep(0.005)
 
 
 def test_a_processor_that_others_keep_busy_is_contended(monkeypatch: pytest.MonkeyPatch) -> None:
     """On one processor: while another process works there all the time nothing is idle."""
-    monkeypatch.setattr(contention, "_EVERY_S", 0.3)
+    monkeypatch.setattr(contention, "_EVERY_S", 3600.0)
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(mine)})
     busy = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
@@ -54,19 +59,23 @@ def test_a_processor_that_others_keep_busy_is_contended(monkeypatch: pytest.Monk
         busy.stdout.readline()
         shared = Contention()
         assert shared.share() == 0.0  # nothing is known yet
+        monkeypatch.setattr(contention, "_EVERY_S", 0.3)
         threading.Event().wait(0.6)
         assert shared.share() > 0.8
     finally:
         os.sched_setaffinity(0, mine)
         busy.kill()
-        busy.wait(5)
+        busy.wait(30)
         assert busy.stdout is not None
         busy.stdout.close()
 
 
 def test_it_looks_once_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    shared, looks = Contention(), []
-    monkeypatch.setattr(contention, "idle_s", lambda: looks.append(time.monotonic()) or 0.0)
-    for _ in range(1000):
+    """In time that passes by being asked for: 1 ms each."""
+    now_s, looks = count(), list[float]()
+    monkeypatch.setattr(contention, "time", SimpleNamespace(monotonic=lambda: next(now_s) / 1000))
+    monkeypatch.setattr(contention, "idle_s", lambda: looks.append(0.0) or 0.0)
+    shared = Contention()
+    for _ in range(2500):
         shared.share()
-    assert len(looks) <= 1
+    assert len(looks) == 1 + 2  # as it was made, and each second

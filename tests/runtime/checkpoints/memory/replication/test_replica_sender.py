@@ -16,6 +16,7 @@ import zmq
 from simulated_links import trained
 from thin_link import LINK_BYTES_PER_S, ThinLink
 
+from atoll.agent.runtime.checkpoints.memory.replication import replica_sender
 from atoll.agent.runtime.checkpoints.memory.replication.chunk import FileChunk, place_of
 from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import STEPS
 from atoll.agent.runtime.checkpoints.memory.replication.link_share import COPIES_SHARE
@@ -127,10 +128,11 @@ def test_two_generations_stay_and_the_third_takes_the_place_of_the_first(pair: P
     assert sum(path.read_bytes()[:50_000] == before for path in ShardFolders(pair.folder).paths()) == 1
 
 
-def test_nothing_leaves_while_training_sends(pair: Pair, tmp_path: Path) -> None:
+def test_nothing_leaves_while_training_sends(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most what was under way when it began arrives; the rest follows at once when the links are idle again."""
     pair.sender.send(transfer(tmp_path, 1, 200_000))
     pair.wait(lambda: pair.holder.done_step == 1)
+    monkeypatch.setattr(replica_sender, "_STARVED_S", 3600.0)
     pair.sender.pause()
     pair.sender.send(transfer(tmp_path, 2, 3_000_000))
     pair.wait(lambda: pair.sender._transfer is not None and pair.sender._transfer.step == 2)
@@ -267,13 +269,13 @@ def test_a_connection_that_breaks_costs_what_was_under_way(tmp_path: Path) -> No
 
 
 def test_what_does_not_fit_into_a_span_comes_in_the_next_one(pair: Pair, tmp_path: Path) -> None:
-    """1. Spans last 3 s, and this one is over in 10 ms: 40 MB do not fit. 2. Some leaves all the same. 3. The rest
+    """1. Spans last 30 s, and this one is over in 10 ms: 40 MB do not fit. 2. Some leaves all the same. 3. The rest
     leaves in the next span."""
     for step in (1, 2):
         pair.sender.send(transfer(tmp_path, step, 2_000_000))
         pair.wait(lambda step=step: pair.holder.done_step == step)  # type: ignore[misc]
     third = transfer(tmp_path, 3, 40_000_000)
-    span_s, exchange_s = 3.0, 0.01
+    span_s, exchange_s = 30.0, 0.01
     begin_s = time.monotonic() - STEPS * (span_s + exchange_s) - USABLE * span_s + 0.01
     pair.sender._spans.busy(begin_s)
     trained(pair.sender._spans, STEPS, span_s, begin_s=begin_s, exchange_s=exchange_s)
