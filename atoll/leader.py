@@ -29,6 +29,8 @@ _TRY_AGAIN: Final = frozenset(
 _BACKOFF_S: Final = (0.1, 1.0)
 _SILENCE_S: Final = 2.0
 """A call that nobody answers for so long is told of; it goes on."""
+_SAYS_S: Final = 1.0
+"""A call that had less time and none of it left says nothing of whom it asked: what was heard before it is told."""
 _STREAM_LIFE_S: Final = 300.0  # a stream is opened anew after this long: none can hang for ever unnoticed
 
 _T = TypeVar("_T")
@@ -88,17 +90,20 @@ class Leader:
         """One unary call, tried at whoever may lead until it is answered or timeout_s has passed."""
         began = time.monotonic()
         ends = began + self._timeout_s
-        pause_s, hinted, told = _BACKOFF_S[0], False, False
+        pause_s, hinted, told, telling = _BACKOFF_S[0], False, False, None
         while True:
             # With several controllers one that hangs must leave time for the others.
             left_s = max(0.05, ends - time.monotonic())
+            deadline_s = left_s if len(self._addresses) == 1 else max(1.0, left_s / 2)
             try:
-                return await attempt(self._stub(), left_s if len(self._addresses) == 1 else max(1.0, left_s / 2))
+                return await attempt(self._stub(), deadline_s)
             except grpc.aio.AioRpcError as error:
                 self._raise_if_final(error, doing)
+                if telling is None or deadline_s >= _SAYS_S or error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                    telling = error
                 if time.monotonic() >= ends:
                     self._next_address()  # whoever asks again shall not wait for the one that hangs
-                    raise self._unreachable(doing, error) from error
+                    raise self._unreachable(doing, telling) from telling
                 hint = leader_hint(error)
                 if hint and not hinted:
                     self._current, hinted = hint, True

@@ -20,7 +20,7 @@ import atoll
 from atoll import to_plain
 from atoll.client import AsyncClient, Client
 from atoll.errors import AtollError, BadInput, Conflict, ControllerUnreachable, DeadlineExceeded, NotAllowed, NotFound
-from atoll.leader import waiting
+from atoll.leader import Leader, waiting
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
@@ -110,6 +110,22 @@ async def test_nobody_there_is_said_within_the_timeout() -> None:
     assert time.monotonic() - started > 0.4
     assert f"127.0.0.1:{port} within 0.5 s: Connection refused" in str(caught.value)
     assert "atoll up" in str(caught.value)
+
+
+async def test_a_last_try_that_time_was_too_short_for_hides_no_cause() -> None:
+    code, nothing = grpc.StatusCode, grpc.aio.Metadata()
+    late = grpc.aio.AioRpcError(code.DEADLINE_EXCEEDED, nothing, nothing, details="Deadline Exceeded")
+    refused = grpc.aio.AioRpcError(code.UNAVAILABLE, nothing, nothing, details="connect: Connection refused (111)")
+    for timeout_s, before, cause in ((1.2, refused, "Connection refused"), (0.5, late, "it does not answer")):
+
+        async def attempt(_: object, deadline_s: float, before: Exception = before) -> None:
+            if deadline_s > 0.2:
+                raise before
+            await asyncio.sleep(deadline_s)
+            raise late
+
+        with pytest.raises(ControllerUnreachable, match=cause):
+            await Leader(["127.0.0.1:1"], None, timeout_s).call("asking", attempt)
 
 
 async def test_a_controller_that_never_answers_counts_as_unreachable(controller: ScriptedController) -> None:
