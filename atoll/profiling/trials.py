@@ -27,6 +27,7 @@ PREPARED_S: Final = 300.0  # imports, reading data, building the model
 SILENT_S: Final = 300.0  # no worker finishes a step for this long: it hangs
 ENDING_S: Final = 60.0  # from the last step to the end of the process
 _LOOK_S: Final = 0.5
+_ALL_END_S: Final = 10.0
 _LAST_LINES: Final = 8
 _LAST_BYTES: Final = 16 * 1024
 
@@ -222,8 +223,8 @@ class _Workers:
         return [tail.told for tail in self._tails]
 
     def _check_exits(self) -> None:
-        # Those that lost a peer say so; the culprit is another one, which may take a moment longer to end.
-        ends_s = time.monotonic() + _LOOK_S * 4
+        # Those that lost a peer say so; the culprit is another one, which may take longer to end.
+        ends_s = time.monotonic() + _ALL_END_S
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, ends_s - time.monotonic()))
