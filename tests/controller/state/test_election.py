@@ -7,10 +7,11 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from etcd_server import EtcdServer
+from waiting import until
 
 from atoll.controller.state.election import Election, Leadership, until_gone
 from atoll.controller.state.etcd import EtcdStore
@@ -26,12 +27,6 @@ def candidate(store: EtcdStore, name: bytes, ttl_s: int) -> Election:
 
 async def lead(election: Election) -> Leadership:
     return await asyncio.wait_for(election.campaign(), 30)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not holds():  # noqa: ASYNC110 - what is waited for is another thread's
-            await asyncio.sleep(0.02)
 
 
 async def leader_name(election: Election) -> bytes | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from etcd_server import EtcdServer
+from waiting import until
 
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.leases import LeaseKeeper
@@ -27,12 +28,6 @@ async def running(keeper: LeaseKeeper) -> AsyncIterator[LeaseKeeper]:
         task.cancel()
         await asyncio.wait({task})
         assert task.cancelled()
-
-
-async def until(holds: Callable[[], bool], deadline_s: float = 30.0) -> None:
-    async with asyncio.timeout(deadline_s):
-        while not holds():  # noqa: ASYNC110 - what is waited for is in another process
-            await asyncio.sleep(0.02)
 
 
 async def remaining_s(store: EtcdStore, lease: int) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from generations import await_generation, keep_every_step
+from stopping import await_stop
 from torch import nn
 
 import atoll
@@ -76,13 +77,6 @@ class Model(nn.Sequential):
         return super().forward(x)
 
 
-def await_stop() -> None:
-    ends_s = time.monotonic() + 60
-    while run.rank == 0 and run._link is not None and run._link.stop is None:
-        assert time.monotonic() < ends_s
-        time.sleep(0.01)
-
-
 run = atoll.init(seed=7, checkpoint_directory=options.checkpoints)
 model = Model()
 if options.adam:
@@ -120,8 +114,8 @@ with (options.out / name).open("a", buffering=1) as log:
                 }
                 if run.rank == 1 and batch_slice.step == options.leave_at:
                     sys.exit(3)
-                if batch_slice.step == options.await_stop_at:
-                    await_stop()
+                if batch_slice.step == options.await_stop_at and run.rank == 0:
+                    await_stop(run)
                 if options.own_backward:
                     loss.backward()
                 else:

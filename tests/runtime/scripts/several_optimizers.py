@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from generations import await_generation, keep_every_step
+from stopping import await_stop
 from torch import nn
 
 import atoll
@@ -103,13 +104,6 @@ def clip(parameters: Iterable[torch.Tensor] | None) -> None:
 def die(step: int) -> None:
     if run.rank == 1 and step == options.die_at:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def await_stop() -> None:
-    ends_s = time.monotonic() + 60
-    while run.rank == 1 and run._link is not None and run._link.stop is None:
-        assert time.monotonic() < ends_s
-        time.sleep(0.01)
 
 
 class Gan:
@@ -211,8 +205,8 @@ with (
                 await_generation(run)
             if step == options.hold_at:
                 threading.Event().wait(120)
-            if step == options.await_stop_at:
-                await_stop()
+            if step == options.await_stop_at and run.rank == 1:
+                await_stop(run)
             reduced.clear()
             losses = work.train(noise, real, step % (SAMPLES // BATCH + 1))
             if step >= begun_step:  # at an epoch's end the last batch is shown again

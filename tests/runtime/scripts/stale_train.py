@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from faulty_peer import faulty
 from generations import await_generation, keep_every_step, keep_no_more
+from stopping import await_stop
 from torch import nn
 
 import atoll
@@ -119,13 +120,6 @@ def keep(what: str) -> None:
         "step": run.step,
     }
     torch.save(state, options.out / f"{NAME}.{what}")
-
-
-def await_stop() -> None:
-    ends_s = time.monotonic() + 60
-    while RANK == 0 and run._link is not None and run._link.stop is None:
-        assert time.monotonic() < ends_s
-        time.sleep(0.01)
 
 
 def await_strike() -> None:
@@ -231,8 +225,8 @@ with (
                 next_step = batch.step + 1
                 if RANK == 1 and batch.step == options.flip_at:
                     exchange()._layers[2].master.view(torch.int32)[5] ^= 1
-                if batch.step == options.await_stop_at:
-                    await_stop()
+                if batch.step == options.await_stop_at and RANK == 0:
+                    await_stop(run)
                 if batch.step == options.await_view_at:
                     await_view()
                 if batch.step == options.seldom_from:
