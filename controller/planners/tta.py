@@ -32,7 +32,7 @@ from atoll.controller.planners.schemas import (
 )
 from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.planners.water_filling import F64, Levels, PiecewiseTimes, whole
-from atoll.controller.planners.wire_bytes import UpdateTraffic
+from atoll.controller.planners.wire_bytes import LEAST_SPARSITY, UpdateTraffic, update_density
 from atoll.errors import NoFeasiblePlan
 
 _STARTS: Final = 4
@@ -86,9 +86,6 @@ class SparsityCost(Schema):
 
     seconds: Seconds
     sparsity: Annotated[Sparsity, Field(alias="rate")]
-
-    def step_s(self, compute_s: float, density: float) -> float:
-        return max(compute_s + self.seconds * (density - 1 + self.sparsity), _LEAST_STEP * compute_s)
 
 
 class TtaInput(Schema):
@@ -175,8 +172,9 @@ class _Search:
         self._traffic = UpdateTraffic(
             given.entries, given.value_bytes, devices / devices.sum(), np.array(given.bandwidths, dtype=np.float64)
         )
-        self._most_dense = 1 - given.surrogate.sparsities[0]
-        self._least_dense = 1 - given.surrogate.sparsities[-1]
+        self._whole = self._density(0.0)
+        self._most_dense = self._density(given.surrogate.sparsities[0])
+        self._least_dense = self._density(given.surrogate.sparsities[-1])
         known_low, known_high = given.totals or (given.surrogate.batches[0], given.surrogate.batches[-1])
         low, high = float(self._times.low_N.sum()), float(self._times.high_N.sum())
         self._low, self._high = math.ceil(max(low, known_low, 1)), math.floor(min(high, known_high))
@@ -226,21 +224,34 @@ class _Search:
             return _INFEASIBLE + math.log(self._least_dense / density)
         sparsity = self._sparsity(density, above)
         extra = self._given.surrogate.at(sparsity, total)
-        step_s = self._given.sparsity_cost.step_s(compute_s, 1 - sparsity)
+        step_s = self._step_s(compute_s, self._density(sparsity))
         return math.log((1 + extra) * step_s / total * (1 + self._given.balance * variation))
 
     def _density_within(self, compute_s: float) -> float:
-        """The largest density that every link carries within the step that has it, or a little less."""
+        """Return the largest density that every link carries within the step that has it, or a little less."""
+        if self._most_dense >= 1 and self._traffic.seconds(self._whole) <= self._step_s(compute_s, self._whole):
+            return self._whole
+        density = self._traffic.density_within(self._step_s(compute_s, 0.0))
+        for _ in range(_CLOSER if self._given.sparsity_cost.seconds else 0):
+            density = self._traffic.density_within(self._step_s(compute_s, density))
+        return min(density, 1 - LEAST_SPARSITY)
+
+    def _density(self, sparsity: float) -> float:
+        return update_density(sparsity, len(self._given.devices))
+
+    def _step_s(self, compute_s: float, density: float) -> float:
+        """Seconds of a step with this density, from those with the density under which the devices were measured."""
         cost = self._given.sparsity_cost
-        density = self._traffic.density_within(cost.step_s(compute_s, 0.0))
-        for _ in range(_CLOSER if cost.seconds else 0):
-            density = self._traffic.density_within(cost.step_s(compute_s, density))
-        return density
+        return max(compute_s + cost.seconds * (density - self._density(cost.sparsity)), _LEAST_STEP * compute_s)
 
     def _sparsity(self, density_at_most: float, above: float) -> float:
         """The sparsity at that place, on a scale of the logarithm of the density."""
-        most = math.log(min(density_at_most, self._most_dense))
-        return 1 - math.exp(most + above * (math.log(self._least_dense) - most))
+        densest = min(density_at_most, self._most_dense)
+        most, least = math.log(min(densest, 1.0)), math.log(min(self._least_dense, 1.0))
+        sparsity = 1 - math.exp(most + above * (least - most))
+        if sparsity >= LEAST_SPARSITY:
+            return sparsity
+        return 0.0 if densest >= 1 else LEAST_SPARSITY
 
     def plan(self, total: int, above: float) -> TtaPlan | None:
         """The plan in whole samples, its sparsity so that the links carry it; None where they carry no profiled one."""
@@ -251,12 +262,13 @@ class _Search:
         if density < self._least_dense:
             return None
         sparsity = self._sparsity(density, above)
-        return self._outcome(sparsity, batches, self._given.sparsity_cost.step_s(compute_s, 1 - sparsity))
+        return self._outcome(sparsity, batches, self._step_s(compute_s, self._density(sparsity)))
 
     def assess(self, sparsity: float, batches: Sequence[int]) -> TtaPlan:
         compute_s, _ = self._slowest(np.array(batches, dtype=np.float64))
-        step_s = self._given.sparsity_cost.step_s(compute_s, 1 - sparsity)
-        return self._outcome(sparsity, batches, max(step_s, self._traffic.seconds(1 - sparsity)))
+        density = self._density(sparsity)
+        step_s = self._step_s(compute_s, density)
+        return self._outcome(sparsity, batches, max(step_s, self._traffic.seconds(density)))
 
     def _outcome(self, sparsity: float, batches: Sequence[int], step_s: float) -> TtaPlan:
         total = sum(batches)
@@ -266,7 +278,7 @@ class _Search:
             total_batch=total,
             batches=tuple(batches),
             step_time=step_s,
-            communication_time=self._traffic.seconds(1 - sparsity),
+            communication_time=self._traffic.seconds(self._density(sparsity)),
             throughput=total / step_s,
             extra=extra,
             variation=self._slowest(np.array(batches, dtype=np.float64))[1],
@@ -282,7 +294,7 @@ class _Search:
         needed_s = self._traffic.seconds(self._least_dense)
         longest_s = self._slowest(self._levels.split(self._levels.levels(np.array([float(self._high)])))[0])[0]
         return NoFeasiblePlan(
-            f"even the largest profiled sparsity {1 - self._least_dense:g} needs {needed_s:.3g} s "
+            f"even the largest profiled sparsity {self._given.surrogate.sparsities[-1]:g} needs {needed_s:.3g} s "
             f"a step on the thinnest link, and the longest step takes {longest_s:.3g} s. "
             "Profile larger sparsities or batches, or let the devices hold larger batches"
         )

@@ -1,7 +1,8 @@
 """The bytes of a sparse step on the links between islands: values, indices and copies.
 
 Of the entries that a step sends, each rank selects its even part; the parts of an island travel as one sum, from its
-leader to every other leader. A link is full duplex: it carries what its island sends beside what it receives.
+leader to every other leader. At sparsity 0 each rank sends all entries of its own update. A link is full duplex: it
+carries what its island sends beside what it receives.
 """
 
 from __future__ import annotations
@@ -22,6 +23,17 @@ VALUE_BYTES: Final[Mapping[str, float]] = {
 """Of a value on the wire, with its part of scales (kernels/cpu/codec/wire_values.hpp)."""
 
 
+LEAST_SPARSITY: Final = 1e-4
+"""The smallest sparsity above 0 that a plan has. Rounded to 0 it would send as many times more as there are ranks."""
+
+
+def update_density(sparsity: float, ranks: int) -> float:
+    """Return the shares of their own entries that all ranks send in a step, summed over the ranks.
+
+    It jumps at 0: below any larger sparsity the ranks share 1 - sparsity, at 0 each of them sends its whole update."""
+    return 1 - sparsity if sparsity > 0 else float(ranks)
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateTraffic:
     """entries: of the model. value_bytes: of one on the wire. part_J: each island's share of what is sent; an island
@@ -37,8 +49,8 @@ class UpdateTraffic:
         return float((np.maximum(*self.carried(density)) / self.bandwidth_J).max())
 
     def carried(self, density: float) -> tuple[F64, F64]:
-        """Bytes that each island sends, and those it receives, in a step of this density."""
-        density_J = density * self.part_J
+        """Bytes that each island sends, and those it receives, in a step of this density (see `update_density`)."""
+        density_J = np.minimum(density * self.part_J, 1.0)  # an island's ranks travel as one sum
         sum_J = self.entries * density_J * (self.value_bytes + index_bytes(density_J) / BLOCK_ENTRIES)
         there_J = self.part_J > 0
         return (np.count_nonzero(there_J) - 1) * sum_J, there_J * (sum_J.sum() - sum_J)

@@ -22,7 +22,7 @@ from atoll.controller.planners.tta import (
     TtaPlan,
     assess_tta,
 )
-from atoll.controller.planners.wire_bytes import VALUE_BYTES
+from atoll.controller.planners.wire_bytes import VALUE_BYTES, update_density
 from atoll.controller.state.records import PlanRecord
 from atoll.errors import NoFeasiblePlan
 from atoll.step_estimators.estimates import RankProfile
@@ -184,8 +184,8 @@ def _predicted(given: Given, ranks: Sequence[RankProfile], now: TtaPlan, planned
         ]
 
     now_s = expected_step_s(ranks, alone(now.batches))
-    more_s = _dense_s(given) * (now.sparsity - planned.sparsity)
-    then_s = max(expected_step_s(ranks, alone(planned.batches)) + more_s, planned.communication_time)
+    more = update_density(planned.sparsity, len(ranks)) - update_density(now.sparsity, len(ranks))
+    then_s = max(expected_step_s(ranks, alone(planned.batches)) + _dense_s(given) * more, planned.communication_time)
     return predicted(given.profile, now_s, then_s)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.controller.planners.optperf import NodeModel
-from atoll.controller.planners.wire_bytes import VALUE_BYTES, UpdateTraffic
+from atoll.controller.planners.wire_bytes import VALUE_BYTES, UpdateTraffic, update_density
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.strategy_steps import Network, Params, PolicyMaker, Timed
@@ -43,12 +43,13 @@ class StaleSparseSteps:
         self._link_free_J = np.full(len(self._links), begins_s)
 
     def exact_s(self, computing: Computing, params: Params, network: Network) -> float:
-        slowest_s = float((computing.all_N + (1 - params["sparsity"]) * computing.dense_N).max())
+        density = update_density(params["sparsity"], len(self._island_N))
+        slowest_s = float((computing.all_N + density * computing.dense_N).max())
         if len(self._links) == 1:
             return slowest_s
         rates = [network.links[name].at_mbit_s(network.now_s) * 125_000 for name in self._links]
         traffic = UpdateTraffic(self._entries, self._value_bytes, self._part_J, np.array(rates))
-        return max(slowest_s, traffic.seconds(1 - params["sparsity"]))
+        return max(slowest_s, traffic.seconds(density))
 
     def optimum_s(self, total: int, nodes: Sequence[NodeModel], network: Network) -> float:
         return 0.0
@@ -58,10 +59,11 @@ class StaleSparseSteps:
 
     def step(self, computing: Computing, params: Params, network: Network, rng: np.random.Generator) -> Timed:
         starts_N = np.maximum(self._own_done_N, self._rounds_done[0])
-        exchange_N = np.broadcast_to((1 - params["sparsity"]) * computing.dense_N, starts_N.shape)
+        density = update_density(params["sparsity"], len(self._island_N))
+        exchange_N = np.broadcast_to(density * computing.dense_N, starts_N.shape)
         done_N = starts_N + computing.all_N + exchange_N
         traffic = UpdateTraffic(self._entries, self._value_bytes, self._part_J, np.ones(len(self._links)))
-        sent_J, received_J = traffic.carried(1 - params["sparsity"])
+        sent_J, received_J = traffic.carried(density)
         begin_J = np.array([done_N[self._island_N == j].max() for j in range(len(self._links))])
         begin_J = np.maximum(begin_J, self._link_free_J)
         left_J, through_J = begin_J.copy(), begin_J.copy()

@@ -85,6 +85,18 @@ def trained(out: Path) -> list[dict[str, Any]]:
     return [line for line in lines(out) if newest[line["step"]] == (line["run"], line["view"])]
 
 
+def sent_in_a_round(agent: FakeAgent, epoch_steps: int) -> list[list[float]]:
+    """Bytes that each rank put on its links in a sync round: a list for each epoch, which must all be as long.
+
+    The last round of an epoch leaves while the epoch's end is synchronized, and no step has its bytes."""
+    by_epoch = []
+    for begin in range(0, len(agent.steps[0]), epoch_steps):
+        steps = [agent.steps[rank][begin : begin + epoch_steps] for rank in range(agent.world_size)]
+        sent = [sum(one.strategy_metrics["sent_bytes"] for one in of_rank) for of_rank in steps]
+        by_epoch.append([each / (epoch_steps - 1) for each in sent])
+    return by_epoch
+
+
 def check_every_sample_once(out: Path, epochs: int) -> None:
     for epoch in range(epochs):
         ids = Counter(sample for line in trained(out) if line["epoch"] == epoch for sample in line["ids"])

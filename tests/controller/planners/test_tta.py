@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.planners.surrogate import Surrogate
-from atoll.controller.planners.wire_bytes import UpdateTraffic, index_bytes
+from atoll.controller.planners.tta import TtaInput, assess_tta
+from atoll.controller.planners.wire_bytes import LEAST_SPARSITY, UpdateTraffic, index_bytes
 from atoll.errors import BadInput, NoFeasiblePlan
 
 FAST, SLOW = {"alpha": 28, "beta": 300}, {"alpha": 20, "beta": 99}
@@ -117,6 +118,34 @@ def test_no_plan_of_a_fine_grid_is_better() -> None:
         ]
         assert found is not None
         assert found <= min(others) * 1.003
+
+
+def test_at_sparsity_0_each_rank_sends_its_whole_update() -> None:
+    """Four islands of one device with 25 M parameters at 800 Mbit/s, 0.107 s a step. 1. The four share what is sent at
+    any sparsity above 0, and links carry that within the step; at 0 they carry four times as much, which takes 0.24 s.
+    2. So the plan keeps off 0, and at 0 a step is as long as that. 3. On links that carry it, 0 is best, as it costs
+    nothing there."""
+    known = {"rates": [0.0, 0.9, 0.99], "batches": [32, 512], "extra": [[0.0, 0.0], [0.05, 0.05], [0.2, 0.2]]}
+    device = {"q": 0.0013, "s": 0.003, "k": 0.002, "m": 0.0}
+    data = case(
+        1e8,
+        devices=[device | {"island": i} for i in range(4)],
+        bandwidths=[1e8] * 4,
+        entries=25_000_000,
+        surrogate=known,
+        value_bytes=0.2578125,
+        totals=[128, 128],
+    )
+    plan = run(data)
+    assert plan["step_time"] == pytest.approx(0.1086)
+    assert plan["rate"] == pytest.approx(LEAST_SPARSITY)
+    assert plan["communication_time"] == pytest.approx(0.06, rel=0.01)
+    exact = assess_tta(TtaInput.model_validate_json(json.dumps(data)), 0.0, [32] * 4)
+    assert exact.step_time == exact.communication_time == pytest.approx(0.24, rel=0.01)
+    wide = run(data | {"bandwidths": [4e8] * 4})
+    assert (wide["rate"], wide["communication_time"]) == (0.0, pytest.approx(0.06, rel=0.01))
+    work = run(data | {"bandwidths": [4e8] * 4, "rate_cost": {"seconds": 0.05, "rate": 0.9}})
+    assert work["rate"] > 0  # summing four whole updates takes the devices longer than it is worth
 
 
 def test_links_too_thin_for_any_profiled_rate_are_infeasible_and_it_says_what_to_do() -> None:

@@ -57,6 +57,7 @@ parser.add_argument("--look", action="store_true", help="OUT/run-N-rank-R.looks:
 parser.add_argument("--die-in-view", choices=("taking over", "building", "starting"), help="rank 2, before that")
 parser.add_argument("--await-view-at", type=int, default=-1, help="in this step, for a newer view than its own")
 parser.add_argument("--awaited-view", type=int, default=0, help="in place of that: for this one, or a newer")
+parser.add_argument("--hidden", type=int, default=64, help="width of the first hidden layer")
 options = parser.parse_args()
 
 SAMPLES, BATCH = 100, 12  # 8 whole batches and one of 4 in each epoch
@@ -76,7 +77,9 @@ def data() -> torch.utils.data.TensorDataset:
     return torch.utils.data.TensorDataset(inputs, targets, torch.arange(SAMPLES))
 
 
-model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 33), nn.Tanh(), nn.Linear(33, 1))
+model = nn.Sequential(
+    nn.Linear(8, options.hidden), nn.Tanh(), nn.Linear(options.hidden, 33), nn.Tanh(), nn.Linear(33, 1)
+)
 summed = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in model.named_parameters()}
 of_this_pass: dict[str, torch.Tensor] = {}
 for name, parameter in model.named_parameters():  # before anyone else's hooks: gradients as they are

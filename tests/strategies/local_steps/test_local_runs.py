@@ -19,12 +19,15 @@ from sparse_runs import (
     equal,
     kept,
     left,
+    sent_in_a_round,
     sparse,
     together,
 )
 from zmq_agent import FakeAgent, Start
 
 from atoll.agent.runtime.checkpoints.disk import listing
+from atoll.controller.planners.exchange_density import ExchangeDensityInput
+from atoll.controller.planners.wire_bytes import VALUE_BYTES
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 
 pytestmark = pytest.mark.timeout(300)
@@ -63,6 +66,29 @@ def test_all_islands_end_with_the_same_model_and_all_that_was_trained(
     gradients = together(ended, "summed")
     check_nothing_was_lost(check_alike(begun, "masters"), masters, gradients, left(ended), "updates")
     assert {name for state in ended for name in state["owner_sums"]} == set(masters)
+
+
+def test_workers_send_the_bytes_that_the_planner_counts(start: Start, tmp_path: Path) -> None:
+    """Three islands train 172,000 entries, a density in each epoch, as plans say. What leaves on sockets, on average
+    over the islands, is what `exchange-density` counts for each. (One tensor has most of the entries here, so its
+    aggregator sends more than the others.)"""
+    densities = (0.2, 1.0, 0.05)
+    width = 4096
+    with local(tmp_path, 3, start=start, density=densities[0], values="int4") as agent:
+        agent.later_plans = [
+            agent.plan(2 + i, 9 * (1 + i), (1.0,) * 3, {"density": one}) for i, one in enumerate(densities[1:])
+        ]
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "3", "--hidden", str(width))
+        assert agent.exit_codes() == [0] * 3, agent.said()
+    asked = ExchangeDensityInput(
+        entries=9 * width + 33 * width + 33 + 34,
+        bandwidths=(1.0,) * 3,
+        step_s=1.0,
+        value_bytes=VALUE_BYTES["int4"],
+        enough=1.0,
+    )
+    for density, sent in zip(densities, sent_in_a_round(agent, 9), strict=True):
+        assert sum(sent) / 3 == pytest.approx(asked.link_s(density), rel=0.05), density
 
 
 @pytest.mark.parametrize("names", ["abc", "wwe"])

@@ -39,6 +39,20 @@ def test_steps_with_staleness_1_settle_to_the_longer_of_computing_and_sending(mb
     assert ends[-1] - ends[-2] == pytest.approx(max(0.08, traffic.seconds(1 - sparsity)), rel=1e-9)
 
 
+def test_at_sparsity_0_each_island_sends_all_of_its_own_update() -> None:
+    links = {"a": Link.constant(100), "b": Link.constant(100)}
+    rounds = steps("a", "a", "b", entries=1_000_000)
+    computing = Computing(np.array([0.02] * 3), np.array([0.04] * 3), np.array([0.1] * 3))
+    exact = step(rounds, computing, 0.0, links)
+    sparse = step(rounds, computing, 1e-4, links)
+    assert exact.sent_J == pytest.approx([2_062_500] * 2, rel=1e-3)
+    assert sparse.sent_J == pytest.approx([2_062_500 * 2 / 3, 2_062_500 / 3], rel=1e-3)
+    assert (exact.metrics_N["apply_s"][0], sparse.metrics_N["apply_s"][0]) == (
+        pytest.approx(0.3),
+        pytest.approx(0.1, rel=1e-3),
+    )
+
+
 def test_a_thin_link_is_always_busy_and_everyone_waits() -> None:
     links = {"a": Link.constant(1), "b": Link.constant(1)}
     rounds = steps("a", "b", entries=10_000_000)

@@ -8,6 +8,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from held_ports import free_port
@@ -18,6 +19,7 @@ from sparse_runs import (
     check_nothing_was_lost,
     equal,
     kept,
+    sent_in_a_round,
     sparse,
     together,
     trained,
@@ -26,6 +28,8 @@ from zmq_agent import Start, torchrun_like
 
 from atoll.agent.runtime.checkpoints.disk import files, listing
 from atoll.agent.runtime.transport.limits import Limits
+from atoll.controller.planners.wire_bytes import VALUE_BYTES, UpdateTraffic, update_density
+from atoll.strategies.stale_sparse.worker import pace_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -98,6 +102,31 @@ def test_places_and_keys_of_the_launch_are_used_and_every_step_is_told(start: St
     masters, live = check_alike(ended, "masters"), check_alike(ended, "live")
     assert equal(live, masters)
     assert any(tensor.any() for state in ended for tensor in state["residuals"].values())
+
+
+@EXCHANGES
+def test_workers_send_the_bytes_that_the_planner_counts(start: Start, tmp_path: Path, exchange: str) -> None:
+    """1. Three islands train 172,000 entries, a sparsity in each epoch, as plans say. 2. What leaves on sockets is what
+    `tta` and the simulator count. 3. That holds at sparsity 0 too, where each worker sends its whole update: three
+    times the bytes of a sparsity just above 0. (Gradients that a threshold follows may be fewer than asked for.)"""
+    sparsities = (0.9, 0.5, 0.01, 0.0)
+    width, nodes = 4096, ["a", "b", "c"]
+    entries = 9 * width + 33 * width + 33 + 34
+    with sparse(tmp_path, 3, start=start, sparsity=0.9, values="float16", exchange=exchange) as agent:
+        agent.place(nodes, nodes)
+        agent.later_plans = [
+            agent.plan(2 + i, 9 * (1 + i), (1.0,) * 3, {"sparsity": s}) for i, s in enumerate(sparsities[1:])
+        ]
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "4", "--hidden", str(width))
+        assert agent.exit_codes() == [0] * 3, agent.said()
+    traffic = UpdateTraffic(entries, VALUE_BYTES["float16"], np.full(3, 1 / 3), np.ones(3))
+    for sparsity, sent in zip(sparsities, sent_in_a_round(agent, 9), strict=True):
+        counted = traffic.carried(update_density(sparsity, 3))[0].tolist()
+        assert pace_of(sparsity, 3).sent * 3 == pytest.approx(update_density(sparsity, 3))
+        if exchange == "updates" or sparsity == 0:
+            assert sent == pytest.approx(counted, rel=0.05), sparsity
+        else:
+            assert all(a < 1.3 * b for a, b in zip(sent, counted, strict=True)), (sparsity, sent, counted)
 
 
 @EXCHANGES
