@@ -35,6 +35,14 @@ import torch
 from atoll.agent.runtime.transport.collectives import UnderWay
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.strategies.shared_masters.layout import flat_view
+from atoll.strategies.shared_masters.weighed_squares import (
+    SMALL,
+    WeighedSquare,
+    by_blocks,
+    is_narrow,
+    of_blocks,
+    weigh,
+)
 
 BLOCK: Final = 64
 NARROW: Final = 8
@@ -49,10 +57,6 @@ TOLD_AFTER: Final = "told_after"
 """As long: after how many updates, as `ToldMoments` counts them; an int."""
 TOLD_LATE: Final = "told_late"
 """As long: how many updates later than `span_of` says the sum may be, as was asked for; an int."""
-SMALL: Final = 65_536
-"""Entries of parameters that are weighed all at once."""
-AT_ONCE: Final = 262_144
-"""Entries of a larger one."""
 TOLD_FIRST: Final = 8
 TOLD_EVERY: Final = 64
 """Updates between two times that islands tell; before, at each power of two."""
@@ -109,9 +113,8 @@ class _Adam:
         first_B = _means(self._tensor("exp_avg"), self.block, squared=True) / self._unbiased(beta1) ** 2
         return ((first_B - noise * own_B) / (1 - noise)).clamp_min(0).minimum(own_B)
 
-    def square(self, *, late: bool) -> _Square | None:
-        """What Adam squares in the update under way; None where nothing is, or where it counts as it is. late: it did
-        already."""
+    def square(self) -> WeighedSquare | None:
+        """What Adam squares in the update under way; None where nothing is, or where it counts as it is."""
         gradient, decay = self.parameter.grad, self.group.get("weight_decay", 0.0)
         if gradient is None or RATIO not in self.state:
             return None
@@ -121,10 +124,10 @@ class _Adam:
         if gradient.stride() != second.stride():
             gradient = torch.empty_like(second).copy_(gradient)
         if self.factor is None:
-            factor_B = ((self._tensor(RATIO) - 1) * ((1 - beta2) / beta2)).to(second.dtype)
+            factor_B = (self._tensor(RATIO).float() - 1) * ((1 - beta2) / beta2)
             is_small = second.numel() <= SMALL
             self.factor = factor_B.repeat_interleave(self.block)[: second.numel()] if is_small else factor_B
-        return _Square(_flat(second), _flat(gradient), self.block, self.factor, beta2 if late else 1.0)
+        return WeighedSquare(_flat(second), _flat(gradient), self.block, self.factor, beta2)
 
     def take(self, ratio_B: torch.Tensor) -> None:
         """From now on v is so many times v_i."""
@@ -136,32 +139,6 @@ class _Adam:
         self.factor = None
         for name in names:
             self.state.pop(name, None)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Square:
-    """v and g of one parameter: factor times weight is how often g² is added once more."""
-
-    second_N: torch.Tensor
-    gradient_N: torch.Tensor
-    block: int
-    factor: torch.Tensor
-    weight: float
-
-    @property
-    def is_small(self) -> bool:
-        return self.second_N.numel() <= SMALL
-
-    def add(self) -> None:
-        """By rows, as an entry's own factor would take as much memory as the parameter, and a few of them at once: new
-        memory costs more than what is computed in it."""
-        seconds, gradients = _by_blocks(self.second_N, self.block), _by_blocks(self.gradient_N, self.block)
-        factors = _of_blocks(self.factor, self.second_N, self.block)
-        rows = AT_ONCE // self.block
-        for second, gradient, factor in zip(seconds, gradients, factors, strict=True):
-            parts = (torch.split(all_rows, rows) for all_rows in (second, gradient, factor))
-            for second_rows, gradient_rows, factor_rows in zip(*parts, strict=True):
-                second_rows.addcmul_(gradient_rows, gradient_rows * factor_rows, value=self.weight)
 
 
 def kept_bytes(parameter: torch.Tensor) -> int:
@@ -208,6 +185,7 @@ class SecondMoments:
         ]
         self._late = False  # of the update under way nothing is known before
         self._muted = False
+        self._narrow: dict[int, torch.Tensor] = {}  # by id of an _Adam whose v has 16 bits: v before, then after it
         self._hooks = [hook for by in optimizers for hook in self._hooked(by)]
 
     def _hooked(self, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
@@ -233,29 +211,35 @@ class SecondMoments:
         itself, they are there after it: then the newest square counts in full in its own update."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first is the optimizer itself
         self._late = closure is not None or getattr(optimizer, "grad_scale", None) is not None
+        weighed = [one for one in self._adams if one.optimizer is optimizer and RATIO in one.state]
+        moments = {id(one): _flat(one.state["exp_avg_sq"]) for one in weighed if not self._muted}
+        self._narrow = {key: second_N.clone() for key, second_N in moments.items() if is_narrow(second_N)}
         if not (self._late or self._muted):
             self._weigh(optimizer)
 
+    @torch.no_grad()
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         overflow = getattr(optimizer, "found_inf", None)
-        if self._late and not self._muted and (overflow is None or not bool(overflow)):
+        if self._late and (self._muted or (overflow is not None and bool(overflow))):
+            return
+        if self._late:
             self._weigh(optimizer)
+        for adam in self._adams:
+            if id(adam) in self._narrow:
+                _flat(adam.state["exp_avg_sq"]).copy_(self._narrow[id(adam)])
+        self._narrow = {}
 
     @torch.no_grad()
     def _weigh(self, optimizer: torch.optim.Optimizer) -> None:
         """Adam makes beta2 v + (1 - beta2) g² of v; with what is added before it, or after, r of the last is left."""
-        found = [one.square(late=self._late) for one in self._adams if one.optimizer is optimizer]
-        there = [one for one in found if one is not None]
-        if small := [one for one in there if one.is_small]:
-            gradients = [one.gradient_N for one in small]
-            scaled = torch._foreach_mul(gradients, [one.factor for one in small])
-            seconds, weights = [one.second_N for one in small], [one.weight for one in small]
-            torch._foreach_addcmul_(seconds, gradients, scaled, weights)
-        for one in there:
-            if not one.is_small:
-                one.add()
-            if self._late:
-                one.second_N.clamp_min_(0)  # a weight decay within g was of the parameter before
+        wide = []
+        for adam in self._adams:
+            square = adam.square() if adam.optimizer is optimizer else None
+            if square is not None and id(adam) in self._narrow:
+                square.round_into(self._narrow[id(adam)], late=self._late)
+            elif square is not None:
+                wide.append(square)
+        weigh(wide, late=self._late)
 
     @torch.no_grad()
     def told(self, share: float, updates: int, late: int = 0) -> torch.Tensor:
@@ -296,7 +280,8 @@ class SecondMoments:
         for adam, part_B in zip(self._adams, parts, strict=True):
             if OWN in adam.state:
                 ratio_B = (part_B + TINY) / (adam.state[OWN] + TINY)
-                adam.take(ratio_B.clamp(share / WITHIN, WITHIN / share))
+                before = adam.state.get(RATIO, torch.ones_like(ratio_B))  # goes on where its own means were not finite
+                adam.take(torch.where(ratio_B.isnan(), before, ratio_B.clamp(share / WITHIN, WITHIN / share)))
         self.forget_told()
 
     def forget_told(self) -> None:
@@ -390,26 +375,14 @@ def block_of(parameter: torch.Tensor) -> int:
 
 def _means(moment: torch.Tensor, block: int, *, squared: bool = False) -> torch.Tensor:
     """Over blocks, float32 [blocks]; the last one may be short."""
-    parts = (part.square() if squared else part for part in _by_blocks(_flat(moment).float(), block))
+    parts = (part.square() if squared else part for part in by_blocks(_flat(moment).float(), block))
     return torch.cat([part.mean(-1).view(-1) for part in parts if part.numel()])
 
 
 def _multiply(moment: torch.Tensor, block: int, factor_B: torch.Tensor) -> None:
     flat = _flat(moment)
-    for part, factor in zip(_by_blocks(flat, block), _of_blocks(factor_B, flat, block), strict=True):
+    for part, factor in zip(by_blocks(flat, block), of_blocks(factor_B, flat, block), strict=True):
         part.mul_(factor)
-
-
-def _by_blocks(flat_N: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The whole blocks [blocks, block], and the entries of the last one where it is short; views."""
-    whole = flat_N.numel() // block * block
-    return flat_N[:whole].view(-1, block), flat_N[whole:]
-
-
-def _of_blocks(factor_B: torch.Tensor, flat_N: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Factors of what `_by_blocks` has."""
-    whole = flat_N.numel() // block
-    return factor_B[:whole, None], factor_B[whole:]
 
 
 def _flat(moment: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,6 @@ import torch
 from atoll.strategies.shared_masters.second_moments import (
     BLOCK,
     RATIO,
-    SMALL,
     WITHIN,
     SecondMoments,
     block_of,
@@ -21,6 +20,7 @@ from atoll.strategies.shared_masters.second_moments import (
     span_of,
     told_after,
 )
+from atoll.strategies.shared_masters.weighed_squares import SMALL
 
 ENTRIES = 3 * BLOCK + 5  # a short last block
 ISLANDS = 4
@@ -250,6 +250,83 @@ def test_what_16_bits_do_not_hold_is_told_anew() -> None:
     assert moments.told_after == 8
     adam.load_state_dict(copy.deepcopy(adam.state_dict()))
     assert SecondMoments([adam], [weights]).told_after == 0
+
+
+@pytest.mark.parametrize("beta2", [0.95, 0.999])
+@pytest.mark.parametrize("kind", ["foreach", "fused", "closure", "large"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_moments_of_16_bits_are_summed_in_float32_and_never_negative(
+    dtype: torch.dtype, kind: str, beta2: float
+) -> None:
+    """A ratio of 0.5 %, as of an island with a share of 2 %: bursts after zeros made v negative, and weights NaN."""
+    random = torch.Generator().manual_seed(1)
+    entries = SMALL + BLOCK + 3 if kind == "large" else ENTRIES
+    weights = torch.nn.Parameter(torch.zeros(entries, dtype=dtype))
+    options = {} if kind in {"closure", "large"} else {kind: True}
+    adam = torch.optim.AdamW([weights], lr=1e-3, betas=(0.9, beta2), eps=1e-4, **options)  # float16 has no 1e-8
+    moments = SecondMoments([adam], [weights])
+    expected = torch.zeros(entries)
+    for step in range(60):
+        burst = torch.rand(entries, generator=random) < 0.2
+        gradient = torch.where(burst, torch.randn(entries, generator=random) * 10.0 ** (step % 3 - 1), 0.0).to(dtype)
+        if step < 8 and step % 2:
+            gradient[::2] = 0  # v of these entries is 0 when the ratio comes
+
+        def made(gradient: torch.Tensor = gradient) -> float:
+            weights.grad = gradient
+            return 0.0
+
+        adam.step(made) if kind == "closure" else (made(), adam.step())
+        state = adam.state[weights]
+        second = state["exp_avg_sq"]
+        if step == 7:
+            moments.take(moments.told(0.02, 8) * 1e-3, 0.02)
+            assert (state[RATIO] == 0.02 / WITHIN).all()
+        elif step > 7:
+            summed = beta2 * expected + 0.02 / WITHIN * (1 - beta2) * gradient.float().square()
+            assert torch.equal(second, summed.to(dtype)) or torch.allclose(second.float(), summed, rtol=0.02, atol=1e-6)
+        expected = second.float()
+        assert second.min() >= 0
+        assert weights.isfinite().all()
+
+
+def test_an_island_with_a_fiftieth_of_the_batch_trains_bf16_as_one_adam_of_the_whole_batch_does() -> None:
+    """Shares 98:2, an embedding and a linear layer in bfloat16, against plain Adam on the whole batch."""
+    random, shares = torch.Generator().manual_seed(1), (0.98, 0.02)
+
+    def made() -> tuple[torch.nn.Sequential, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Embedding(200, 16), torch.nn.Linear(16, 4)).bfloat16()
+        return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+    islands, (whole, whole_adam) = [made() for _ in shares], made()
+    moments = [SecondMoments([adam], list(model.parameters())) for model, adam in islands]
+    losses = []
+
+    def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, words: torch.Tensor) -> float:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(words).float(), words % 4)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return float(loss.detach())
+
+    for step in range(1, 121):
+        words = torch.randint(200, (100,), generator=random)
+        parts = words[:98], words[98:]
+        losses += [train(*island, part) for island, part in zip(islands, parts, strict=True)]
+        train(whole, whole_adam, words)
+        if told_after(step):
+            total = torch.stack([one.told(share, step) for one, share in zip(moments, shares, strict=True)]).sum(0)
+            for one, share in zip(moments, shares, strict=True):
+                one.take(total, share)
+    assert torch.tensor(losses).isfinite().all()
+    for (model, adam), share in zip(islands, shares, strict=True):
+        for mine, theirs in zip(model.parameters(), whole.parameters(), strict=True):
+            second, plain = adam.state[mine]["exp_avg_sq"], whole_adam.state[theirs]["exp_avg_sq"]
+            assert second.min() >= 0
+            if share < 0.5 or mine.dim() == 1:
+                continue
+            assert second.float().mean() == pytest.approx(float(plain.float().mean()), rel=0.5)
 
 
 def test_what_is_kept_beside_moments_is_counted_before_it_is_there() -> None:
