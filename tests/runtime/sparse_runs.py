@@ -88,7 +88,8 @@ def trained(out: Path) -> list[dict[str, Any]]:
 def sent_in_a_round(agent: FakeAgent, epoch_steps: int) -> list[list[float]]:
     """Bytes that each rank put on its links in a sync round: a list for each epoch, which must all be as long.
 
-    The last round of an epoch leaves while the epoch's end is synchronized, and no step has its bytes."""
+    The last round of an epoch mostly leaves while the epoch's end is synchronized, and no step has its bytes then: one
+    round of `epoch_steps - 1` is the error of this."""
     by_epoch = []
     for begin in range(0, len(agent.steps[0]), epoch_steps):
         steps = [agent.steps[rank][begin : begin + epoch_steps] for rank in range(agent.world_size)]
