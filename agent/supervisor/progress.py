@@ -90,9 +90,12 @@ class Progress:
 
     def suspicion(self, now_s: float) -> str | None:
         """What people should know, once for each silence, or None."""
-        if self.notified or self.since_s is None or not self.steps_s:
+        if self.notified or self.since_s is None:
             return None
-        usual_s, silent_s = statistics.median(self.steps_s), self._silent_s(now_s)
+        silent_s = self._silent_s(now_s)
+        if not self.steps_s:
+            return self._slow_start(silent_s)
+        usual_s = statistics.median(self.steps_s)
         if silent_s <= self._patient(max(LEAST_S, LONGEST * self.longest_s)):
             return None
         said = (
@@ -107,4 +110,16 @@ class Progress:
         return (
             f"{said} It waits for no other rank. An evaluation or a slow disk may take that long; a script that hangs "
             "stays so: look at its stack, or cancel the job. With hang_s in the job file it is stopped and tried again"
+        )
+
+    def _slow_start(self, silent_s: float) -> str | None:
+        """Report a worker that completes no first step."""
+        if silent_s <= self._patient(STARTS_S):
+            return None
+        said = f"no step for {silent_s:.0f} s since it began, at step {self.step}."
+        if self.waits:
+            return f"{said} It waits for other ranks, and so do they: look at what their links carry (atoll status)"
+        return (
+            f"{said} It waits for no other rank: it prepares data, loads its first batch or compiles, or it hangs. "
+            "Look at its output (atoll logs) and its stack. With hang_s in the job file it is stopped and tried again"
         )

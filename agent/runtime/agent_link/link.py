@@ -19,7 +19,7 @@ from atoll.agent.runtime.agent_link.exits import say
 from atoll.agent.runtime.agent_link.outbox import Outbox
 from atoll.agent.runtime.agent_link.place import AgentEndpoint, WorkerPlace
 from atoll.agent.runtime.agent_link.save_progress import progress
-from atoll.agent.runtime.agent_link.waiting import waiting
+from atoll.agent.runtime.agent_link.waiting import batch_wait, waiting
 from atoll.errors import BadInput, DeadlineExceeded, PeerLost
 from atoll.jobspec import check_shares
 from atoll.v1.agents_pb2 import View
@@ -217,6 +217,9 @@ class AgentLink:
             if now_s - alive_s >= ALIVE_EVERY_S or self._standing is not said:
                 alive_s, said = now_s, self._standing
                 self._send(self._alive())
+            if (late := batch_wait.report(now_s)) is not None:
+                say(late)
+                self.outbox.notice(LEVEL_WARNING, late)
             if now_s - telemetry_s >= TELEMETRY_EVERY_S or self.outbox.urgent:
                 telemetry_s = now_s
                 self._send_telemetry()

@@ -5,7 +5,7 @@ asks for batches ahead of time, so a new plan takes effect that many steps later
 
 from __future__ import annotations
 
-import multiprocessing
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
@@ -22,15 +22,19 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from atoll.agent.runtime.data.by_value import ByValue, without_script
+from atoll.agent.runtime.agent_link.waiting import batch_wait
+from atoll.agent.runtime.data.by_value import ByValue, context_by_value, start_method, without_script
 from atoll.agent.runtime.data.orders import EpochOrder, Order, StreamedSamples, StreamOrder, is_stream, mixed_seed
 from atoll.agent.runtime.data.rows import as_is, move, tensor_rows
 from atoll.agent.runtime.data.sampler import BatchSlice, BatchSlicer, Position, after
 from atoll.agent.runtime.step.plans.schedule import PlanSchedule
-from atoll.errors import AtollError, BadInput
+from atoll.errors import AtollError, BadInput, DeadlineExceeded
 
 BatchT = TypeVar("BatchT")
 _END: Final = object()
+POLL_S: Final = 5.0
+"""torch looks this often whether a worker process has died."""
+MAX_BATCH_WAIT_S: Final = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,9 @@ class LoaderSettings:
     prefetch_factor: int | None = None
     persistent_workers: bool = False
     worker_init_fn: Callable[[int], None] | None = None
+    multiprocessing_context: str = "forkserver"
+    timeout_s: float = 0.0
+    """The longest wait for a batch of worker processes; 0: MAX_BATCH_WAIT_S."""
     sampler: Iterable[Any] | None = None  # in place of all samples once, shuffled or not
     min_local_batch: int = 1
     """The fewest samples that a rank trains in a step: BatchNorm needs two. A rank may also have none that count."""
@@ -81,6 +88,8 @@ class LoaderSettings:
             prefetch_factor=given.prefetch_factor,
             persistent_workers=given.persistent_workers,
             worker_init_fn=given.worker_init_fn,
+            multiprocessing_context=start_method(given.multiprocessing_context),
+            timeout_s=given.timeout,
         )
 
     def check(self, world_size: int) -> None:
@@ -106,15 +115,12 @@ class Loader(Generic[BatchT]):
         schedule: PlanSchedule,
         boundary: Callable[[], None],
         handed_out: Callable[[], None] = lambda: None,
-        multiprocessing_context: str = "forkserver",
         device: torch.device | None = None,
     ) -> None:
         """settings: its batch size holds where no plan says otherwise. schedule: of as many ranks as there are.
         boundary: called at the start of every __next__, also of the one that ends the epoch; what it raises ends the
         iteration. handed_out: called when the batch is there, before the script gets it.
 
-        multiprocessing_context: how worker processes are made. Not "fork": this process has threads (its link to the
-        agent, gloo, NCCL, OpenMP) whose locks a forked child would inherit locked. The dataset must be picklable.
         device: where batches are moved to; None leaves them. Raises BadInput."""
         self.order = order = _order(settings, seed)
         if not 0 <= rank < schedule.world_size:
@@ -145,7 +151,8 @@ class Loader(Generic[BatchT]):
         self._pinned = settings.pin_memory and torch.cuda.is_available()
         self._generator = torch.Generator()  # DataLoader would draw its workers' seed from the global one
         self._workers: Any = None  # DataLoader's iterator, while it may own processes
-        self._data = self._fetching(settings, multiprocessing_context)
+        self._timeout_s = settings.timeout_s or MAX_BATCH_WAIT_S
+        self._data = self._fetching(settings)
 
     def __len__(self) -> int:
         """Global batches of a whole epoch, as schedules count them, of the script's own size; the same after a resume
@@ -245,7 +252,7 @@ class Loader(Generic[BatchT]):
         self._stop_pass()
         self._end_workers()
 
-    def _fetching(self, settings: LoaderSettings, multiprocessing_context: str) -> DataLoader[Any]:
+    def _fetching(self, settings: LoaderSettings) -> DataLoader[Any]:
         """The DataLoader that fetches what `_slice_ahead` names."""
         stream = is_stream(settings.dataset)
         dataset: Dataset[Any] = StreamedSamples() if stream else settings.dataset
@@ -266,7 +273,9 @@ class Loader(Generic[BatchT]):
             prefetch_factor=_prefetched(settings),
             persistent_workers=settings.num_workers > 0,  # an iteration that is rewound keeps them
             worker_init_fn=init_fn,
-            multiprocessing_context=_context(multiprocessing_context) if settings.num_workers > 0 else None,
+            multiprocessing_context=context_by_value(settings.multiprocessing_context)
+            if settings.num_workers > 0
+            else None,
             generator=self._generator,
         )
 
@@ -282,10 +291,11 @@ class Loader(Generic[BatchT]):
                 self._complete()
                 self._boundary()
                 self.current = None
-                if batches is None or self._rewound:
-                    self._rewound = False
-                    batches = self._start()
-                batch = next(batches, _END)
+                with batch_wait.begun(self._awaited()):
+                    if batches is None or self._rewound:
+                        self._rewound = False
+                        batches = self._start()
+                    batch = next(batches, _END)
                 if batch is _END and self._ahead:
                     raise BadInput("the dataset or its collate_fn raised StopIteration in the middle of an epoch")
                 if batch is _END:
@@ -306,8 +316,32 @@ class Loader(Generic[BatchT]):
         self._generator.manual_seed(mixed_seed(seed, self.position.epoch, self.position.consumed, rank))
         with without_script():
             self._workers = iter(self._data)
+        if hasattr(self._workers, "_try_get_data"):
+            self._workers._try_get_data = self._within_deadline(type(self._workers)._try_get_data)
         batches: Iterator[Any] = self._workers
         return batches
+
+    def _awaited(self) -> str:
+        count = self._data.num_workers
+        where = f"{count} worker processes of the loader have given none" if count else "the dataset has given none"
+        return (
+            f"{where} in step {self.position.step}. The dataset, collate_fn or worker_init_fn is slow or hangs: look "
+            f"at the stacks of {'these processes' if count else 'the script'} (py-spy dump)"
+        )
+
+    def _within_deadline(self, get: Callable[..., tuple[bool, Any]]) -> Callable[..., tuple[bool, Any]]:
+        """Bound torch's wait for worker processes. torch's own `timeout` would not see meanwhile that one has died."""
+
+        def try_get(timeout: float = POLL_S) -> tuple[bool, Any]:
+            found = get(self._workers, min(timeout, self._timeout_s))
+            if not found[0] and (waited_s := batch_wait.waited_s(time.monotonic())) > self._timeout_s:
+                raise DeadlineExceeded(
+                    f"no batch for {waited_s:.0f} s: {self._awaited()}. If they need that long, give run.prepare a "
+                    "DataLoader with a larger timeout"
+                )
+            return found
+
+        return try_get
 
     def _slice_ahead(self) -> Iterator[list[Any]]:
         """What DataLoader draws from, `lead` batches before it hands them out."""
@@ -402,13 +436,3 @@ def sample_count(dataset: Dataset[Any]) -> int:
     if samples < 1:
         raise BadInput("the dataset is empty. Check the path that it was read from")
     return samples
-
-
-def _context(name: str) -> Any:
-    try:
-        context = multiprocessing.get_context(name)
-    except ValueError as error:
-        raise BadInput(f'multiprocessing_context = {name!r} is unknown; use "forkserver" or "spawn"') from error
-    if name == "forkserver":
-        context.set_forkserver_preload(["torch.utils.data"])  # imported once there, not once in every worker
-    return context

@@ -75,8 +75,17 @@ def test_what_took_long_once_is_waited_for_three_times_as_long() -> None:
     assert 118 <= min(at for at, _ in told) / 2 <= 126
 
 
-def test_nothing_is_said_before_the_first_step() -> None:
-    assert play(begun(), *alive(1, 400, step=0))[1] == []
+def test_a_worker_without_a_first_step_is_reported_once() -> None:
+    """A job was "running" for nine minutes without an event: its loader hung before the first step."""
+    state, todo = play(begun(), *alive(1, 300, step=0))
+    assert todo == []
+    (told,) = play(state, *alive(300, 900, step=0))[1]
+    assert isinstance(told, Tell)
+    assert "no step for 301 s since it began, at step 0. It waits for no other rank" in told.text
+    assert play(begun(), *alive(1, 600, step=0, waits=True))[1] == []
+    (told,) = play(begun(), *alive(1, 900, step=0, waits=True))[1]
+    assert isinstance(told, Tell)
+    assert "It waits for other ranks, and so do they" in told.text
 
 
 def test_whoever_the_others_wait_for_is_told_of_and_they_are_not() -> None:

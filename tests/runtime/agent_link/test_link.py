@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from zmq_agent import FakeAgent
 
+from atoll.agent.runtime.agent_link import waiting
 from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.agent.runtime.agent_link.outbox import Outbox
 from atoll.agent.runtime.agent_link.place import AgentEndpoint, WorkerPlace
@@ -79,6 +82,26 @@ def test_stop_that_is_not_obeyed_is_overdue_after_half_its_grace(agent: FakeAgen
         assert [stop.grace_s for stop in overdue] == [0.4]
     finally:
         link.close()
+
+
+def test_a_long_wait_for_a_batch_is_an_event(agent: FakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose loader hung before the first step was "running" without an event. Each wait is reported once, and
+    not before three times the longest so far."""
+    monkeypatch.setattr(waiting, "LONG_WAIT_S", 0.2)
+    link = AgentLink(*place_of(agent))
+    try:
+        with waiting.batch_wait.begun("the dataset has given none in step 0"):
+            agent.wait_until(lambda: bool(agent.notices), deadline_s=30)
+            waited_s = waiting.batch_wait.waited_s(time.monotonic())
+            assert waiting.batch_wait.report(math.inf) is None
+    finally:
+        link.close()
+    (notice,) = agent.notices
+    assert notice.text.startswith("no batch for ")
+    assert notice.text.endswith(" s: the dataset has given none in step 0")
+    with waiting.batch_wait.begun("the same in step 1"):
+        assert waiting.batch_wait.report(time.monotonic() + 2 * waited_s) is None
+        assert waiting.batch_wait.report(time.monotonic() + 100 * waited_s + 100) is not None
 
 
 def test_agent_that_does_not_answer_is_named_at_the_deadline(agent: FakeAgent) -> None:

@@ -86,7 +86,8 @@ def test_worker_processes_give_the_same_batches_and_end_with_the_iteration(persi
 
 def test_a_script_without_main_guard_trains_with_workers_on_what_it_defines() -> None:
     """1. The worker processes do not import it. 2. They have its dataset and its lambda by value, the tensors in shared
-    memory. 3. What cannot be handed over is named."""
+    memory. 3. Batches, samples of a stream and exceptions of its own classes come back as these classes: torch once
+    waited for ever for what a worker could not pickle. 4. What cannot be sent is named, and a wait has an end."""
     script = Path(__file__).parent.parent / "scripts" / "unguarded.py"
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
