@@ -89,7 +89,7 @@ class FlushLog:
 
 @dataclass(frozen=True, slots=True)
 class OwnerSums:
-    """What a rank keeps as owner, by layer, after sync round `versions`. following: the next that is the layer's."""
+    """An owner's sums by layer. versions: the newest sync round in each. following: the layer's next one."""
 
     sums: Mapping[str, torch.Tensor]
     versions: Mapping[str, int]

@@ -13,6 +13,8 @@ from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
 from atoll.agent.runtime.step.state.durable import Kept, Origin, OwnState, Survived
+from atoll.agent.runtime.transport.frames import Kind
+from atoll.kernels.exchange_engine import RecentPart
 from atoll.strategies.shared_masters import residuals
 from atoll.strategies.shared_masters.exchange import LayerExchange
 from atoll.strategies.shared_masters.residuals import FlushLog, OwnerSums
@@ -83,11 +85,12 @@ class MastersState:
         return partial(residuals.write, directory, header, self._session.place.rank, packed)
 
     def _own(self, optimizer: Mapping[str, Any] | None) -> dict[str, Any]:
-        parts = residuals.as_rows(self._exchange.tensors, self._exchange.engine.recent_parts())
-        versions = self._versions()
+        recent = self._exchange.engine.recent_parts()
+        parts = residuals.as_rows(self._exchange.tensors, recent)
+        summed = self._summed(recent)
         layers = self._exchange.layers
-        following = {layer.name: self._exchange.exchanged_after(layer, versions[layer.name]) for layer in layers}
-        sums = OwnerSums(self.owner_sums(), versions, following)
+        following = {layer.name: self._exchange.exchanged_after(layer, summed[layer.name]) for layer in layers}
+        sums = OwnerSums(self.owner_sums(), summed, following)
         return residuals.state_of(self.residuals(), parts, sums, optimizer, self.flushes)
 
     def survived(self) -> Survived | None:
@@ -142,6 +145,17 @@ class MastersState:
         """The last sync round of each layer's master."""
         versions = self._exchange.engine.versions()
         return {layer.name: versions[layer.number] for layer in self._exchange.layers}
+
+    def _summed(self, recent: Sequence[RecentPart]) -> Mapping[str, int]:
+        """Return the newest sync round in each layer's owner sum.
+
+        An owner adds a round to its sum and makes the total in one task, and its own master takes the total in the
+        next. A freeze may come between the two: the sum is then one round ahead of the master's version."""
+        summed = self._exchange.engine.versions()
+        for part in recent:
+            if part.kind == Kind.FROM_OWNER:
+                summed[part.tensor] = max(summed[part.tensor], part.sync_round)
+        return {layer.name: summed[layer.number] for layer in self._exchange.layers}
 
     def take_over_masters(self, shared: Mapping[str, torch.Tensor]) -> None:
         """shared: of a checkpoint, or empty: then masters begin as the live weights are."""

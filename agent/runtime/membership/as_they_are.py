@@ -3,7 +3,8 @@ has, where what the lost one had is in nobody's memory, or in copies so old that
 
 Masters are those of whoever has come furthest; of the others' only what differs travels. Each keeps its weights, its
 moments and what it has not sent, as of those masters. What the lost one had not sent, and what it summed as an owner,
-is lost with it, and so is the part that a rank which is a step behind had in that step."""
+is lost with it. A rank that is behind the furthest skips what is left of the steps between: its samples of them are
+not trained. Ranks may be as many steps apart as others' updates may be late, and one more."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from atoll.agent.runtime.membership.standpoints import newest, standpoints
 from atoll.agent.runtime.step.state.durable import Origin
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
 from atoll.agent.runtime.transport.process_groups import gathered_rows
+from atoll.v1.common_pb2 import LEVEL_WARNING
 
 _OF_THE_OLD_MEMBERS = "telling"  # sums under way have the lost one's part, or lack it
 
@@ -56,6 +58,10 @@ def go_on_as_they_are(
         if f"tracked.{name}" in states:
             one.load_state_dict(states[f"tracked.{name}"])
     position = rows[source].position
+    skipped = sum(position.step - row.step for row in rows)
+    if skipped and session.place.is_main:
+        text = f"survivors were behind the furthest one: their samples of {skipped} steps are not trained"
+        session.notice(LEVEL_WARNING, text)
     saver.seen_step = max(row.seen_step for row in rows)
     beside = {name: one for name, one in states[SHARED].items() if name != _OF_THE_OLD_MEMBERS}
     shared = {**beside, **_masters(model, state, states["model"])}

@@ -283,22 +283,25 @@ def test_without_a_copy_that_is_worth_it_the_others_go_on_as_they_are(
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{**UPDATES, "sparsity": 0.0}, {**LOCAL, "density": 1.0}],
+    ("settings", "flags"),
+    [({**UPDATES, "sparsity": 0.0}, ()), ({**LOCAL, "density": 1.0}, ("--behind",))],
     ids=["updates", "local"],
 )
 def test_who_goes_on_as_it_is_has_all_that_was_sent_and_all_of_its_own(
-    tmp_path: Path, start: Start, settings: dict[str, Any]
+    tmp_path: Path, start: Start, settings: dict[str, Any], flags: tuple[str, ...]
 ) -> None:
-    """As above, and everything is sent in each step. Masters and what is not sent have all that the survivors ever
-    made, and of the lost one, layer by layer, all up to the step that it died in or one of the two before."""
+    """As above, and everything is sent in each step. Masters and residuals have every update that the survivors made,
+    and of the lost rank, layer by layer, all up to the step that it died in or one of the two before. A survivor that
+    is behind the others skips what is left of the steps that they have made, and a warning says so."""
     with of_three(tmp_path, start, 1, settings) as agent:
-        arguments = (str(tmp_path), "--keep-sums", "--sleep-s", "0.02", "--raise-at", "24")
+        arguments = (str(tmp_path), "--keep-sums", "--sleep-s", "0.02", "--raise-at", "24", *flags)
         agent.start_workers("stale_train.py", *arguments)
         agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0, 2)
         agent.send_view(2, [0, 2], [1.0, 1.0], plan_id=2)
         agent.put_in_force()
         assert agent.exit_codes() == [0, KILLED, 0], agent.said()
+        behind = [notice.text for notice in agent.notices if "behind" in notice.text]
+        assert behind or not flags, agent.notices
     ended = [kept(tmp_path, 1, rank, "end") for rank in (0, 2)]
     masters, begun = check_alike(ended, "masters"), kept(tmp_path, 1, 0, "begin")["masters"]
     residuals, sums, made = together(ended, "residuals"), together(ended, "owner_sums"), together(ended, "summed")

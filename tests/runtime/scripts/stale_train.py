@@ -35,6 +35,7 @@ parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--sleep-s", type=float, default=0.0, help="pretended work per step")
 parser.add_argument("--raise-at", type=int, default=-1, help="rank 1 gets --signal in this step, before its gradients")
 parser.add_argument("--hold-at", type=int, default=-1, help="rank 1 waits in this step until OUT/strike is there")
+parser.add_argument("--behind", action="store_true", help="rank 0 is still in --raise-at's step when it hears of it")
 parser.add_argument("--signal", type=int, default=signal.SIGKILL)
 parser.add_argument("--fault", default="", help="STEP:STAGE:die of rank 1, before it sends")
 parser.add_argument("--adamw", action="store_true")
@@ -196,6 +197,23 @@ def die_in_view() -> None:
         StepExchange.start = die  # type: ignore[method-assign]
 
 
+def await_behind(step: int) -> None:
+    """Rank 1 waits until rank 2 has made this step, rank 0 until it knows that rank 1 is gone."""
+    ends_s, log = time.monotonic() + 120, options.out / NAME.replace(f"rank-{RANK}", "rank-2.jsonl")
+    while not (RANK == 0 and exchange()._channel.proposals._broken):
+        assert time.monotonic() < ends_s
+        time.sleep(0.005)
+        if RANK == 1 and any(json.loads(line)["step"] == step for line in log.read_text().splitlines()):
+            return
+
+
+def step_counts() -> bool:
+    """Return whether the step just made stays: a rank that lost a peer before its update makes it for show."""
+    assert run._training is not None
+    succession = run._training.succession
+    return succession.broken is None or succession._updated_to is not None
+
+
 def go_back(step: int) -> None:
     """Before a batch: what came after this step counts for nothing."""
     path = options.out / f"{NAME}.sums-{step}"
@@ -238,6 +256,8 @@ with (
                     lose_in_update()
                 if RANK == 1 and batch.step == options.hold_at:
                     await_strike()
+                if options.behind and RANK < 2 and batch.step == options.raise_at:
+                    await_behind(batch.step)
                 if RANK == 1 and batch.step == options.raise_at:
                     os.kill(os.getpid(), options.signal)
                 loss = nn.functional.mse_loss(model(x), y) * (options.silent_rank != RANK)
@@ -247,7 +267,7 @@ with (
                 optimizer.step()
                 optimizer.zero_grad()
                 if batch.step >= begun_step:  # at an epoch's end the last batch is shown again
-                    for name, gradient in of_this_pass.items():
+                    for name, gradient in of_this_pass.items() if step_counts() else ():
                         summed[name].add_(gradient, alpha=batch.weight * run.learning_rate_factor)
                     trained = {
                         "step": batch.step,
