@@ -1,7 +1,11 @@
-"""Every test cleans up after itself: a thread or child process that outlives it fails it."""
+"""Every test cleans up after itself: a thread or child process that outlives it fails it.
+
+Tests run with the usual signals, however pytest was started: a shell's `&` and nohup leave some of them ignored, and
+every process that a test starts would inherit that."""
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +16,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # for held_ports
+
+for number in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says nothing on a machine that does other things as well; every test has a timeout anyway.
 settings.register_profile("atoll", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
@@ -128,7 +129,12 @@ app.command(rich_help_panel=_KEEP)(version)
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Entry point of `atoll` and `python -m atoll.cli.main`."""
+    """Entry point of `atoll` and `python -m atoll.cli.main`.
+
+    A shell without job control starts what has an `&` with SIGINT ignored, as many CI systems do. Restore it, so that
+    `kill -INT` and Ctrl-C end the command, and children do not inherit the ignored signal."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     app(args)
 
 

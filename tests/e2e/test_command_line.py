@@ -23,9 +23,11 @@ ATOLL = (sys.executable, "-m", "atoll.cli.main")
 
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """`atoll up` with two agents; its address is in ATOLL_CONTROLLER."""
+    """`atoll up` with two agents, started as by `atoll up &` in a script: with SIGINT ignored. Its address is in
+    ATOLL_CONTROLLER."""
     address = f"127.0.0.1:{free_port()}"
-    command = [*ATOLL, "up", "--agents", "2", "--listen", address, "--data-dir", str(tmp_path / "data")]
+    ignored = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
+    command = [*ignored, *ATOLL, "up", "--agents", "2", "--listen", address, "--data-dir", str(tmp_path / "data")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

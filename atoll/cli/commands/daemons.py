@@ -193,8 +193,7 @@ def read_token(path: Path) -> str:
 
 
 def run_until_told(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Serve until SIGTERM, SIGINT or, where nobody asked to ignore it, SIGHUP; a second signal ends the process at
-    once."""
+    """Serve until one of stop_signals; a second one ends the process at once."""
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname).1s %(name)s: %(message)s"
     )
@@ -209,9 +208,8 @@ def run_until_told(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:
                 os._exit(128 + number)
             stop.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup asks
-                loop.add_signal_handler(number, told, number)
+        for number in stop_signals():
+            loop.add_signal_handler(number, told, number)
         await serve(stop)
 
     tune_collector()
@@ -219,6 +217,12 @@ def run_until_told(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:
         asyncio.run(running())
     except* AtollError as errors:
         raise innermost(errors) from errors
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that end a command in order: SIGHUP only where it is not ignored, as under nohup."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 
 def innermost(errors: BaseExceptionGroup[AtollError]) -> AtollError:

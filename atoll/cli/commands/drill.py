@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from atoll.cli.commands.daemons import innermost, need, need_linux
+from atoll.cli.commands.daemons import innermost, need, need_linux, stop_signals
 from atoll.cli.commands.jobs import Json
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput
@@ -111,7 +111,7 @@ def _conducted(settings: Settings, folder: Path) -> DrillOutcome:
                 task.cancel()
             received.append(number)
 
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in stop_signals():
             asyncio.get_running_loop().add_signal_handler(number, told, number)
         return await task
 

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from atoll.cli import detached
-from atoll.cli.commands.daemons import innermost, need, need_linux
+from atoll.cli.commands.daemons import innermost, need, need_linux, stop_signals
 from atoll.cli.local_cluster import DATA_DIR, LocalCluster, dealt, locked
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput
@@ -72,9 +72,8 @@ def up(
 async def _run(cluster: LocalCluster) -> signal.Signals:
     """Start all, wait for a signal, stop all. Raises AtollError where a child ends before."""
     loop, told = asyncio.get_running_loop(), asyncio.Queue[signal.Signals]()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup asks
-            loop.add_signal_handler(number, told.put_nowait, number)
+    for number in stop_signals():
+        loop.add_signal_handler(number, told.put_nowait, number)
     try:
         await cluster.start()
         async with asyncio.TaskGroup() as group:

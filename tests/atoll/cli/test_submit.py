@@ -303,7 +303,9 @@ def test_following_as_json_is_lines_with_a_type(
 
 
 def test_ctrl_c_detaches_and_the_job_lives(controller: ScriptedController, script: Path) -> None:
+    """Also where a shell without job control started the command with an `&`, and so with SIGINT ignored."""
     command = [
+        *("sh", "-c", "trap '' INT; exec \"$@\"", "sh"),
         *(sys.executable, "-m", "atoll.cli.main", "--controller", controller.address),
         "submit",
         str(script),

@@ -196,40 +196,6 @@ def test_children_die_with_an_up_that_is_killed(controller: ScriptedController) 
     assert gone == [child]
 
 
-SERVE = """
-import asyncio
-from atoll.cli.commands.daemons import run_until_told
-async def serve(stop):
-    print("up", flush=True)
-    await stop.wait()
-    {after}
-run_until_told(serve)
-print("down", flush=True)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_daemon_stops_on_a_signal(number: signal.Signals) -> None:
-    command = [sys.executable, "-c", SERVE.format(after="pass")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        process.send_signal(number)
-        assert process.stdout.read() == "down\n"
-        assert process.wait(30) == 0
-
-
-def test_a_daemon_that_hangs_while_stopping_ends_on_the_second_signal() -> None:
-    command = [sys.executable, "-c", SERVE.format(after="print('stopping', flush=True); await asyncio.sleep(60)")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        assert process.stdout.readline() == "stopping\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 128 + signal.SIGTERM
-
-
 def test_what_an_extra_would_bring_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "needs_etcd.py").write_text("import scipy_of_nobody\n")
     monkeypatch.syspath_prepend(tmp_path)
