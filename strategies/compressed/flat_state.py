@@ -12,8 +12,6 @@ import torch
 from atoll.strategies.compressed.groups.layout import TensorLayout
 from atoll.strategies.compressed.groups.options import TensorGroup
 
-_BUFFERS = 2
-
 
 class FlatState:
     """Used by the training thread; the exchange's changes what `begin` gave it. In the memory of the model."""
@@ -22,7 +20,8 @@ class FlatState:
         self._layout = layout
         self._now = torch.zeros(layout.entries, device=device)
         self._next = torch.zeros(layout.entries, device=device)
-        self._not_zero = [0] * len(layout.names)  # in how many of the buffers; of each tensor
+        # Of each tensor, whether the buffer may hold anything but zeros. They change places with the buffers.
+        self._now_filled, self._next_filled = ([False] * len(layout.names) for _ in range(2))
         self._reached: set[int] = set()  # tensors of the pass under way
         self.complete = False
         """Whether the pass under way counts now."""
@@ -31,70 +30,76 @@ class FlatState:
         """A pass begins; the one before counts where it was complete."""
         if self.complete:
             for index in range(len(self._layout.names)):
-                if index not in self._reached and self._not_zero[index]:
-                    part = slice(self._layout.first[index], self._layout.first[index + 1])
-                    self._next[part].copy_(self._now[part])
+                if index not in self._reached and (self._now_filled[index] or self._next_filled[index]):
+                    self.put_back(index)
             self._now, self._next = self._next, self._now
+            self._now_filled, self._next_filled = self._next_filled, self._now_filled
         self._reached.clear()
         self.complete = False
 
     def begin(self, group: TensorGroup) -> torch.Tensor:
-        """The memory for what this pass makes of a group, [entries]: what was there before is in it."""
+        """Return the memory for the group's state after this pass, [entries], filled with the state before it."""
         part = self._part(group)
         self._next[part].copy_(self._now[part])
         for index in range(group.begin, group.end):
-            self._not_zero[index] = _BUFFERS
+            self._next_filled[index] = True
             self._reached.add(index)
         return self._next[part]
 
+    def after(self, group: TensorGroup) -> torch.Tensor:
+        """Return what `begin` returned for this group."""
+        return self._next[self._part(group)]
+
     def put_back(self, index: int) -> None:
-        """One tensor that this pass began stays what it was."""
-        part = slice(self._layout.first[index], self._layout.first[index + 1])
-        self._next[part].copy_(self._now[part])
+        """Undo this pass's change of one tensor."""
+        self._next[self._tensor(index)].copy_(self._now[self._tensor(index)])
+        self._next_filled[index] = self._now_filled[index]
+
+    def before(self, index: int) -> torch.Tensor:
+        """Return one tensor's state before this pass, [entries]."""
+        return self._now[self._tensor(index)]
 
     def live(self, index: int) -> torch.Tensor:
-        """One tensor's, to be changed where there is no pass under way."""
-        self._not_zero[index] = _BUFFERS
-        return self._now[self._layout.first[index] : self._layout.first[index + 1]]
+        """Return one tensor's state, to be changed while no pass is under way."""
+        self._now_filled[index] = True
+        return self._now[self._tensor(index)]
 
     def drain(self, group: TensorGroup) -> torch.Tensor | None:
-        """What was left out of a group that is not compressed any more: it goes along whole. None: nothing was."""
+        """Return the residual of a group that is no longer compressed, and leave zeros; None if there is none."""
         tensors = range(group.begin, group.end)
         self._reached.update(tensors)
-        if not any(self._not_zero[index] for index in tensors):
-            return None
-        for index in tensors:
-            self._not_zero[index] = max(self._not_zero[index] - 1, 0)
-        part = self._part(group)
-        self._next[part].zero_()
-        return self._now[part]
+        if any(self._next_filled[index] for index in tensors):
+            self._next[self._part(group)].zero_()
+            for index in tensors:
+                self._next_filled[index] = False
+        return self._now[self._part(group)] if any(self._now_filled[index] for index in tensors) else None
 
     def give_back(self, index: int) -> torch.Tensor | None:
-        """What was left out of one tensor, once; None: nothing. Where there is no pass under way."""
-        if not self._not_zero[index]:
+        """Return one tensor's residual once, while no pass is under way; None if there is none."""
+        if not self._now_filled[index]:
             return None
-        self._not_zero[index] = 0
-        part = slice(self._layout.first[index], self._layout.first[index + 1])
-        left_out = self._now[part].clone()
-        self._now[part].zero_()
+        self._now_filled[index] = False
+        left_out = self._now[self._tensor(index)].clone()
+        self._now[self._tensor(index)].zero_()
         return left_out
 
     def by_name(self) -> dict[str, torch.Tensor]:
         """As of the last pass that counts; float32 [N], the live memory."""
-        first = self._layout.first
         found = {}
         for index, name in enumerate(self._layout.names):
             buffer = self._next if self.complete and index in self._reached else self._now
-            found[name] = buffer[first[index] : first[index + 1]]
+            found[name] = buffer[self._tensor(index)]
         return found
 
     def take_over(self, left: Mapping[str, torch.Tensor]) -> None:
         """Add what another rank had left out, by name."""
         for index, name in enumerate(self._layout.names):
             if name in left:
-                part = self._now[self._layout.first[index] : self._layout.first[index + 1]]
+                part = self.live(index)
                 part.add_(left[name].reshape(-1).to(part.device))
-                self._not_zero[index] = _BUFFERS
+
+    def _tensor(self, index: int) -> slice:
+        return slice(self._layout.first[index], self._layout.first[index + 1])
 
     def _part(self, group: TensorGroup) -> slice:
         return slice(self._layout.first[group.begin], self._layout.first[group.end])

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from atoll.agent.runtime.api.inputs import SeveralModels
 from atoll.agent.runtime.step.capabilities import Pass, Reduction, WorkerContext, WorkerHalf
 from atoll.agent.runtime.step.measures.clock import marks_of
+from atoll.agent.runtime.step.memory_order import laid_out_as
 from atoll.agent.runtime.step.state.durable import Origin
 from atoll.errors import BadInput
 from atoll.strategies.compressed.codes.algorithms import clip_norm_of, compressor_of, density_at, momentum_of
@@ -169,7 +170,7 @@ class CompressedReducer:
             return
         left_out = self._residuals.give_back(index)
         if left_out is not None and parameter.grad is not None:
-            parameter.grad.add_(left_out.view(parameter.shape), alpha=self._loss_scale())
+            parameter.grad.add_(laid_out_as(left_out, parameter), alpha=self._loss_scale())
 
     @torch.no_grad()
     def _clip_and_add_velocity(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -184,7 +185,7 @@ class CompressedReducer:
             if self._most is not None:
                 self._clip_tensor(gradient, self._most)
             if self._velocity is not None and compressible(gradient):
-                velocity = self._velocity.live(index).view(parameter.shape)
+                velocity = laid_out_as(self._velocity.live(index), parameter)
                 gradient.copy_(velocity.mul_(self._momentum).add_(gradient))
 
     # --- one group
@@ -201,16 +202,15 @@ class CompressedReducer:
                 flat_N[:entries].copy_(sent * self._scale)
             if (left_out := self._residuals.drain(group)) is not None:
                 flat_N[:entries].add_(left_out, alpha=self._scale)
-                for place in self._arriving(group, left_out, flat_N[entries:].tolist()):
-                    flat_N[entries + place] = 1.0
             reduction = self._dense.reduce(flat_N, exact, ended)
             self._plain_bytes += entries * GRADIENT_BYTES
             self._wire_bytes += entries * GRADIENT_BYTES
             return Reduction(partial(self._finish_dense, reduction, group, flat_N[entries:]), reduction.sent_bytes)
         residual = self._residuals.begin(group)
         velocity = self._velocity.begin(group) if self._velocity is not None else None
+        idle = self._set_aside(group, flat_N[entries:], residual, velocity)
         under_way = self._submit(group, flat_N, residual, velocity, ended)
-        return Reduction(partial(self._finish, group, under_way, flat_N, residual, velocity), 0)
+        return Reduction(partial(self._finish, group, under_way, flat_N, idle), 0)
 
     def _submit(
         self,
@@ -227,7 +227,6 @@ class CompressedReducer:
             value = value / self._scale
         place = CodePlace(self._round, layout.first[group.begin], layout.shapes[group.begin : group.end], self._density)
         counts = flat_N[entries:].float().cpu().numpy().astype(np.float32)
-        counts[self._arriving(group, residual, counts.tolist())] = 1.0
         # On a GPU the CPU's part works on copies; on processors everything is in the same memory.
         if group.way.compress == "cpu":
             value, residual = value.cpu(), residual.cpu()
@@ -246,12 +245,26 @@ class CompressedReducer:
         self._plain_bytes += entries * GRADIENT_BYTES
         return under_way
 
-    def _arriving(self, group: TensorGroup, left_out: torch.Tensor, counts: Sequence[float]) -> list[int]:
-        """Places of tensors that have no gradient in this pass, but something that was left out of an earlier one: it
-        goes along, so they have one."""
-        return [
-            place for place, count in enumerate(counts) if count == 0 and bool(left_out[self._part(group, place)].any())
-        ]
+    def _set_aside(
+        self, group: TensorGroup, used: torch.Tensor, residual: torch.Tensor, velocity: torch.Tensor | None
+    ) -> list[int]:
+        """Return the places of tensors without a gradient on this rank; nothing of them is sent.
+
+        Their residuals would take the place of entries that have a gradient, for good where a layer was frozen."""
+        idle = [place for place, count in enumerate(used.tolist()) if count == 0]
+        for place in idle:
+            residual[self._part(group, place)].zero_()
+            if velocity is not None:
+                velocity[self._part(group, place)].zero_()
+        return idle
+
+    def _resume_idle(self, group: TensorGroup, place: int) -> None:
+        """Another rank had a gradient: add what this rank kept to what compressing the sum left out."""
+        part, index = self._part(group, place), group.begin + place
+        residual = self._residuals.after(group)[part]
+        residual += self._residuals.before(index)
+        if self._velocity is not None:
+            residual += self._velocity.after(group)[part].copy_(self._momentum * self._velocity.before(index))
 
     def _part(self, group: TensorGroup, place: int) -> slice:
         """The entries of the group's tensor there."""
@@ -269,14 +282,9 @@ class CompressedReducer:
         if bool(norm > most) and bool(norm.isfinite()):
             part.mul_(most / norm)
 
-    def _finish(
-        self,
-        group: TensorGroup,
-        under_way: ExchangedGroup,
-        flat_N: torch.Tensor,
-        residual: torch.Tensor,
-        velocity: torch.Tensor | None,
-    ) -> None:
+    def _finish(self, group: TensorGroup, under_way: ExchangedGroup, flat_N: torch.Tensor, idle: Sequence[int]) -> None:
+        residual = self._residuals.after(group)
+        velocity = self._velocity.after(group) if self._velocity is not None else None
         entries = len(residual)
         counts = self._exchange.finish(under_way, self._session.collective_timeout_s)
         mine = under_way.sum.mine
@@ -288,24 +296,25 @@ class CompressedReducer:
             residual.copy_(mine.residual_N)
         if velocity is not None and mine.velocity_N is not None and mine.velocity_N.data_ptr() != velocity.data_ptr():
             velocity.copy_(mine.velocity_N)
-        unused = np.flatnonzero(counts == 0).tolist()
-        for place in unused:
-            residual[self._part(group, place)].zero_()  # codes may say something of zeros: here nobody takes it
-        self._keep_unused(group, unused)
+        for place in idle:
+            if counts[place] > 0:
+                self._resume_idle(group, place)
+        self._keep_unused(group, counts.tolist())
         flat_N[entries:].copy_(torch.from_numpy(counts))
         self._wire_bytes += under_way.sum.payload_bytes
         self._done()
 
     def _finish_dense(self, reduction: Reduction, group: TensorGroup, counts: torch.Tensor) -> None:
         reduction.wait()
-        self._keep_unused(group, [place for place, count in enumerate(counts.tolist()) if count == 0])
+        self._keep_unused(group, counts.tolist())
         self._done()
 
-    def _keep_unused(self, group: TensorGroup, places: Sequence[int]) -> None:
-        """Of tensors of which no rank has a gradient nothing is used: their momentum stays."""
-        if self._velocity is not None:
-            for place in places:
-                self._velocity.put_back(group.begin + place)
+    def _keep_unused(self, group: TensorGroup, counts: Sequence[float]) -> None:
+        """Keep residual and momentum of tensors that have a gradient on no rank: their p.grad stays None."""
+        for index in (group.begin + place for place, count in enumerate(counts) if count == 0):
+            self._residuals.put_back(index)
+            if self._velocity is not None:
+                self._velocity.put_back(index)
 
     def _done(self) -> None:
         self._left -= 1

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from atoll.agent.runtime.step.memory_order import flat_view
 from atoll.errors import BadInput
 from atoll.kernels.compress import block_count
 from atoll.kernels.exchange_engine import Rule
@@ -62,19 +63,6 @@ class Layer:
     def shaped(self, flat: torch.Tensor) -> torch.Tensor:
         """A view of `flat` with the parameter's shape and order in memory."""
         return flat.as_strided(self.parameter.shape, self.parameter.stride())
-
-
-def flat_view(tensor: torch.Tensor) -> torch.Tensor | None:
-    """All entries in the order of memory, without a copy; None where there are gaps or overlaps between them."""
-    if tensor.is_contiguous():
-        return tensor.detach().view(-1)
-    strided = sorted(((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1))
-    expected = 1
-    for stride, size in strided:
-        if stride != expected:
-            return None
-        expected *= size
-    return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
 def lay_out_for_updates(model: nn.Module) -> list[Layer]:

@@ -32,9 +32,9 @@ from typing import Any, Final
 
 import torch
 
+from atoll.agent.runtime.step.memory_order import flat_view
 from atoll.agent.runtime.transport.collectives import UnderWay
 from atoll.agent.runtime.transport.process_groups import Group
-from atoll.strategies.shared_masters.layout import flat_view
 from atoll.strategies.shared_masters.weighed_squares import (
     SMALL,
     WeighedSquare,

@@ -24,6 +24,7 @@ import torch
 from atoll.agent.runtime.data.sampler import BatchSlice, Position
 from atoll.agent.runtime.step.backward.gradient_passes import refuse_sparse
 from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
+from atoll.agent.runtime.step.optimizers.as_one import load_state
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.errors import BadInput
@@ -101,7 +102,7 @@ class UpdateExchange(MastersUpdate):
             self._exchange.set_live(tensor, residual, self._share)
         for state in states:
             if state.rank == self._session.place.rank and state.optimizer is not None:
-                self._optimizer.load_state_dict(dict(state.optimizer))
+                load_state(self._optimizer, dict(state.optimizer))
         if self._replica is not None:
             self._replica.level_optimizer(self._optimizer)
             self._replica.level([tensor.live for tensor in self._tensors])

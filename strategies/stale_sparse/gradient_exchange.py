@@ -15,10 +15,11 @@ import torch
 from atoll.agent.runtime.step.backward.gradient_passes import refuse_second, refuse_sparse
 from atoll.agent.runtime.step.backward.local_passes import LocalPasses
 from atoll.agent.runtime.step.capabilities import Pass, WorkerContext
+from atoll.agent.runtime.step.memory_order import flat_view
 from atoll.agent.runtime.step.state.durable import OwnState
 from atoll.errors import BadInput
 from atoll.strategies.shared_masters.engine_tensors import EngineTensor
-from atoll.strategies.shared_masters.layout import Layer, flat_view
+from atoll.strategies.shared_masters.layout import Layer
 from atoll.strategies.shared_masters.local_update import MastersUpdate, PaceOf
 from atoll.strategies.shared_masters.options import ExchangeOptions
 from atoll.strategies.stale_sparse.device_selection import DeviceSelector

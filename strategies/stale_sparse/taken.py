@@ -18,7 +18,7 @@ class TakenGradient(torch.Tensor):
 
     @staticmethod
     def like(parameter: torch.Tensor) -> TakenGradient:
-        return parameter.detach().new_zeros(1).expand(parameter.shape).as_subclass(TakenGradient)
+        return parameter.detach().new_zeros(()).expand(parameter.shape).as_subclass(TakenGradient)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return "TakenGradient()"

@@ -115,7 +115,7 @@ class StagePasses:
     def set_gradient(self, mean_P: torch.Tensor) -> None:
         """As p.grad."""
         for one, piece in zip(self.parameters, torch.split(mean_P, self._sizes), strict=True):
-            one.grad = piece.reshape(one.shape).to(one)
+            one.grad = torch.empty_like(one).copy_(piece.view(one.shape))
 
     def _forward(self, asked: StagePass, given: Sequence[torch.Tensor], *, keep: bool) -> list[torch.Tensor]:
         with torch.set_grad_enabled(keep):

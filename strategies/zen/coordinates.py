@@ -143,10 +143,9 @@ def to_gradient(sum_: Coordinates, like: torch.Tensor, out: Callable[[], torch.T
         return None
     at_K = torch.from_numpy(sum_.unit.astype(np.int64)).to(like.device)
     values = torch.from_numpy(sum_.values).to(like.device, like.dtype)
+    values = values.reshape(len(at_K), *like.shape[1:])
     if sum_.tally.layouts == GradientLayout.SPARSE:
-        values = values.reshape(len(at_K), *like.shape[1:])
         return torch.sparse_coo_tensor(at_K[None], values, like.shape, is_coalesced=True, check_invariants=False)
     dense = out()
-    dense.zero_()
-    dense.view(-1, sum_.values.shape[1]).index_copy_(0, at_K, values)
+    dense.zero_().index_copy_(0, at_K, values)
     return dense

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from atoll.agent.runtime.step.memory_order import laid_out_as
 from atoll.sparse_scheme import (
     EXACT,
     SCHEMES,
@@ -69,7 +70,7 @@ class SeparateTensor:
     @property
     def out(self) -> torch.Tensor:
         """The dense gradient, in `flat`."""
-        return self.flat[:-3].view(self.parameter.shape)
+        return laid_out_as(self.flat[:-3], self.parameter)
 
     def adopt(self, choice: int) -> None:
         """What rank 0 chose a pass ago holds from the next one on, on all ranks alike."""

@@ -118,6 +118,7 @@ def likeness(
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     return {
         "model": _digest((tensors, trained) if part is None else (part.whole.digest, part.trained)),
+        "memory format (the strides of the model's parameters)": _digest(_strides(model) if part is None else ()),
         "cut of the model into stages": _digest(part.cuts if part is not None else ()),
         "length of the dataset": order.samples or 0,
         "the sampler's order, or the stream's first sample (all workers read the same whole stream)": order.digest(),
@@ -129,6 +130,11 @@ def likeness(
         "checkpoint_every": session.checkpoint.every_steps,
         "checkpoint_directory": int(session.checkpoint.directory is not None),
     }
+
+
+def _strides(model: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
+    """Of parameters that are not contiguous: gradients are added up in their order in memory."""
+    return [(name, one.stride()) for name, one in model.named_parameters() if not one.is_contiguous()]
 
 
 def check_alike(session: Session, mine: Likeness) -> None:

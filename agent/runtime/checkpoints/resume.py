@@ -21,7 +21,7 @@ from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Hel
 from atoll.agent.runtime.checkpoints.remote_checkpoints import RemoteCheckpoints
 from atoll.agent.runtime.checkpoints.snapshot import SHARED, Tracked
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
+from atoll.agent.runtime.step.optimizers.as_one import OptimizerState, load_state
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import CheckpointError
@@ -47,7 +47,7 @@ class Resumed:
         check_fits(self._header, whole or fingerprint(model.state_dict()))
         with self._another("the model and the optimizer"):
             model.load_state_dict(self._states.pop("model"))
-            optimizer.load_state_dict(self._states.pop("optimizer"))
+            load_state(optimizer, self._states.pop("optimizer"))
 
     def restore_tracked(self, name: str, tracked: Tracked) -> None:
         """Raises CheckpointError where the checkpoint has no such state or the object refuses it."""

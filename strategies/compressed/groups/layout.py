@@ -10,6 +10,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from atoll.agent.runtime.step.memory_order import memory_shape
 from atoll.strategies.compressed.groups.options import TensorGroup, Way
 from atoll.strategies.compressed.groups.rules import by_size
 
@@ -21,7 +22,8 @@ GRADIENT_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """N tensors. shapes: of each; first: the model's entries before each, and all of them."""
+    """N tensors. shapes: of each, the slowest dimension in memory first; first: the model's entries before each, and
+    all of them."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -33,7 +35,7 @@ class TensorLayout:
         sizes = [parameter.numel() for parameter in parameters]
         return cls(
             tuple(names),
-            tuple(tuple(parameter.shape) for parameter in parameters),
+            tuple(memory_shape(parameter) for parameter in parameters),
             tuple((parameter.dtype, parameter.device) for parameter in parameters),
             tuple(accumulate(sizes, initial=0)),
         )

@@ -28,7 +28,7 @@ def opened(strategy: str | StrategySettings, *, seed: int = 7, checkpoints: Path
 
 
 def bits(tensors: dict[str, torch.Tensor]) -> bytes:
-    return b"".join(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes() for tensor in tensors.values())
+    return b"".join(one.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for one in tensors.values())
 
 
 def check_all_ranks_have(run: atoll.Run, tensors: dict[str, torch.Tensor]) -> None:

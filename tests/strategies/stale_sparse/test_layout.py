@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from atoll.agent.runtime.step.memory_order import flat_view
 from atoll.errors import BadInput
 from atoll.strategies.shared_masters.engine_tensors import EngineTensor, own_module_tensors
-from atoll.strategies.shared_masters.layout import flat_view
 from atoll.strategies.stale_sparse.gradient_layout import adopt_optimizer_state, lay_out_for_gradients
 from atoll.strategies.stale_sparse.optimizer_rules import Rates
 from atoll.strategies.stale_sparse.worker import pace_of

@@ -11,6 +11,7 @@ from torch import nn
 
 from atoll.agent.runtime.api.inputs import SeveralModels
 from atoll.agent.runtime.step.capabilities import SeparateReducer, TensorReducer
+from atoll.agent.runtime.step.memory_order import laid_out_as
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +21,7 @@ class Slot:
     name: str
     parameter: nn.Parameter
     bucket: Bucket = field(init=False)
-    view: torch.Tensor = field(init=False)  # [parameter.shape], into bucket.flat
+    view: torch.Tensor = field(init=False)  # shape and strides of the parameter, into bucket.flat
     used: torch.Tensor = field(init=False)  # [], behind the gradients in bucket.flat: > 0 if any rank had a gradient
     came: bool = False
 
@@ -44,7 +45,7 @@ class Bucket:
         offset = 0
         for index, slot in enumerate(self.slots):
             slot.bucket = self
-            slot.view = self.flat[offset : offset + slot.parameter.numel()].view(slot.parameter.shape)
+            slot.view = laid_out_as(self.flat[offset : offset + slot.parameter.numel()], slot.parameter)
             slot.used = self.used[index]
             offset += slot.parameter.numel()
 

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from atoll import kernels
+from atoll.agent.runtime.step.memory_order import flat_view
 from atoll.errors import BadInput
 
 
-def _for_kernels(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.is_contiguous()
+def _for_kernels(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the tensor's memory, flat, if the kernels can read it."""
+    return flat_view(tensor) if tensor.device.type == "cpu" and tensor.dtype == torch.float32 else None
 
 
 def scale_into(out: torch.Tensor, gradient: torch.Tensor, weight: float) -> None:
@@ -24,8 +26,12 @@ def scale_into(out: torch.Tensor, gradient: torch.Tensor, weight: float) -> None
     elif out.data_ptr() == gradient.data_ptr():
         if weight != 1:
             out.mul_(weight)
-    elif _for_kernels(out) and _for_kernels(gradient):
-        kernels.weighted_sum(out, [gradient], [weight], threads=torch.get_num_threads())
+    elif (
+        out.stride() == gradient.stride()
+        and (out_N := _for_kernels(out)) is not None
+        and (gradient_N := _for_kernels(gradient)) is not None
+    ):
+        kernels.weighted_sum(out_N, [gradient_N], [weight], threads=torch.get_num_threads())
     else:
         torch.mul(gradient, weight, out=out)
 
@@ -65,8 +71,8 @@ def squared_norm(tensor: torch.Tensor) -> torch.Tensor | float:
 
     A sparse one is coalesced."""
     tensor = tensor.values() if tensor.is_sparse else tensor
-    if _for_kernels(tensor):
-        return kernels.squared_norm(tensor, threads=torch.get_num_threads())
+    if (flat_N := _for_kernels(tensor)) is not None:
+        return kernels.squared_norm(flat_N, threads=torch.get_num_threads())
     wide = torch.promote_types(tensor.dtype, torch.float32)
     norm: torch.Tensor = torch.linalg.vector_norm(tensor, dtype=wide)
     return norm.square()

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from atoll.agent.runtime.step.memory_order import restore_strides
 from atoll.errors import CheckpointError
 
 
@@ -77,6 +78,15 @@ class SeveralOptimizers:
 def as_one(optimizers: Sequence[torch.optim.Optimizer]) -> OptimizerState:
     """The only one itself, or all of them."""
     return optimizers[0] if len(optimizers) == 1 else SeveralOptimizers(optimizers)
+
+
+def load_state(optimizer: OptimizerState, state_dict: dict[str, Any]) -> None:
+    """Load a state dict of a checkpoint, which keeps tensors in logical order: each gets its parameter's strides."""
+    optimizer.load_state_dict(state_dict)
+    for key, kept in optimizer.state.items():
+        parameter = key[1] if isinstance(key, tuple) else key  # of several optimizers
+        if isinstance(parameter, torch.Tensor):
+            restore_strides(parameter, kept)
 
 
 def _count(optimizer: torch.optim.Optimizer) -> int:

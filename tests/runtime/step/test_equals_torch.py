@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from held_ports import free_port
+from zmq_agent import Start, torchrun_like
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.parametrize("islands", [("west", "west", "east"), ("west",)], ids=["three ranks", "one"])
+def test_exact_settings_train_what_plain_torch_trains(start: Start, tmp_path: Path, islands: tuple[str, ...]) -> None:
+    """The same weights as one process with the whole batch, and p.grad of None in the same steps.
+
+    1. Convolutions in channels_last, transposed, permuted and 0-dim parameters with fused optimizers, resumed from a
+    checkpoint too: gradients, moments and residuals lie in memory as their parameters. 2. Experts that a step leaves
+    out and a layer that is frozen later stand still, whatever compression had left out of their gradients."""
+    ports = ",".join(str(free_port()) for _ in range(20))
+    ranks, script = len(islands), "equals_torch.py"
+    codes = torchrun_like(script, ports, str(tmp_path), world_size=ranks, islands=islands, start=start)
+    assert codes == [0] * ranks
