@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from torch import nn
 
 from atoll.agent.runtime.agent_link.waiting import waiting
+from atoll.agent.runtime.step.module_hooks import ModuleHook
 from atoll.errors import AtollError, DeadlineExceeded, PeerLost
 from atoll.strategies.shared_masters.engine_tensors import EngineTensor, own_module_tensors
 from atoll.strategies.shared_masters.exchange import LayerExchange
@@ -40,7 +40,7 @@ class LiveWeights:
         self._level: set[int] = set()  # tensors that were brought level since the boundary
         self._unhooked: set[int] = set()
         self._hooks = [
-            module.register_forward_pre_hook(partial(self._before_forward, held))
+            module.register_forward_pre_hook(ModuleHook(self._before_forward, held))
             for module, held in own_module_tensors(model, exchange.tensors)
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -44,6 +45,7 @@ from atoll.agent.runtime.step.state.state_keeper import StateKeeper
 from atoll.agent.runtime.step.step_exchange import StepExchange
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, PeerLost
 from atoll.v1.agents_pb2 import Prepared
+from atoll.v1.common_pb2 import LEVEL_INFO
 
 
 class Training:
@@ -383,7 +385,8 @@ class Training:
         """What tells of each rank's own gradients, where the strategy does not see them all combined."""
         own = self._session.link is not None and not self._exchange.combines
         if own and self._halves is None:
-            self._halves = HalfBatches(self._model, self._session.seed, self._sampled)
+            notice = partial(self._session.notice, LEVEL_INFO)
+            self._halves = HalfBatches(self._model, self._session.seed, self._sampled, notice)
         elif not own and self._halves is not None:
             self._halves.close()
             self._halves = None

@@ -5,7 +5,10 @@ ones too."""
 
 from __future__ import annotations
 
+import copy
+import io
 import os
+import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -150,6 +153,27 @@ def alone(case: Case) -> tuple[dict[str, torch.Tensor], list[set[str]]]:
     return values(model), none
 
 
+def check_copies(model: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor) -> None:
+    """What scripts do to keep the best weights or an average of them: the copy computes as the model, and is no part of
+    the run."""
+    optimizers = copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))  # noqa: S301
+    assert all(type(one) is type(optimizer) for one in optimizers)
+    torch.save(model, buffer := io.BytesIO())
+    buffer.seek(0)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    averaged.update_parameters(model)
+    pickled = pickle.dumps(model)
+    assert b"atoll" not in pickled.replace(b"_atoll_joined", b"")
+    copies = copy.deepcopy(model), averaged, pickle.loads(pickled), torch.load(buffer, weights_only=False)  # noqa: S301
+    with torch.no_grad():
+        expected = model(images, 0)
+        for copied in copies:
+            assert torch.equal(copied(images, 0), expected)
+            for one in copied.parameters():
+                one.fill_(0.5)
+        assert torch.equal(model(images, 0), expected)
+
+
 def train(case: Case, folder: Path | None, epochs: int) -> tuple[dict[str, torch.Tensor], list[set[str]]]:
     zen_worker.LARGE_ENTRIES = case.large  # type: ignore[misc]
     none = []
@@ -160,6 +184,8 @@ def train(case: Case, folder: Path | None, epochs: int) -> tuple[dict[str, torch
         for _ in run.epochs(epochs):
             for images, targets in loader:
                 run.backward(nn.functional.mse_loss(model(images, run.step), targets) / case.accumulate)
+                if run.step in {0, STEPS_PER_EPOCH + 1}:
+                    check_copies(model, optimizer, images)
                 none.append(without_gradient(model))
                 gradients = [(name, one, one.grad) for name, one in model.named_parameters()]
                 strange += [n for n, one, g in gradients if type(g) is torch.Tensor and g.stride() != one.stride()]

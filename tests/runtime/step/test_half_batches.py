@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import statistics
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -100,4 +103,107 @@ def test_passes_that_are_not_trained_and_steps_that_are_not_sampled_are_left_alo
     assert halves.take() == Norms()
     sampled[0] = None
     assert model(x)._backward_hooks is None
+    halves.close()
+
+
+class Wrapped(nn.Linear):
+    """A layer of the user's own that takes and gives what it likes, and is a Linear to others."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        taken = [one for one in (*args, *kwargs.values()) if torch.is_tensor(one) and one.is_floating_point()]
+        last = taken[-1] if taken else torch.ones(4, 6)
+        dense = last.to_dense() if last.is_sparse else last.reshape(-1, 6)
+        return super().forward(dense)
+
+
+CALLS: dict[str, Callable[[nn.Module, torch.Tensor], Any]] = {
+    "keyword": lambda layer, x: layer(input=x),
+    "another keyword": lambda layer, x: layer(words=x),
+    "no arguments": lambda layer, x: layer(),
+    "None": lambda layer, x: layer(None),
+    "tuple": lambda layer, x: layer((x, x)),
+    "dict": lambda layer, x: layer({"x": x}),
+    "nested list": lambda layer, x: layer([[x], x]),
+    "text": lambda layer, x: layer("words"),
+    "integers": lambda layer, x: layer(torch.arange(4)),
+    "integers first": lambda layer, x: layer(torch.arange(4), x),
+    "no dimensions": lambda layer, x: layer(torch.tensor(2.0), x),
+    "one sample without a batch": lambda layer, x: layer(x[0]),
+    "sparse": lambda layer, x: layer(x.to_sparse()),
+    "nested tensor": lambda layer, x: layer(torch.nested.nested_tensor([x, x], layout=torch.jagged), x),
+    "empty": lambda layer, x: layer(x[:0]),
+    "another batch": lambda layer, x: layer(x[:3]),
+    "other rows than given": lambda layer, x: layer(torch.cat([x, x])[None]),
+    "a lazy view": lambda layer, x: layer(x.t().t()),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_whatever_a_layer_is_called_with_the_pass_is_the_users(
+    call: Callable[[nn.Module, torch.Tensor], Any],
+) -> None:
+    """The outputs and gradients are those of a model that nothing measures; a square layer, so that features may be
+    taken for samples."""
+    torch.manual_seed(5)
+    layer, x = Wrapped(6, 6), torch.randn(4, 6)
+    expected = call(layer, x)
+    expected.square().sum().backward()
+    gradient, layer.weight.grad = layer.weight.grad, None
+    said: list[str] = []
+    halves = HalfBatches(layer, 1, lambda: batch_slice(4), said.append)
+    found = call(layer, x)
+    found.square().sum().backward()
+    halves.take()
+    halves.close()
+    assert torch.equal(found, expected)
+    assert gradient is not None
+    assert torch.equal(layer.weight.grad, gradient)  # type: ignore[arg-type]
+    assert said == []
+
+
+def test_a_layer_called_by_keyword_is_measured_too() -> None:
+    model, x, batch = Wrapped(6, 6), torch.randn(4, 6), batch_slice(4)
+    halves = HalfBatches(model, 1, lambda: batch)
+    norms = []
+    for call in (lambda: model(x), lambda: model(input=x)):
+        call().square().sum().backward()
+        norms.append(halves.take())
+    assert norms[0] == norms[1] != Norms()
+    halves.close()
+
+
+@pytest.mark.parametrize("where", ["_watch", "_add"])
+def test_measuring_that_fails_is_told_once_and_ends_for_its_layer_alone(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Forward or backward, measuring the first two of three layers raises. 2. The pass has its gradients, one notice
+    names the first layer, and the third is measured. 3. The failed ones have no hook more."""
+    model, x = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)), torch.randn(4, 6)
+    real, said = getattr(HalfBatches, where), list[str]()
+
+    def failing(self: HalfBatches, number: int, *args: Any) -> None:
+        if number < 2:
+            raise IndexError("tuple index out of range")
+        real(self, number, *args)
+
+    monkeypatch.setattr(HalfBatches, where, failing)
+    halves = HalfBatches(model, 1, lambda: batch_slice(4), said.append)
+    for _ in range(2):
+        model(x).square().sum().backward()
+        assert halves.take() != Norms()
+    assert [len(layer._forward_hooks) for layer in model] == [0, 0, 1]
+    assert len(said) == 1
+    assert "layer 0" in said[0] or "layer 1" in said[0]
+    halves.close()
+
+
+def test_a_copy_of_a_model_that_is_measured_has_no_part_in_it() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 6)), torch.randn(4, 6)
+    halves = HalfBatches(model, 1, lambda: batch_slice(4))
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301
+        copied(x).square().sum().backward()
+        assert halves.take() == Norms()
+    model(x).square().sum().backward()
+    assert halves.take() != Norms()
     halves.close()

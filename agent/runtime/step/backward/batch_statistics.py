@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
+from atoll.agent.runtime.step.module_hooks import ModuleHook
 from atoll.errors import BadInput
 
 
@@ -26,7 +27,7 @@ def batch_statistics_layers(model: nn.Module) -> list[nn.Module]:
 
 def name_drop_last(layers: Sequence[nn.Module]) -> list[RemovableHandle]:
     """From here on these layers refuse a single value per channel by saying where it comes from."""
-    return [layer.register_forward_pre_hook(_refuse_one_value) for layer in layers]
+    return [layer.register_forward_pre_hook(ModuleHook(_refuse_one_value)) for layer in layers]
 
 
 def _refuse_one_value(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, TypeGuard, cast
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from torch.nn.grad import conv2d_weight
 
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.step.capabilities import Norms
+from atoll.agent.runtime.step.module_hooks import ModuleHook
 
 SHARE: Final = 0.001
 """Of the rows of each weight: a row is what one output has of it."""
@@ -29,25 +30,37 @@ class HalfBatches:
     """Of one model, on the training thread: hooks of its forward passes look at steps that are sampled.
 
     Samples are the first dimension of what a layer gets, or the outer part of it. A layer whose output is changed in
-    place may be left out, as one that is compiled is."""
+    place may be left out, as one that is compiled is. Measuring never raises into the user's pass: a layer in which it
+    fails is measured no more."""
 
-    def __init__(self, model: nn.Module, seed: int, sampled: Callable[[], BatchSlice | None]) -> None:
-        """sampled: the batch of the step under way, where it is to be looked at."""
-        self._sampled = sampled
+    def __init__(
+        self,
+        model: nn.Module,
+        seed: int,
+        sampled: Callable[[], BatchSlice | None],
+        notice: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """sampled: the batch of the step under way, where it is to be looked at. notice: told of the first layer in
+        which measuring fails."""
+        self._sampled, self._notice = sampled, notice
+        self._failed: set[int] = set()  # layers that are measured no more
         generator = torch.Generator().manual_seed(seed % 2**63)
         self._step = -1
+        self._names: list[str] = []
         self._rows: list[torch.Tensor] = []
         self._scale: list[float] = []
         self._halves: dict[
             int, list[torch.Tensor]
         ] = {}  # sums over the first half's samples, and the second's, [r, ...]
         self._hooks = []
-        for layer in model.modules():
+        for name, layer in model.named_modules():
             if not _is_known(layer):
                 continue
             outputs = len(cast(torch.Tensor, layer.weight))
             rows = torch.randperm(outputs, generator=generator)[: max(math.ceil(SHARE * outputs), LEAST_ROWS)]
-            self._hooks.append(layer.register_forward_hook(self._hook(len(self._rows))))
+            hook = ModuleHook(self._on_forward, len(self._rows))
+            self._hooks.append(layer.register_forward_hook(hook, with_kwargs=True))
+            self._names.append(name or "the model")
             self._rows.append(rows)
             self._scale.append(math.sqrt(outputs / len(rows)))
 
@@ -55,7 +68,7 @@ class HalfBatches:
         """After a backward pass: as Norms says of two halves, and nothing where none were seen."""
         halves, batch = self._halves, self._sampled()
         self._halves = {}
-        if not halves or batch is None:
+        if not halves or batch is None or len({one.device for sums in halves.values() for one in sums}) > 1:
             return Norms()
         first, second = batch.local // 2, batch.local - batch.local // 2
         a_K, b_K = (
@@ -70,20 +83,42 @@ class HalfBatches:
         for hook in self._hooks:
             hook.remove()
 
-    def _hook(self, number: int) -> Callable[[nn.Module, Any, Any], None]:
-        def on_forward(layer: nn.Module, inputs: Any, output: Any) -> None:
-            batch = None if torch.compiler.is_compiling() else self._sampled()
-            if batch is None or batch.local < 2 or not isinstance(output, torch.Tensor) or not output.requires_grad:
-                return
-            if batch.step != self._step:  # what a pass left that was broken off
-                self._step, self._halves = batch.step, {}
-            given = inputs[0].detach()
-            if len(given) % batch.local == 0 and len(output) == len(given):
-                split = len(given) // batch.local * (batch.local // 2)
-                add = partial(self._add, number, layer, given, split)
-                output.register_hook(add)  # type: ignore[no-untyped-call]
+    def _on_forward(self, number: int, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        try:
+            self._watch(number, layer, args[0] if args else kwargs.get("input"), output)
+        except Exception as error:  # noqa: BLE001 - layers get anything, and none of it may end the user's pass
+            self._fail(number, error)
 
-        return on_forward
+    def _watch(self, number: int, layer: nn.Module, given: Any, output: Any) -> None:
+        batch = self._sampled()
+        if batch is None or batch.local < 2 or not (_has_samples(layer, given) and _has_samples(layer, output)):
+            return
+        if batch.step != self._step:  # what a pass left that was broken off
+            self._step, self._halves = batch.step, {}
+        if output.requires_grad and len(given) % batch.local == 0 and len(output) == len(given):
+            split = len(given) // batch.local * (batch.local // 2)
+            output.register_hook(partial(self._on_gradient, number, layer, given.detach(), split))
+
+    def _on_gradient(
+        self, number: int, layer: nn.Module, given: torch.Tensor, split: int, gradient: torch.Tensor
+    ) -> None:
+        if number not in self._failed:
+            try:
+                self._add(number, layer, given, split, gradient)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._fail(number, error)
+
+    def _fail(self, number: int, error: Exception) -> None:
+        if not self._failed:
+            self._notice(
+                f"gradient noise is measured without layer {self._names[number]}, and others that fail so: "
+                f"{type(error).__name__}: {error}. Training is as it would be"
+            )
+        self._failed.add(number)
+        self._halves.pop(number, None)
+        self._hooks[number].remove()
 
     @torch.no_grad()
     def _add(self, number: int, layer: nn.Module, given: torch.Tensor, split: int, gradient: torch.Tensor) -> None:
@@ -102,6 +137,14 @@ def _is_known(layer: nn.Module) -> bool:
             return False
         return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     return isinstance(layer, nn.Linear) and layer.weight.requires_grad
+
+
+def _has_samples(layer: nn.Module, value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether this may be a batch that the layer takes or gives."""
+    dense = isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_nested
+    return (
+        dense and value.is_floating_point() and (value.dim() == 4 if isinstance(layer, nn.Conv2d) else value.dim() >= 2)
+    )
 
 
 def _of_rows(layer: nn.Module, given: torch.Tensor, gradient: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
