@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.api.inputs import check_loss, listed_optimizers, one_module
-from atoll.agent.runtime.step.backward.gradient_passes import refuse_sparse_modules
+from atoll.agent.runtime.step.optimizers.sparse_gradients import refuse_dense_optimizers, refuse_sparse_modules
 from atoll.errors import BadInput
 
 
@@ -42,6 +42,42 @@ def test_layers_with_sparse_gradients_are_refused_by_name(layer: Any) -> None:
     refuse_sparse_modules(nn.Sequential(layer(3, 3)))
     with pytest.raises(BadInput, match=r"^0 makes sparse gradients.*sparse=False"):
         refuse_sparse_modules(nn.Sequential(layer(3, 3, sparse=True)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "why"),
+    [
+        (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}, None),
+        (torch.optim.SGD, {"foreach": True}, None),
+        (torch.optim.Adagrad, {}, None),
+        (torch.optim.SparseAdam, {}, None),
+        (torch.optim.SGD, {"weight_decay": 0.1}, r"add\(sparse, dense\)"),
+        (torch.optim.SGD, {"fused": True}, "`_fused_sgd` does not support"),
+        (torch.optim.Adagrad, {"weight_decay": 0.1}, "weight_decay option is not compatible"),
+        (torch.optim.Adam, {}, "consider SparseAdam"),
+        (torch.optim.AdamW, {"fused": True}, "consider SparseAdam"),
+        (torch.optim.RMSprop, {}, "RMSprop does not support"),
+        (torch.optim.Adafactor, {}, "Adafactor does not support"),
+        (torch.optim.Muon, {}, "Muon does not support"),
+    ],
+)
+def test_optimizers_that_refuse_sparse_gradients_are_named_with_the_layer(
+    kind: Any, settings: dict[str, Any], why: str | None
+) -> None:
+    """As plain torch has it at the first step, which the optimizer's state and the weights know nothing of."""
+    model = nn.Sequential(nn.Embedding(3, 3, sparse=True), nn.Embedding(3, 3, sparse=True).requires_grad_(False))
+    optimizer = kind(model[:1].parameters(), **settings)
+    before = model[0].weight.detach().clone()  # type: ignore[operator]
+    if why is None:
+        refuse_dense_optimizers(model, [optimizer])
+    else:
+        with pytest.raises(BadInput, match=rf"^0 makes sparse gradients, which its {kind.__name__} refuses: .*{why}"):
+            refuse_dense_optimizers(model, [optimizer])
+    assert [id(one) for one in optimizer.state] in ([], [id(model[0].weight)])
+    assert torch.equal(model[0].weight, before)  # type: ignore[arg-type]
+    assert [id(one) for group in optimizer.param_groups for one in group["params"]] == [id(model[0].weight)]
+    dense = torch.optim.AdamW(nn.Sequential(nn.Embedding(3, 3)).parameters())
+    refuse_dense_optimizers(nn.Sequential(nn.Embedding(3, 3)), [dense])
 
 
 def test_optimizer_that_cannot_be_used_is_refused() -> None:

@@ -11,7 +11,6 @@ from torch import nn
 from atoll.agent.runtime.agent_link.strategy_channel import StrategyChannel
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.step.backward.gradient_passes import refuse_sparse_modules
 from atoll.agent.runtime.step.backward.phases import OneWorker
 from atoll.agent.runtime.step.backward.reduction import ReducedGradients
 from atoll.agent.runtime.step.capabilities import (
@@ -29,6 +28,7 @@ from atoll.agent.runtime.step.capabilities import (
     WorkerHalf,
 )
 from atoll.agent.runtime.step.optimizers.prepared_parameters import PreparedParameters
+from atoll.agent.runtime.step.optimizers.sparse_gradients import refuse_dense_optimizers, refuse_sparse_modules
 from atoll.agent.runtime.step.plans.agreement import Agreed, Agreement, ProposalExchange
 from atoll.agent.runtime.step.state.durable import HandedOver, NothingBeside, Origin
 from atoll.agent.runtime.transport.channel import LINGER_S, Channel
@@ -98,7 +98,9 @@ class StepExchange:
                 f"run.prepare_pipeline needs a strategy with an engine of its own, and {strategy.name} has none. Use "
                 'strategy "groups", or run.prepare'
             )
-        if not isinstance(half.capability, SeparateReducer):
+        if isinstance(half.capability, SeparateReducer):
+            refuse_dense_optimizers(model, optimizers)
+        else:
             refuse_sparse_modules(model)
         self._reducer: TensorReducer | None = None
         self._reduced: ReducedGradients | None = None

@@ -47,16 +47,6 @@ def refuse_sparse(name: str, gradient: torch.Tensor) -> None:
         raise BadInput(f"parameter {name} has a sparse gradient; build its embedding with sparse=False")
 
 
-def refuse_sparse_modules(model: nn.Module) -> None:
-    """Raises BadInput for layers whose gradients are sparse, where the strategy takes dense ones alone."""
-    for name, module in model.named_modules():
-        if getattr(module, "sparse", False) and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-            raise BadInput(
-                f"{name or 'the model'} makes sparse gradients, which this strategy does not send; build it with "
-                "sparse=False, or choose a strategy that does (docs/strategies.md)"
-            )
-
-
 def refuse_second(name: str, came: bool) -> None:
     """Raises BadInput where this pass's gradient has left already. came: whether one did."""
     if came:
