@@ -61,4 +61,6 @@ def _refusal(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], weight:
             trial.step()
         except RuntimeError as error:
             return str(error)
+        except KeyError:
+            return None  # before torch 2.13 Adagrad makes its state when it is built
     return None
