@@ -93,13 +93,14 @@ class HalfBatches:
 
     def _watch(self, number: int, layer: nn.Module, given: Any, output: Any) -> None:
         batch = self._sampled()
-        if batch is None or batch.local < 2 or not (_has_samples(layer, given) and _has_samples(layer, output)):
+        if batch is None or batch.local < 2 or not (_is_batch(given, layer) and _is_batch(output, layer)):
             return
         if batch.step != self._step:  # what a pass left that was broken off
             self._step, self._halves = batch.step, {}
         if output.requires_grad and len(given) % batch.local == 0 and len(output) == len(given):
             split = len(given) // batch.local * (batch.local // 2)
-            output.register_hook(partial(self._on_gradient, number, layer, given.detach(), split))
+            on_gradient = partial(self._on_gradient, number, layer, given.detach(), split)
+            output.register_hook(on_gradient)  # type: ignore[no-untyped-call]
 
     def _on_gradient(
         self, number: int, layer: nn.Module, given: torch.Tensor, split: int, gradient: torch.Tensor
@@ -139,8 +140,8 @@ def _is_known(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Linear) and layer.weight.requires_grad
 
 
-def _has_samples(layer: nn.Module, value: Any) -> TypeGuard[torch.Tensor]:
-    """Whether this may be a batch that the layer takes or gives."""
+def _is_batch(value: Any, layer: nn.Module) -> TypeGuard[torch.Tensor]:
+    """Return whether this may be a batch that the layer takes or gives."""
     dense = isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_nested
     return (
         dense and value.is_floating_point() and (value.dim() == 4 if isinstance(layer, nn.Conv2d) else value.dim() >= 2)

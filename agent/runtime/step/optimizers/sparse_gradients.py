@@ -36,7 +36,7 @@ def refuse_dense_optimizers(model: nn.Module, optimizers: Sequence[torch.optim.O
             )
 
 
-def _sparse_layers(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+def _sparse_layers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield name and weight of each layer that trains by sparse gradients."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
