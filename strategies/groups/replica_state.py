@@ -1,10 +1,14 @@
 """The state of one replica as one vector: parameters, floating buffers and what the optimizer keeps of each parameter.
 
 Averaging Adam's second moments would keep the variance of one replica's gradients, though k replicas that average have
-a k-th of it. SDPipe (2023, section 4) rebuilds it. With s the running mean of gradients (with beta_2, as v has it, so
-that v - s^2 is a variance and never negative), of a group of k:
+a k-th of it. SDPipe (2023, section 4) rebuilds it. After t updates v and s, the running means of squared gradients and
+of gradients, have weights (1 - beta_2) beta_2^(t - i), i = 1 ... t, which add up to c = 1 - beta_2^t. A group of k has
 
-    V = mean(v) - mean(s)^2        v <- mean(v) - (1 - 1/k) V
+    q = (1 - beta_2) (1 + beta_2^t) / ((1 + beta_2) c)     sum of the squares of the weights over c: the noise of s
+    V = (mean(v) - mean(s)^2 / c) / (1 - q / k)            c times the variance of a gradient, unbiased, never negative
+    v <- mean(v) - (1 - 1/k) V                             at least mean(s)^2 / c; at t = 1 the squared mean gradient
+
+So v moves from mean(v) towards mean(s)^2 / c, by a part of (1 - 1/k) / (1 - q/k).
 
 What was taken away counts in again before the next average, decayed as v is: else each average would take a part of
 what the one before left, and the variance would go to nothing."""
@@ -39,10 +43,9 @@ class ReplicaState:
         self._weights = [one.detach() for one in model.parameters() if one.requires_grad]
         self._buffers = [one for one in model.buffers() if one.is_floating_point()]
         self._counts = [one for one in model.buffers() if not one.is_floating_point()]  # as BatchNorm's batches
-        self._decay = 1.0  # of REMOVED since the last average
         self.prepare()
         self._hook = optimizer.register_step_pre_hook(self._before_update) if self._adam else None
-        self.size = sum(one.numel() for one in self._tensors()) + 1
+        self.size = sum(one.numel() for one, _ in self._averaged())
         """Entries of the vector."""
         self.weights = sum(one.numel() for one in self._weights)
         """Of these the first, which are parameters."""
@@ -63,15 +66,14 @@ class ReplicaState:
                 state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
     def read(self) -> F32:
-        """A copy, float32 [size]: in the order in which `write` takes it; the last entry is Adam's step. Forward and
-        backward passes may run beside it."""
+        """A copy, float32 [size]: in the order in which `write` takes it. Forward and backward passes may run beside
+        it."""
         flat = np.empty(self.size, np.float32)
         at = 0
-        for tensor, removed in zip(self._tensors(), self._removed(), strict=True):
-            whole = tensor if removed is None else torch.add(tensor, removed, alpha=self._decay)
+        for tensor, removed in self._averaged():
+            whole = tensor if removed is None else tensor + removed
             flat[at : at + tensor.numel()] = whole.reshape(-1).cpu().numpy()
             at += tensor.numel()
-        flat[-1] = self._steps()
         return flat
 
     @torch.no_grad()
@@ -79,20 +81,15 @@ class ReplicaState:
         """Take over an average of so many replicas (unequal weights make fewer of them); 1: it was nobody else's. read:
         what this one's state was in it, where forward passes may have changed buffers since: that stays."""
         at, buffers = 0, {id(one) for one in self._buffers}
-        for tensor in self._tensors():
+        for tensor, _ in self._averaged():
             here = slice(at, at + tensor.numel())
             part = torch.from_numpy(flat[here]).view(tensor.shape)
             if read is not None and id(tensor) in buffers:
                 part = part + (tensor.cpu() - torch.from_numpy(read[here]).view(tensor.shape))
             tensor.copy_(part)
             at += tensor.numel()
-        self._decay = 1.0
-        for _, parameter in self._trained() if self._adam else ():
-            state = self._optimizer.state[parameter]
-            state["step"].fill_(float(flat[-1]))
-            variance = (state["exp_avg_sq"] - state[MEAN].square()).clamp_(min=0)
-            torch.mul(variance, 1 - 1 / replicas, out=state[REMOVED])
-            state["exp_avg_sq"] -= state[REMOVED]
+        for group, parameter in self._trained() if self._adam else ():
+            _remove_variance(self._optimizer.state[parameter], group["betas"][1], replicas)
 
     def copy(self) -> list[torch.Tensor]:
         """For `restore`."""
@@ -102,7 +99,6 @@ class ReplicaState:
     def restore(self, copied: list[torch.Tensor]) -> None:
         for tensor, kept in zip(self._whole(), copied, strict=True):
             tensor.copy_(kept)
-        self._decay = 1.0
 
     def close(self) -> None:
         if self._hook is not None:
@@ -112,43 +108,36 @@ class ReplicaState:
         for group in self._groups:
             yield from ((group, one) for one in group["params"] if one.requires_grad)
 
-    def _tensors(self) -> Iterator[torch.Tensor]:
-        yield from self._weights
-        yield from self._buffers
+    def _averaged(self) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Everything that is averaged, each with what is added to it before."""
+        yield from ((one, None) for one in (*self._weights, *self._buffers))
         for group, parameter in self._trained():
             state = self._optimizer.state[parameter]
             if self._adam:
-                yield from (state["exp_avg"], state[MEAN], state["exp_avg_sq"])
+                yield from ((state[name], None) for name in ("step", "exp_avg", MEAN))
+                yield state["exp_avg_sq"], state[REMOVED]
             elif group["momentum"]:
-                yield state["momentum_buffer"]
+                yield state["momentum_buffer"], None
 
     def _whole(self) -> Iterator[torch.Tensor]:
-        """All that an update or an average changes; at a round's end REMOVED has not decayed."""
-        yield from (*self._tensors(), *self._counts)
-        for _, parameter in self._trained() if self._adam else ():
-            state = self._optimizer.state[parameter]
-            yield from (state[REMOVED], state["step"])
-
-    def _removed(self) -> Iterator[torch.Tensor | None]:
-        """Beside `_tensors`: what is added before an average."""
-        yield from (None for _ in (*self._weights, *self._buffers))
-        for group, parameter in self._trained():
-            if self._adam:
-                yield from (None, None, self._optimizer.state[parameter][REMOVED])
-            elif group["momentum"]:
-                yield None
-
-    def _steps(self) -> float:
-        steps = [float(self._optimizer.state[one]["step"]) for _, one in self._trained()] if self._adam else []
-        return max(steps, default=0.0)
+        """All that an update or an average changes."""
+        for tensor, removed in self._averaged():
+            yield from (tensor,) if removed is None else (tensor, removed)
+        yield from self._counts
 
     @torch.no_grad()
     def _before_update(self, *_: object) -> None:
-        self._decay *= self._groups[0]["betas"][1]
+        """What exp_avg_sq gets of this gradient, MEAN gets too."""
         for group, parameter in self._trained():
-            mean = self._optimizer.state[parameter][MEAN]
-            if parameter.grad is not None:
-                mean.lerp_(parameter.grad, 1 - group["betas"][1])
+            if (gradient := parameter.grad) is None:
+                continue
+            state, beta_2 = self._optimizer.state[parameter], group["betas"][1]
+            if group["maximize"]:
+                gradient = -gradient
+            if group["weight_decay"] and not _is_decoupled(self._optimizer, group):
+                gradient = gradient.add(parameter, alpha=group["weight_decay"])
+            state[MEAN].lerp_(gradient, 1 - beta_2)
+            state[REMOVED].mul_(beta_2)
 
     @staticmethod
     def _check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -164,5 +153,25 @@ class ReplicaState:
         for group in optimizer.param_groups:
             if group.get("amsgrad") or group.get("dampening"):
                 raise BadInput("strategy groups cannot average the state of amsgrad or dampening. Leave them out")
-        if len({group["betas"][1] for group in optimizer.param_groups if "betas" in group}) > 1:
-            raise BadInput("strategy groups takes one beta_2 for all parameters, not another for some of them")
+
+
+def _remove_variance(state: dict[str, torch.Tensor], beta_2: float, replicas: float) -> None:
+    """Of Adam's state of a parameter, an average of so many replicas: the second moment becomes that of their mean
+    gradient, REMOVED the rest. Equations: at the top of this file."""
+    steps = float(state["step"])
+    if replicas <= 1 or steps <= 0:
+        state[REMOVED].zero_()
+        return
+    decayed = beta_2**steps
+    weight = 1 - decayed
+    noise = (1 - beta_2) * (1 + decayed) / ((1 + beta_2) * weight)
+    part = (1 - 1 / replicas) / (1 - noise / replicas)
+    second, of_mean = state["exp_avg_sq"], state[MEAN].square().div_(weight)
+    rebuilt = torch.maximum(second.lerp(of_mean, part), of_mean)
+    torch.sub(second, rebuilt, out=state[REMOVED]).clamp_(min=0)
+    second.copy_(rebuilt)  # second - REMOVED would round small ones to 0
+
+
+def _is_decoupled(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
+    """Whether weight decay is apart from the gradient."""
+    return bool(group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW)))

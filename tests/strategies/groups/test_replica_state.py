@@ -115,3 +115,67 @@ def test_second_moments_of_a_group_have_the_variance_of_its_mean_gradient() -> N
     assert kept["exp_avg_sq"].mean().item() == pytest.approx(2.0, rel=0.05)
     assert (kept["exp_avg_sq"] + kept[REMOVED]).mean().item() == pytest.approx(5.0, rel=0.02)
     assert kept[MEAN].mean().item() == pytest.approx(1.0, rel=0.02)
+
+
+@pytest.mark.parametrize("count", [4, 16])
+def test_updates_of_a_group_are_as_large_as_adams_on_the_mean_gradient_from_the_first_on(count: int) -> None:
+    """1. Replicas average after each update, at Adam's own beta_2, whose moments are far from settled for hundreds of
+    updates; half of their gradients are alike, the others deviate. 2. After the first average v is that of plain Adam
+    on the mean gradient. 3. Updates 10, 50 and 300 are as large as plain Adam's. 4. v is never below the squared mean
+    gradient."""
+    deviation = torch.tensor([0.0, 0.5]).repeat(32)
+    generator = torch.Generator().manual_seed(5)
+    alone, *parameters = [nn.Parameter(torch.zeros(64)) for _ in range(count + 1)]
+    plain = torch.optim.Adam([alone])
+    made = []
+    for parameter in parameters:
+        model = nn.Module()
+        model.weight = parameter
+        optimizer = torch.optim.Adam([parameter])
+        made.append((optimizer, ReplicaState(model, optimizer)))
+    kept, expected = made[0][0].state[parameters[0]], plain.state[alone]
+    for update in range(1, 301):
+        gradients = [1 + deviation * torch.randn(64, generator=generator) for _ in range(count)]
+        before, alone_before = parameters[0].detach().clone(), alone.detach().clone()
+        for parameter, gradient, (optimizer, _) in zip(parameters, gradients, made, strict=True):
+            parameter.grad = gradient
+            optimizer.step()
+        alone.grad = torch.stack(gradients).mean(dim=0)
+        plain.step()
+        mean = weighted_mean([state.read() for _, state in made], [1.0] * count)
+        for _, state in made:
+            state.write(mean, float(count))
+        assert (kept["exp_avg_sq"] >= 0.999 * kept[MEAN].square() / (1 - 0.999**update)).all()
+        if update == 1:
+            torch.testing.assert_close(kept["exp_avg_sq"], expected["exp_avg_sq"], rtol=1e-4, atol=0)
+        if update in {10, 50, 300}:
+            size, its = parameters[0].detach() - before, alone.detach() - alone_before
+            assert (size[::2].norm() / its[::2].norm()).item() == pytest.approx(1, abs=0.001), update
+            assert (size[1::2].norm() / its[1::2].norm()).item() == pytest.approx(1, abs=0.05), update
+
+
+def test_weight_decay_in_the_gradient_is_no_variance_and_an_unused_parameter_keeps_its_own_bias() -> None:
+    """1. Two replicas see the same gradients; Adam adds weight decay to them, so v has it and the gradients' mean has
+    to. 2. One of two parameters is used from the fourth update on. 3. Averages change nothing: each replica trains as
+    plain Adam does."""
+    # So small a rate that the decay hardly changes: a gradient that changes in time has a variance, too.
+    made, weights = [], [torch.linspace(-2, 2, 8), torch.ones(8)]
+    for _ in range(3):
+        model = nn.Module()
+        model.first, model.second = (nn.Parameter(one.clone()) for one in weights)
+        optimizer = torch.optim.Adam(
+            [{"params": [model.first]}, {"params": [model.second], "betas": (0.5, 0.9)}], lr=1e-3, weight_decay=0.3
+        )
+        made.append((model, optimizer))
+    states = [ReplicaState(*one) for one in made[1:]]
+    for update in range(8):
+        for model, optimizer in made:
+            model.first.grad = torch.linspace(0.1, 1, 8)
+            model.second.grad = torch.full((8,), 0.5) if update >= 3 else None
+            optimizer.step()
+        mean = weighted_mean([state.read() for state in states], [1.0, 1.0])
+        for state in states:
+            state.write(mean, 2.0)
+    for name, start in zip(("first", "second"), weights, strict=True):
+        expected, moved = (getattr(model, name).detach() - start for model, _ in made[:2])
+        torch.testing.assert_close(moved, expected, rtol=1e-3, atol=1e-6)
