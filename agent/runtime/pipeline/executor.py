@@ -16,6 +16,7 @@ from torch import nn
 
 from atoll.agent.runtime.pipeline.places import StagePlace
 from atoll.agent.runtime.pipeline.schedule import Direction, after_last_forward, until_last_forward
+from atoll.agent.runtime.pipeline.script_autocast import ScriptAutocast
 from atoll.agent.runtime.pipeline.weight_stash import WeightStash
 from atoll.agent.runtime.pipeline.wire import StageLinks, StagePurpose
 from atoll.agent.runtime.step.measures.throttle import Throttle
@@ -56,6 +57,7 @@ class StageExecutor:
         self._stage, self._loss, self._links, self._device, self._throttle = stage, loss, links, device, throttle
         self._under_way: dict[tuple[int, int], _UnderWay] = {}  # by batch and micro-batch
         self._made = 0  # forward passes of the next batch
+        self._autocast = ScriptAutocast(device.type)
 
     @property
     def place(self) -> StagePlace:
@@ -67,14 +69,11 @@ class StageExecutor:
 
         following: the next batch that this will be called for, if it is known: asked once, when this one's forward
         passes are made, on all stages but the last, which has nothing to wait for."""
-        if (
-            torch.is_autocast_enabled(self._device.type)
-            and torch.get_autocast_dtype(self._device.type) == torch.float16
-        ):
-            raise BadInput(
-                "torch.autocast in float16 needs gradients that are scaled (GradScaler), which pipelines do not do: "
-                "small ones would be lost. Use torch.autocast with dtype=torch.bfloat16"
-            )
+        self._autocast = ScriptAutocast.current(self._device.type)
+        with self._autocast.left():
+            return self._run(micros, following)
+
+    def _run(self, micros: Sequence[MicroBatch], following: Callable[[], Sequence[MicroBatch]]) -> float:
         self._throttle.resume()
         place, batch, stash, loss = self.place, self._links.batch, None, 0.0
         made, self._made = self._made, 0
@@ -100,14 +99,14 @@ class StageExecutor:
             inputs.requires_grad_()
         # Its first layer may work in place, which a leaf forbids.
         given = inputs.clone() if isinstance(inputs, torch.Tensor) and inputs.requires_grad else inputs
-        with stash.forward() if stash is not None else nullcontext():
+        with stash.forward() if stash is not None else nullcontext(), self._autocast.forward():
             output = self._stage(given)
-        if not self.place.last:
+            loss = self._loss(output, fetched[1]) if self.place.last else None
+        if loss is None:
             self._under_way[batch, number] = _UnderWay(inputs, output, stash)
             self._throttle.pay()
             self._links.send(StagePurpose.FORWARD, batch, number, output)
             return 0.0
-        loss = self._loss(output, fetched[1])
         if loss.numel() != 1:
             raise BadInput(f"the loss has shape {tuple(loss.shape)}; it must be one number: the mean over the batch")
         weighted = loss * micro.share
@@ -117,6 +116,7 @@ class StageExecutor:
 
     def _backward(self, batch: int, number: int) -> None:
         inputs, output, stash = self._under_way.pop((batch, number))
+        torch.clear_autocast_cache()  # of activations that the pass before computed again, maybe with other weights
         if self.place.last:
             output.backward()  # type: ignore[no-untyped-call]
         elif output.is_floating_point():

@@ -150,6 +150,7 @@ class Training:
             self._prepared = prepared(self._model, self.loader, trains, self.state.bytes)
             session.link.outbox.prepared(self._prepared)
         seed_step(session.seed, session.place.rank, self.loader.position.step)
+        torch.clear_autocast_cache()
 
     def be_taken_in(self) -> None:
         """Before the first epoch: a worker that joins waits until it is taken into a view of the run."""
@@ -244,6 +245,7 @@ class Training:
         self.state.change_begins()
         with self._shut_down_if_lost():
             self._exchange.flush()
+        torch.clear_autocast_cache()
 
     def sum(self, numbers: Sequence[float]) -> tuple[float, ...]:
         """All ranks together: each of these numbers added up over them."""
@@ -291,6 +293,7 @@ class Training:
             self._exchange.flush()
             if self._session.group is not None:
                 self._session.group.barrier()
+        torch.clear_autocast_cache()
         self._exchange.leave()
         self._reporter.finish()
         self.tell_trained()
@@ -508,6 +511,7 @@ class Training:
         return batch if batch is not None and batch.step % NORMS_EVERY_STEPS == 0 else None
 
     def _handed_out(self) -> None:
+        torch.clear_autocast_cache()  # the boundary may have changed weights: others' updates, a restored state
         self._session.throttle.pay()
         self._clock.handed_out()
 
@@ -559,6 +563,7 @@ class Training:
             self._muted.undo_update()
         else:
             self._exchange.after_update()
+        torch.clear_autocast_cache()  # the script's region may be around several updates
         self._clock.updated()
 
     def _update_left_out(self, optimizer: torch.optim.Optimizer) -> None:

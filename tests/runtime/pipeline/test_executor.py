@@ -107,12 +107,13 @@ def test_dropout_draws_the_same_where_activations_are_computed_again() -> None:
         torch.testing.assert_close(made_again, kept)
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_passes_made_ahead_have_the_weights_of_then_in_both_directions(*, again: bool) -> None:
+@pytest.mark.parametrize(("again", "low"), [(False, False), (True, False), (False, True), (True, True)])
+def test_passes_made_ahead_have_the_weights_of_then_in_both_directions(*, again: bool, low: bool) -> None:
     """1. Two batches of three micro-batches, an update after each. The first stage makes the second batch's first
     forward pass before the first one's update. 2. That micro-batch's gradient is of the weights before it, also where
     activations are computed again in the backward pass; the others' of those after it. 3. Both stages end with the
-    weights of that, worked out in one process."""
+    weights of that, worked out in one process. low: all of it is in one region of torch.autocast, which caches casts of
+    weights until it ends; plain PyTorch has one for each forward pass."""
     torch.manual_seed(1)
     stages: list[nn.Module] = [nn.Sequential(nn.LayerNorm(4), Remembering(again=again, dropout=0.0)), nn.Linear(64, 3)]
     alone = copy.deepcopy(stages)
@@ -129,12 +130,13 @@ def test_passes_made_ahead_have_the_weights_of_then_in_both_directions(*, again:
             number = links[rank].know_ahead(lambda: left.pop(0) if left else None)
             return all_micros[number] if number is not None else []
 
-        while (
-            number := links[rank].agree_on_batch(lambda none_now: left.pop(0) if left else None, lambda: None)
-        ) is not None:
-            optimizer.zero_grad()
-            executor.run(all_micros[number], ahead)
-            optimizer.step()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
+            while (
+                number := links[rank].agree_on_batch(lambda none_now: left.pop(0) if left else None, lambda: None)
+            ) is not None:
+                optimizer.zero_grad()
+                executor.run(all_micros[number], ahead)
+                optimizer.step()
 
     thread = threading.Thread(target=train, args=(1,))
     thread.start()
@@ -146,7 +148,9 @@ def test_passes_made_ahead_have_the_weights_of_then_in_both_directions(*, again:
         optimizer.zero_grad()
         for micro, (inputs, targets) in enumerate(batch):
             first = before if (number, micro) == (1, 0) else alone[0]
-            (nn.functional.mse_loss(alone[1](first(inputs)), targets) / 3).backward()  # type: ignore[no-untyped-call]
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
+                loss = nn.functional.mse_loss(alone[1](first(inputs)), targets)
+            (loss / 3).backward()  # type: ignore[no-untyped-call]
         for its, of_then in zip(alone[0].parameters(), before.parameters(), strict=True):
             if its.grad is not None and of_then.grad is not None:
                 its.grad += of_then.grad
