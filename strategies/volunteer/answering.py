@@ -25,7 +25,7 @@ from atoll.ports import host_and_port
 from atoll.strategies.volunteer.checks import Wanted
 from atoll.strategies.volunteer.dialling import measuring, prepare
 from atoll.strategies.volunteer.messages import number, read, written
-from atoll.strategies.volunteer.stage_passes import StagePass, StagePasses
+from atoll.strategies.volunteer.stage_passes import StagePass, StagePasses, device_kind
 from atoll.strategies.volunteer.task_pool import MOST_OPEN
 from atoll.strategies.volunteer.weights_line import applied
 
@@ -158,7 +158,8 @@ class Helper:
     def _greet(self) -> None:
         """And ask for as many tasks as it may have ahead."""
         helping, power = self._helping, self._link.welcome.speed
-        self._send({"kind": "hello", "name": helping.name, "ticket": helping.ticket.hex(), "power": power})
+        greeting = {"kind": "hello", "name": helping.name, "ticket": helping.ticket.hex(), "power": power}
+        self._send({**greeting, "device": device_kind(self._session.device)})
         for _ in range(MOST_OPEN):
             self._send({"kind": "ask"})
 
@@ -173,6 +174,7 @@ class Helper:
             end=number(header, "end"),
             draws=number(header, "draws"),
             made_here=bool(header.get("made_here")),
+            bfloat16=bool(header.get("bfloat16")),
         )
         passes.begin(asked.step, number(header, "attempt"))
         given = fine(self._load(passes, header, tensors, form), _given(header), form)
@@ -181,7 +183,8 @@ class Helper:
         computed_s = time.monotonic() - begun_s
         answer = [piece for one in computed for piece in coarse(one, form)]
         self._await_line(sum(one.nbytes for one in answer))
-        self._send({"kind": "answer", "number": number(header, "number"), "computed_s": computed_s}, answer)
+        said = {"kind": "answer", "number": number(header, "number"), "computed_s": computed_s, "drew": passes.drew}
+        self._send(said, answer)
         self._send({"kind": "ask"})
         self._link.step += 1
 

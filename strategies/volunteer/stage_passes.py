@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,6 +15,7 @@ from atoll.agent.runtime.api.engine_inputs import pair_of
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.orders import Generators
 from atoll.agent.runtime.pipeline.schedule import Direction
+from atoll.agent.runtime.pipeline.script_autocast import ScriptAutocast
 from atoll.agent.runtime.step.backward.batch_statistics import batch_statistics_layers
 from atoll.agent.runtime.step.capabilities import EngineParts
 from atoll.agent.runtime.step.state.randomness import seed_step
@@ -24,7 +27,8 @@ FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 @dataclass(frozen=True, slots=True)
 class StagePass:
     """What a task of a stage is to compute. draws: what its random numbers are made from: the same wherever it is
-    computed, and in both directions, so that answers can be compared and activations computed again."""
+    computed, and in both directions, so that answers can be compared and activations computed again. bfloat16: whether
+    the rank's script calls its step under torch.autocast."""
 
     direction: Direction
     step: int
@@ -33,6 +37,7 @@ class StagePass:
     end: int
     draws: int
     made_here: bool = False
+    bfloat16: bool = False
 
     @property
     def samples(self) -> int:
@@ -65,10 +70,17 @@ class StagePasses:
         """P."""
         self._made: dict[tuple[int, int, int], tuple[Any, torch.Tensor]] = {}  # inputs and outputs that wait
         self._of: tuple[int, int] | None = None  # step and attempt that these are of
+        self.drew = False
+        """Whether the last pass drew random numbers (dropout) from the device's generator."""
         if layers := batch_statistics_layers(stage):
             raise BadInput(
                 f"strategy volunteer adds up gradients that are computed apart, and {type(layers[0]).__name__} needs "
                 "all of a batch together. Use GroupNorm or LayerNorm, or freeze it with eval()"
+            )
+        if session.device.type == "cuda" and any(_drops_out_in_cudnn(one) for one in stage.modules()):
+            raise BadInput(
+                "strategy volunteer computes passes again with the same random numbers, and cuDNN's dropout between "
+                "the layers of an RNN takes them from a state of its own. Use dropout=0 there, and nn.Dropout around it"
             )
         for one in self.parameters:
             if one.dtype not in FLOATS:
@@ -100,15 +112,17 @@ class StagePasses:
         is used, and left to be overwritten."""
         self._session.throttle.resume()
         seed_step(self._session.seed, asked.draws, asked.step)
+        self.drew = False
+        torch.clear_autocast_cache()  # a kept forward pass may be of other weights than what is computed again
         forward = asked.direction is Direction.FORWARD
         answer = self._forward(asked, given, keep=keep) if forward else self._backward(asked, given)
         answer = [one.detach().cpu() for one in answer]
         self._session.throttle.pay()
         return answer
 
-    def example(self, given: torch.Tensor, step: int) -> torch.Tensor:
+    def example(self, given: torch.Tensor, step: int, *, bfloat16: bool) -> torch.Tensor:
         """A forward pass of one sample, for the shape of what it gives: [1, *O]."""
-        asked = StagePass(Direction.FORWARD, step, 0, 0, 1, draws=0)
+        asked = StagePass(Direction.FORWARD, step, 0, 0, 1, draws=0, bfloat16=bfloat16)
         return self.compute(asked, [given])[0]
 
     @torch.no_grad()
@@ -119,7 +133,9 @@ class StagePasses:
 
     def _forward(self, asked: StagePass, given: Sequence[torch.Tensor], *, keep: bool) -> list[torch.Tensor]:
         with torch.set_grad_enabled(keep):
-            inputs, outputs = self._passed(asked, self._inputs(asked, given[0]))
+            inputs = self._inputs(asked, given[0])
+            with self._region(asked):
+                outputs = self._passed(asked, inputs)
         if keep:
             self._made[asked.micro, asked.begin, asked.end] = inputs, outputs
         return [outputs]
@@ -133,11 +149,16 @@ class StagePasses:
         loss: list[torch.Tensor] = []
         if self.last:
             fetched, targets = self._fetched(asked, given[-1])
-            inputs, outputs = self._passed(asked, fetched if self.first else self._inputs(asked, given[0]))
-            loss = [self._loss(asked, outputs, targets)]
+            inputs = fetched if self.first else self._inputs(asked, given[0])
+            with self._region(asked):
+                loss = [self._loss(asked, self._passed(asked, inputs), targets)]
             torch.autograd.backward(loss)
         else:
-            inputs, outputs = kept if kept is not None else self._passed(asked, self._inputs(asked, given[0]))
+            if kept is None:
+                inputs = self._inputs(asked, given[0])
+                with self._region(asked):
+                    kept = inputs, self._passed(asked, inputs)
+            inputs, outputs = kept
             if outputs.requires_grad:
                 torch.autograd.backward(outputs, given[-1].to(outputs))
         gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in self.parameters]
@@ -152,16 +173,29 @@ class StagePasses:
             return self._fetched(asked, given)[0]
         return given.to(self._session.device, copy=True).requires_grad_(torch.is_grad_enabled())
 
-    def _passed(self, asked: StagePass, inputs: Any) -> tuple[Any, torch.Tensor]:
-        """(inputs, outputs)."""
+    @contextmanager
+    def _region(self, asked: StagePass) -> Iterator[None]:
+        """Run a forward pass, and its loss, as the rank's script would. Sets `drew`."""
+        before = self._generator_state()
+        with ScriptAutocast(self._session.device.type, asked.bfloat16).forward():
+            yield
+        self.drew = not torch.equal(before, self._generator_state())
+
+    def _generator_state(self) -> torch.Tensor:
+        """Return that of the device: every random operation on it moves it, whoever calls it."""
+        device = self._session.device
+        return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+    def _passed(self, asked: StagePass, inputs: Any) -> torch.Tensor:
+        """Return the outputs."""
         leaf = isinstance(inputs, torch.Tensor) and inputs.requires_grad
-        outputs = self._stage(inputs.clone() if leaf else inputs)  # its first layer may work in place
+        outputs: torch.Tensor = self._stage(inputs.clone() if leaf else inputs)  # its first layer may work in place
         if not self.last and (outputs.shape[:1] != (asked.samples,) or outputs.dtype not in FLOATS):
             raise BadInput(
                 f"a stage gave {outputs.dtype} {tuple(outputs.shape)} for {asked.samples} samples. Volunteers get some "
                 "samples of a micro-batch: its activations are float numbers with a row for each"
             )
-        return inputs, outputs
+        return outputs
 
     def _loss(self, asked: StagePass, outputs: torch.Tensor, targets: Any) -> torch.Tensor:
         loss = self._parts.loss(outputs, targets)
@@ -187,3 +221,12 @@ class StagePasses:
                 seed_step(self._session.seed, one, asked.step)
                 fetched.append(parts.dataset[one])
             return pair_of(parts.collate_fn(fetched), self._session.device)
+
+
+def device_kind(device: torch.device) -> str:
+    """Return the name of what draws the same random numbers for the same seed."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+
+
+def _drops_out_in_cudnn(module: nn.Module) -> bool:
+    return isinstance(module, nn.RNNBase) and module.dropout > 0 and module.num_layers > 1

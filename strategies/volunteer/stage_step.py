@@ -84,7 +84,8 @@ class StageStep:
         self._mates = [one for one in place.mates if one != place.rank]
         self._row_in: Wanted | None = None  # of one sample, for stages after the first
         self._row_out: Wanted | None = None  # for those before the last
-        self._example: torch.Tensor | None = None
+        self._examples: dict[bool, torch.Tensor] = {}  # one sample's activations, by whether they are of bfloat16
+        self._bfloat16 = False  # passes run under torch.autocast
         self._key = Key(-1, 0)
         self._micros: Sequence[list[int]] = ()  # numbers of the pipeline's samples
         self._counted: list[int] = []  # of samples that are no task, for they counted when the run had other members
@@ -107,22 +108,26 @@ class StageStep:
         rows = [one for one in (self._row_in, self._row_out) if one is not None]
         return max((torch.Size(shape).numel() * dtype.itemsize for shape, dtype in rows), default=0)
 
-    def learn_shapes(self, deadline_s: float) -> None:
-        """Before the first step, on all stages: one sample goes through the pipeline. Raises PeerLost."""
+    def learn_shapes(self, deadline_s: float, *, bfloat16: bool = False) -> None:
+        """Send one sample through the pipeline. All stages call it before the first step, and before one whose passes
+        run in another precision. bfloat16: under torch.autocast. Raises PeerLost."""
+        self._bfloat16 = bfloat16
+        if not self._mates:
+            return
         place, given = self._place, torch.zeros(1, dtype=torch.int64)
         if not place.first:
             with self.changed:
-                self.changed.wait_for(lambda: self._example is not None or self.broken is not None, deadline_s)
+                self.changed.wait_for(lambda: bfloat16 in self._examples or self.broken is not None, deadline_s)
                 if self.broken is not None:
                     raise self.broken
-                if self._example is None:
+                if bfloat16 not in self._examples:
                     raise PeerLost(f"rank {place.rank - 1} sent no sample's activations for {deadline_s:.0f} s")
-                given = self._example
+                given = self._examples[bfloat16]
             self._row_in = (tuple(given.shape[1:]), given.dtype)
         if not place.last:
-            outputs = self._passes.example(given, 0)
+            outputs = self._passes.example(given, 0, bfloat16=bfloat16)
             self._row_out = (tuple(outputs.shape[1:]), outputs.dtype)
-            self._send(place.rank + 1, 0, 0, 0, memoryview(packed(StepPurpose.EXAMPLE, outputs)))
+            self._send(place.rank + 1, 0, 0, int(bfloat16), memoryview(packed(StepPurpose.EXAMPLE, outputs)))
 
     def enter(self, place: StagePlace, send: Callable[[int, int, int, int, bytes | memoryview], None]) -> None:
         """The run goes on with other members. Of a step under way whole models keep what counted; stages have it no
@@ -183,7 +188,7 @@ class StageStep:
 
     def _hear(self, one: _Message) -> str | None:
         if one.purpose is StepPurpose.EXAMPLE:
-            self._example = one.tensor
+            self._examples[bool(one.micro)] = one.tensor
         elif one.key < self._key:
             return "old step"
         elif one.key.step != self._key.step:
@@ -227,6 +232,7 @@ class StageStep:
             "step": asked.step,
             "attempt": self._key.attempt,
             "draws": asked.draws,
+            "bfloat16": asked.bfloat16,
             "stage": [self._place.stage, self._place.stages, *self._layers],
         }
 
@@ -357,7 +363,14 @@ class StageStep:
         stage = self._place.stage, self._place.stages
         draws = self._micros[task.micro][task.begin] * stage[1] + stage[0]
         return StagePass(
-            task.direction, self._key.step, task.micro, task.begin, task.end, draws, made_here=task.made_here
+            task.direction,
+            self._key.step,
+            task.micro,
+            task.begin,
+            task.end,
+            draws,
+            made_here=task.made_here,
+            bfloat16=self._bfloat16,
         )
 
 

@@ -100,10 +100,12 @@ class TaskServer:
         most_bytes: int = MAX_TENSOR_BYTES,
         model_bytes: int = 0,
         coarsest: Form = "float32",
+        device: str = "",
     ) -> None:
         """socket: a ROUTER. recognises: a volunteer's name by its ticket. tell: people, and whether
         something is wrong. power: of the server itself. most_bytes: of a tensor that comes. model_bytes: of the
-        weights in float32; 0: too few to look at links. coarsest: that travels on thin ones."""
+        weights in float32; 0: too few to look at links. coarsest: that travels on thin ones.
+        device: the kind of the server's own, as volunteers name theirs."""
         self.pool = TaskPool()
         self.changed = threading.Condition()
         self.servers: Sequence[Server] = ()
@@ -112,7 +114,8 @@ class TaskServer:
         """Of the weights: who has another one is sent them with its next task."""
         self._socket, self._work = socket, work
         self._recognises, self._tell, self._most_bytes = recognises, tell, most_bytes
-        self._model_bytes, self._coarsest = model_bytes, coarsest
+        self._model_bytes, self._coarsest, self._device = model_bytes, coarsest, device
+        self._devices: dict[str, str] = {}  # kinds of the volunteers', by name
         self._bounds = {direction: NormBound() for direction in Direction}
         self._comparisons = Comparisons(random.Random(time.time_ns()))
         self._names: dict[bytes, str] = {}
@@ -204,7 +207,10 @@ class TaskServer:
                     pass
                 case "answer" if client is not None:
                     form = self._arrived(client, header, size_bytes)
-                    self._answered(client, number(header, "number"), tensors, form)
+                    if header.get("drew") and self._devices[client] != self._device:
+                        self._refuse_draws(client)
+                    else:
+                        self._answered(client, number(header, "number"), tensors, form)
                     self._judge(sender, client)
                 case _ if client is None or client not in self.pool.clients:
                     self._send(sender, {"kind": "again"})
@@ -239,6 +245,7 @@ class TaskServer:
         name, power = self._name_of(sender, header), header.get("power")
         if not isinstance(power, int | float) or not 0 < power <= MAX_POWER:  # "not", so that NaN is refused too
             raise BadInput(f"a greeting has a power that is none of 0 to {MAX_POWER:g}")
+        self._devices[name] = str(header.get("device"))[:MAX_NAME]
         for other in [one for one, known in self._names.items() if known == name and one != sender]:
             del self._names[other], self._versions[other]  # the same device, started again
             self.pool.leave(name)
@@ -257,6 +264,14 @@ class TaskServer:
         self._versions.setdefault(sender, NOTHING)
         if name not in self._uses and len(self._uses) < MAX_USES:
             self._uses[name] = LinkUse(len(self._uses))
+
+    def _refuse_draws(self, client: str) -> None:
+        """A pass with dropout can neither be compared nor be computed again on another kind of device."""
+        self.pool.shut_out(
+            client,
+            f"the model draws random numbers (dropout), and its {self._devices[client]} draws other ones than this "
+            f"rank's {self._device} for the same seed. Let volunteers of the rank's kind help, or use no dropout",
+        )
 
     def _shut_out(self) -> None:
         """Tell who was, and them: by whatever limit."""

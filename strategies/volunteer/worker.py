@@ -15,6 +15,7 @@ from atoll.agent.runtime.data.orders import EpochOrder
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.data.split import split_batch
 from atoll.agent.runtime.pipeline.clipping import EPSILON
+from atoll.agent.runtime.pipeline.script_autocast import ScriptAutocast
 from atoll.agent.runtime.step.capabilities import EngineParts, WorkerContext, WorkerHalf
 from atoll.agent.runtime.transport import membership
 from atoll.agent.runtime.transport.process_groups import Group
@@ -23,7 +24,7 @@ from atoll.jobspec import MAX_WORKERS
 from atoll.strategies.volunteer.messages import MAX_TENSOR_BYTES, Server
 from atoll.strategies.volunteer.port import VolunteerPort
 from atoll.strategies.volunteer.settings import Volunteer
-from atoll.strategies.volunteer.stage_passes import StagePasses
+from atoll.strategies.volunteer.stage_passes import StagePasses, device_kind
 from atoll.strategies.volunteer.stage_step import StageStep
 from atoll.strategies.volunteer.task_server import SELF, TaskServer
 from atoll.strategies.volunteer.tasks import Task
@@ -69,12 +70,13 @@ class VolunteerEngine:
         self._replicas: Group | None = None  # who hold this stage
         self._told: dict[str, float] = {}
         self._updated = -1  # the last step that changed the model
+        self._autocast = ScriptAutocast(session.device.type)  # of the steps before
         self._shared_out = session.view == 1  # what is left of the step that the view before broke off
         before = context.learned if isinstance(context.learned, VolunteerEngine) else None  # of the view before
         self._port: VolunteerPort | None = before._port if before is not None else None
         self._server: TaskServer | None = before._server if before is not None else None
         if before is not None:
-            self._passes, self._step = before._passes, before._step
+            self._passes, self._step, self._autocast = before._passes, before._step, before._autocast
             self._step.enter(place, context.channel.send)
             return
         cuts = (*parts.part.cuts, 0) if parts.part is not None else (0, 0)
@@ -90,6 +92,7 @@ class VolunteerEngine:
         if session.group is not None and place.stages > 1:
             self._channel.all_connected()
             self._channel.connect_receiver(self._step, ())
+            self._autocast = ScriptAutocast(session.device.type)
             self._step.learn_shapes(session.collective_timeout_s)
             parts = [tuple(range(stage, place.stages * place.pipelines, place.stages)) for stage in range(place.stages)]
             self._replicas = session.group.parted(parts, session.collective_timeout_s) if place.pipelines > 1 else None
@@ -108,6 +111,14 @@ class VolunteerEngine:
     def step(self, batch: Any, taken: BatchSlice) -> torch.Tensor:
         """batch: [local] numbers of samples. Returns the mean loss over the samples of all pipelines, [], the same on
         each."""
+        autocast = ScriptAutocast.current(self._session.device.type)
+        with autocast.left():
+            if autocast != self._autocast:
+                self._autocast = autocast
+                self._step.learn_shapes(self._session.collective_timeout_s, bfloat16=autocast.enabled)
+            return self._trained(batch, taken)
+
+    def _trained(self, batch: Any, taken: BatchSlice) -> torch.Tensor:
         counted: list[int] = []
         begun_s = time.monotonic()
         if self._shared_out or self._parts.place.stages > 1:
@@ -187,6 +198,7 @@ class VolunteerEngine:
             most_bytes=most_bytes,
             model_bytes=weights_bytes + micro_bytes,
             coarsest=self._coarsest,
+            device=device_kind(session.device),
         )
         self._step.pool, self._step.changed, self._step.wake = self._server.pool, self._server.changed, self._port.wake
         self._port.serve(self._server)

@@ -29,8 +29,8 @@ class Passes:
 
     def begin(self, step: int, attempt: int) -> None: ...
 
-    def example(self, given: torch.Tensor, step: int) -> torch.Tensor:
-        return torch.zeros(1, WIDTH)
+    def example(self, given: torch.Tensor, step: int, *, bfloat16: bool) -> torch.Tensor:
+        return torch.zeros(1, WIDTH, dtype=torch.bfloat16 if bfloat16 else torch.float32)
 
     def compute(self, asked: StagePass, given: list[torch.Tensor], *, keep: bool = False) -> list[torch.Tensor]:
         rows = asked.samples

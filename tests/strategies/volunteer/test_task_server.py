@@ -72,15 +72,22 @@ class Rig:
             tell=lambda text, _: self.told.append(text),
             model_bytes=4 * entries,
             coarsest=coarsest,
+            device="A100",
         )
         self.server.pool.begin_step()
         self.server.pool.add(Direction.BACKWARD, 0, SAMPLES)
 
-    def client(self, name: str, shown: str | None = None) -> zmq.Socket[bytes]:
+    def client(self, name: str, shown: str | None = None, device: str = "A100") -> zmq.Socket[bytes]:
         line = self._context.socket(zmq.DEALER)
         line.connect("inproc://tasks")
         self.lines.append(line)
-        greeting = {"kind": "hello", "name": name, "ticket": shown or f"ticket of {name}", "power": 1.0}
+        greeting = {
+            "kind": "hello",
+            "name": name,
+            "ticket": shown or f"ticket of {name}",
+            "power": 1.0,
+            "device": device,
+        }
         self.say(line, greeting)
         return line
 
@@ -101,8 +108,10 @@ class Rig:
         assert line.poll(1000), "the server said nothing"
         return read(line.recv_multipart())
 
-    def answer(self, line: zmq.Socket[bytes], number: int, *tensors: torch.Tensor, computed_s: float = 0.0) -> None:
-        self.say(line, {"kind": "answer", "number": number, "computed_s": computed_s}, *tensors)
+    def answer(
+        self, line: zmq.Socket[bytes], number: int, *tensors: torch.Tensor, computed_s: float = 0.0, drew: bool = False
+    ) -> None:
+        self.say(line, {"kind": "answer", "number": number, "computed_s": computed_s, "drew": drew}, *tensors)
 
     def close(self) -> None:
         for line in (*self.lines, self._router):
@@ -192,6 +201,30 @@ def test_who_lies_is_shut_out_and_where_it_had_counted_the_step_begins_again(rig
     back = rig.client("v")
     header, _ = rig.heard(back)
     assert (header["kind"], "of its" in header["why"]) == ("out", True)
+
+
+def test_another_kind_of_device_is_shut_out_where_the_model_draws_random_numbers(rig: Rig) -> None:
+    """1. A volunteer on another kind of device helps as long as its passes draw nothing. 2. One of the server's kind
+    may draw. 3. The other one's first pass with dropout counts for nothing: it had other masks than the server's, so it
+    could be neither compared nor computed again. It is shut out by that name, and its samples go to others."""
+    other, alike = rig.client("other", device="x86_64 CPU"), rig.client("alike")
+    number, samples = rig.task(other)
+    rig.answer(other, number, answer_of(samples))
+    number, samples = rig.task(alike)
+    rig.answer(alike, number, answer_of(samples), drew=True)
+    assert [client for client, _, _ in rig.work.counted] == ["other", "alike"]
+    number, samples = rig.task(other)
+    rig.answer(other, number, answer_of(samples), drew=True)
+    assert len(rig.work.counted) == 2
+    why = rig.heard(other)[0]["why"]
+    assert "draws random numbers (dropout), and its x86_64 CPU draws other ones than this rank's A100" in why
+    assert rig.told[-1] == f"other is shut out: {why}"
+    while not rig.server.pool.done(Direction.BACKWARD, 0):
+        number, samples = rig.task(alike)
+        rig.answer(alike, number, answer_of(samples), drew=True)
+    places = sorted(place for _, begin, end in rig.work.counted for place in range(begin, end))
+    assert places == list(range(SAMPLES))
+    assert rig.work.again == 0
 
 
 def test_a_flood_shuts_its_sender_out_and_others_go_on(rig: Rig) -> None:
