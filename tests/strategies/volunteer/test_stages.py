@@ -70,6 +70,14 @@ def test_pipelines_of_stages_train_what_one_process_trains(start: Start, tmp_pat
                 torch.testing.assert_close(found[name], weights, rtol=1e-5, atol=1e-5)
 
 
+def test_stages_under_autocast_train_what_one_process_trains(start: Start, tmp_path: Path) -> None:
+    """Activations travel in bfloat16, whose shapes and types the stages learned in float32 before the first step."""
+    alone = trained(tmp_path / "alone", 1, 1, "--bfloat16", "--epochs=1", start=start)
+    out = trained(tmp_path / "stages", 2, 2, "--bfloat16", "--recompute", "--epochs=1", start=start)
+    assert losses(out) == losses(out, rank=1) == pytest.approx(losses(alone), rel=1e-3)
+    assert losses(alone)[-1] < losses(alone)[0]
+
+
 def test_a_checkpoint_of_stages_is_one_model_for_any_number_of_them(start: Start, tmp_path: Path) -> None:
     """1. Two stages train an epoch. 2. One process goes on for another epoch, 3. then three stages. The losses are
     those of one process that trained all along."""
