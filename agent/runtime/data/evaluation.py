@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from atoll.agent.runtime.data.loader import sample_count
-from atoll.agent.runtime.data.rows import move
 from atoll.agent.runtime.data.split import split_batch
+from atoll.agent.runtime.data.to_device import moved
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput
 
@@ -44,7 +44,7 @@ class EvaluationLoader:
     def __iter__(self) -> Iterator[Any]:
         subset = Subset(self._dataset, self._range())
         for batch in DataLoader(subset, batch_size=self._batch_size, collate_fn=self._collate_fn):
-            yield move(batch, self._device, non_blocking=False)
+            yield moved(batch, self._device, non_blocking=False)
 
     def _range(self) -> range:
         rank, shares = self._part()

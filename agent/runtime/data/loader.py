@@ -25,8 +25,9 @@ from torch.utils.data.distributed import DistributedSampler
 from atoll.agent.runtime.agent_link.waiting import batch_wait
 from atoll.agent.runtime.data.by_value import ByValue, context_by_value, start_method, without_script
 from atoll.agent.runtime.data.orders import EpochOrder, Order, StreamedSamples, StreamOrder, is_stream, mixed_seed
-from atoll.agent.runtime.data.rows import as_is, move, tensor_rows
+from atoll.agent.runtime.data.rows import as_is, tensor_rows
 from atoll.agent.runtime.data.sampler import BatchSlice, BatchSlicer, Position, after
+from atoll.agent.runtime.data.to_device import moved
 from atoll.agent.runtime.step.plans.schedule import PlanSchedule
 from atoll.errors import AtollError, BadInput, DeadlineExceeded
 
@@ -303,7 +304,7 @@ class Loader(Generic[BatchT]):
                     return
                 self.current, self._handed_out = self._ahead.popleft(), True
                 if self._device is not None:
-                    batch = move(batch, self._device, non_blocking=self._pinned)
+                    batch = moved(batch, self._device, non_blocking=self._pinned)
                 self._tell_handed_out()
                 yield batch
         finally:

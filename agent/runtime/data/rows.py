@@ -45,16 +45,3 @@ def tensor_rows(dataset: Dataset[Any]) -> TensorRows | None:
 def as_is(batch: Any) -> Any:
     """The collate function of batches that are finished already."""
     return batch
-
-
-def move(batch: Any, device: torch.device, non_blocking: bool) -> Any:
-    """The batch with its tensors on `device`; lists, tuples, dicts and whatever has a `to` method are gone through."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=non_blocking)
-    if isinstance(batch, dict):
-        return {key: move(value, device, non_blocking) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named tuple takes its fields one by one
-        return type(batch)(*(move(value, device, non_blocking) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(move(value, device, non_blocking) for value in batch)
-    return batch.to(device) if hasattr(batch, "to") else batch
