@@ -20,6 +20,9 @@ WHOLE_STEPS: Final = 16
 LONG_S: Final = 2.0
 """A step this long under a new plan that gives the rank the same batch: what it computed before counts on, for five
 more such steps are too long to go on with a plan that does not fit."""
+SHORTEST_S: Final = 1e-9
+LONGEST_S: Final = 1e6
+"""Of a step that counts: no clock measures less, and no step takes eleven days. Squares of both are float64 numbers."""
 _STALL_GAIN: Final = 0.2
 
 
@@ -122,7 +125,7 @@ class RankEstimator:
 
 
 def _sound(observed: ObservedStep) -> bool:
-    """Whether all numbers are finite and not negative, and something was computed."""
+    """Whether all numbers are finite and not negative, and what was computed took a time that can be."""
     if observed.local_batch < 0 or observed.total_batch < observed.local_batch or observed.total_batch == 0:
         return False
     numbers = (
@@ -139,4 +142,8 @@ def _sound(observed: ObservedStep) -> bool:
         observed.local_sqnorm,
         observed.global_sqnorm,
     )
-    return math.isfinite(sum(numbers)) and min(numbers) >= 0 and observed.compute_s > 0
+    parts_s = observed.load_s + observed.forward_s + observed.update_s + observed.backward_s
+    least_s = min(observed.compute_s, parts_s) if observed.backward_s > 0 else observed.compute_s
+    if not (math.isfinite(sum(numbers)) and min(numbers) >= 0):
+        return False
+    return least_s >= SHORTEST_S and max(observed.compute_s, parts_s, observed.step_s) <= LONGEST_S

@@ -115,7 +115,7 @@ def _decide(
 ) -> Decision[GoodputInput, GoodputPlan]:
     overlap = given.profile.overlap or NO_OVERLAP
     return GOODPUT.decide(
-        GoodputInput(
+        GoodputInput.of_measured(
             candidates=tuple(candidates),
             initial_batch=given.policy.initial_batch,
             noise_scale=scale,

@@ -25,7 +25,7 @@ class ControllerHalf(Protocol):
     def next_plan(self, given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
         """The plan that should follow the present one; None where the split of the batch is all there is to decide.
 
-        ranks: all of them, as measured under the present plan."""
+        ranks: all of them, as measured under the present plan. Raises NoFeasiblePlan."""
         ...
 
 

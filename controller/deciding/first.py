@@ -86,7 +86,7 @@ def least_batch(total_batch: int, ranks: int) -> int:
 def by_time(times: Sequence[float], total_batch: int) -> Decision[InverseTimeInput, InverseTimePlan]:
     """times: seconds per sample, by rank."""
     low = least_batch(total_batch, len(times))
-    nodes = tuple(TimedNode(min_batch=low, seconds_per_sample=time_s) for time_s in times)
+    nodes = tuple(TimedNode.of_measured(min_batch=low, seconds_per_sample=time_s) for time_s in times)
     return INVERSE_TIME.decide(InverseTimeInput(total_batch=total_batch, nodes=nodes))
 
 

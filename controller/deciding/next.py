@@ -6,6 +6,7 @@ from atoll.controller.deciding.batch import explore_batch, next_batch
 from atoll.controller.deciding.given import MIN_INTERVAL_S, Given
 from atoll.controller.deciding.split import next_split
 from atoll.controller.state.records import PlanRecord
+from atoll.errors import NoFeasiblePlan
 from atoll.step_estimators.estimates import RankProfile
 
 
@@ -13,7 +14,7 @@ def next_plan(given: Given) -> PlanRecord | None:
     """The plan that should follow the present one, or None while that is good enough or too little is known.
 
     A plan must promise more than its uncertainty. That switching costs nothing (training does not pause for it) is why
-    nothing is added for it."""
+    nothing is added for it. Raises NoFeasiblePlan where the strategy's planner has none, and the split stays too."""
     if given.now_s < given.planned_s + MIN_INTERVAL_S:
         return None
     ranks = given.ranks()
@@ -21,7 +22,12 @@ def next_plan(given: Given) -> PlanRecord | None:
         return None
     policy = given.policy
     if policy.half is not None:
-        return policy.half.next_plan(given, ranks) or _split(given, ranks)
+        try:
+            return policy.half.next_plan(given, ranks) or _split(given, ranks)
+        except NoFeasiblePlan:
+            if (split := _split(given, ranks)) is not None:
+                return split
+            raise
     if policy.adapts_batch:
         estimates = [rank.estimate for rank in ranks if rank.estimate is not None]
         noise = given.profile.noise

@@ -125,7 +125,7 @@ def _by_optperf(given: Given, ranks: Sequence[RankProfile], estimates: Sequence[
     unsure_s = 2 * max(ranks, key=lambda rank: rank.compute_s).compute_error_s
     for reach in (None, *NEAR):
         decision = OPTPERF.decide(
-            OptPerfInput(
+            OptPerfInput.of_measured(
                 total_batch=sum(before),
                 nodes=tuple(_within(reach, low, e, b) for e, b in zip(estimates, before, strict=True)),
                 gamma=overlap.gamma,

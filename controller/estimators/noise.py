@@ -20,6 +20,8 @@ KEEP: Final = 0.96
 """Weight of what was known at each new sampled step: about 50 of them count."""
 NEEDED_STEPS: Final = 5
 PENDING_STEPS: Final = 16
+_MOST: Final = 1e120
+"""Of a trace or squared norm: their squares and sums are float64 numbers."""
 _OUTLIER: Final = 10.0
 """Spreads from the median: beyond, a step is left out, unless the one before it was too."""
 
@@ -63,7 +65,7 @@ class NoiseEstimator:
         return self._steps
 
     def _add(self, trace: float, sqnorm: float) -> None:
-        if not (math.isfinite(trace) and math.isfinite(sqnorm)):
+        if not (abs(trace) <= _MOST and abs(sqnorm) <= _MOST):  # NaN too
             return
         self._recent.append((trace, sqnorm))
         if self._is_outlier() and not self._skipped:
@@ -109,7 +111,7 @@ class NoiseEstimator:
         low = trace / (sqnorm + doubt)
         if sqnorm <= doubt / 2:
             return NoiseEstimate(noise_scale=low, error=math.inf, low=low, high=math.inf, steps=self._steps)
-        square = of_trace / trace**2 + of_sqnorm / sqnorm**2 - 2 * both / (trace * sqnorm)
+        square = of_trace / trace / trace + of_sqnorm / sqnorm / sqnorm - 2 * both / trace / sqnorm
         return NoiseEstimate(
             noise_scale=trace / sqnorm,
             error=math.sqrt(max(square, 0.0)),

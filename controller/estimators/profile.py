@@ -66,6 +66,5 @@ class Profile:
 
 def node_model(estimate: NodeEstimate, min_batch: int, max_batch: int | None = None) -> NodeModel:
     """A rank as planners take it."""
-    if max_batch is None:
-        return NodeModel(q=estimate.q, s=estimate.s, k=estimate.k, m=estimate.m, min_batch=min_batch)
-    return NodeModel(q=estimate.q, s=estimate.s, k=estimate.k, m=estimate.m, min_batch=min_batch, max_batch=max_batch)
+    bounds = {"min_batch": min_batch} if max_batch is None else {"min_batch": min_batch, "max_batch": max_batch}
+    return NodeModel.of_measured(q=estimate.q, s=estimate.s, k=estimate.k, m=estimate.m, **bounds)

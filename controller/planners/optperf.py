@@ -10,16 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from atoll.controller.planners.bounds import Bounds
-from atoll.controller.planners.schemas import MAX_NODES, Schema, Seconds, Share, TotalBatch
+from atoll.controller.planners.schemas import MAX_NODES, MAX_SECONDS, Schema, Seconds, Share, TotalBatch
 from atoll.controller.planners.water_filling import F64, Levels, PiecewiseTimes, whole
 
 Bottleneck = Literal["compute", "communication"]
+
+LEAST_SLOPE_S: Final = 1e-18
+"""Seconds a sample."""
+LEAST_PART: Final = 1e-15
+"""A sample takes at least this part of the fixed seconds: less drowns in the rounding of float64."""
 
 
 class NodeModel(Bounds):
@@ -32,15 +37,27 @@ class NodeModel(Bounds):
 
     @model_validator(mode="after")
     def _takes_time(self) -> NodeModel:
-        if self.q + self.k < 1e-9:
+        if self.q + self.k < (least := _least_slope_s(self.s + self.m)):
             raise ValueError(
-                f"has q + k = {self.q + self.k:g}, must be at least 1e-9 seconds a sample. Measure two distinct batches"
+                f"has q + k = {self.q + self.k:g}, must be at least {least:g} seconds a sample, {LEAST_PART:g} of "
+                "s + m. Measure two distinct batches"
             )
         return self
+
+    @classmethod
+    def of_measured(cls, **values: Any) -> Self:
+        """Where samples seem to be free, they take the least that a planner can tell from nothing."""
+        fixed_s = min(values["s"], MAX_SECONDS) + min(values["m"], MAX_SECONDS)
+        missing_s = 2 * _least_slope_s(fixed_s) - (values["q"] + values["k"])
+        return super().of_measured(**{**values, "k": values["k"] + max(missing_s, 0.0)})
 
     def compute_s(self, batch: float) -> float:
         """(q + k) b + s + m."""
         return (self.q + self.k) * batch + self.s + self.m
+
+
+def _least_slope_s(fixed_s: float) -> float:
+    return max(LEAST_SLOPE_S, LEAST_PART * fixed_s)
 
 
 Nodes = Annotated[tuple[NodeModel, ...], Field(min_length=1, max_length=MAX_NODES)]

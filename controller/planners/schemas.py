@@ -6,10 +6,13 @@ Every refusal names the field, its value and what is right.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, Final, TypeVar, cast
+from typing import Annotated, Any, Final, Self, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from atoll.documents import explain
 from atoll.errors import BadInput
@@ -29,6 +32,9 @@ Bytes = Annotated[int, Field(ge=1, le=2**60)]
 BytesPerSecond = Annotated[float, Field(ge=1, le=1e15)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
+_LEAST_ABOVE: Final = 1e-12
+"""Stands for the smallest number above a bound that is not allowed itself."""
+
 Read = TypeVar("Read")
 
 
@@ -39,6 +45,20 @@ class Schema(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
+
+    @classmethod
+    def of_measured(cls, **values: Any) -> Self:
+        """Make one of measured values: a number outside the range of its field becomes the nearest one inside.
+
+        A planner that refused a measurement would decide nothing as long as it lasts. What people say is refused
+        instead (`read`). Raises BadInput where the values contradict each other."""
+        ranges = _ranges_of(cls)
+        inside = {name: _nearest(value, ranges[name]) if name in ranges else value for name, value in values.items()}
+        try:
+            return cls(**inside)
+        except ValidationError as error:
+            flaw = explain(cls, error.errors(include_url=False))
+            raise BadInput(f"no {cls.__name__} can be made of what was measured: {flaw}") from error
 
 
 def read(schema: type[Read], text: str, what: str, example: str) -> Read:
@@ -68,6 +88,41 @@ def plain(value: object, *, omit_none: bool = False) -> dict[str, Any]:
 def canonical(value: object, *, omit_none: bool = False) -> str:
     """JSON with sorted keys and shortest floats: equal values are equal text."""
     return json.dumps(plain(value, omit_none=omit_none), sort_keys=True, allow_nan=False)
+
+
+@cache
+def _ranges_of(schema: type[BaseModel]) -> Mapping[str, tuple[float, float]]:
+    """The least and the largest number that each field allows, in itself or in each value of a tuple."""
+    ranges = {}
+    for name, field in schema.model_fields.items():
+        if limits := list(_limits([*field.metadata, field.annotation])):
+            lows = [one for one, is_least in limits if is_least]
+            highs = [one for one, is_least in limits if not is_least]
+            ranges[name] = max(lows, default=-math.inf), min(highs, default=math.inf)
+    return ranges
+
+
+def _limits(declared: Any) -> Iterator[tuple[float, bool]]:
+    """Each bound of the numbers in an annotation, and whether it is a lower one."""
+    for one in declared:
+        if isinstance(one, FieldInfo):
+            yield from _limits(one.metadata)
+        elif (bound := getattr(one, "ge", None)) is not None:
+            yield bound, True
+        elif (bound := getattr(one, "gt", None)) is not None:
+            yield bound + _LEAST_ABOVE, True
+        elif (bound := getattr(one, "le", None)) is not None:
+            yield bound, False
+        elif not isinstance(one, type):
+            yield from _limits(get_args(one))
+
+
+def _nearest(value: Any, within: tuple[float, float]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_nearest(one, within) for one in value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    return min(max(value, within[0]), within[1])
 
 
 @cache

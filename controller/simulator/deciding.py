@@ -10,6 +10,7 @@ from atoll.controller.deciding.next import next_plan
 from atoll.controller.simulator.policies import Choice, Situation
 from atoll.controller.simulator.scenario import Scenario
 from atoll.controller.state.records import PlanRecord
+from atoll.errors import NoFeasiblePlan
 from atoll.strategies import registry
 
 
@@ -36,16 +37,18 @@ class Deciding:
         self._current: PlanRecord | None = None
 
     def decide(self, given: Situation) -> Choice | None:
-        planned = next_plan(
-            Given(
-                now_s=given.now_s,
-                planned_s=given.planned_s,
-                current=self._record(given),
-                profile=given.profile,
-                policy=self._policy(given),
-                islands=given.islands,
-            )
+        asked = Given(
+            now_s=given.now_s,
+            planned_s=given.planned_s,
+            current=self._record(given),
+            profile=given.profile,
+            policy=self._policy(given),
+            islands=given.islands,
         )
+        try:
+            planned = next_plan(asked)
+        except NoFeasiblePlan:
+            return None
         if planned is None:
             return None
         self._current = planned

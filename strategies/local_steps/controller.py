@@ -102,7 +102,7 @@ class LocalStepsController:
         seen = profile.of_strategy if isinstance(profile.of_strategy, ExchangeEstimate) else NOTHING_SEEN
         every = 1 if "every" in may else now.every
         shared = now.density * every / now.every
-        asked = ExchangeDensityInput(
+        asked = ExchangeDensityInput.of_measured(
             entries=profile.entries,
             bandwidths=tuple(profile.links[name].bandwidth_bps / 8 for name in islands),
             step_s=step_s,
@@ -158,7 +158,7 @@ def _waited_s(asked: ExchangeDensityInput, density: float, staleness: int) -> fl
 def _drift_of(seen: ExchangeEstimate, every: int) -> Drift | None:
     if seen.drift is None:
         return None
-    return Drift(steps=seen.drift.drift, density=min(1.0, seen.drift.density * every))
+    return Drift.of_measured(steps=seen.drift.drift, density=seen.drift.density * every)
 
 
 def moves(asked: ExchangeDensityInput, now: float, planned: float, held_by: HeldBy) -> bool:

@@ -24,7 +24,6 @@ from atoll.controller.planners.tta import (
 )
 from atoll.controller.planners.wire_bytes import VALUE_BYTES, update_density
 from atoll.controller.state.records import PlanRecord
-from atoll.errors import NoFeasiblePlan
 from atoll.step_estimators.estimates import RankProfile
 from atoll.strategies.stale_sparse.settings import StaleSparse
 from atoll.strategies.stale_sparse.sparsity_cost import SparsityCostEstimate, SparsityCostEstimator
@@ -56,7 +55,8 @@ class StaleSparseController:
         return SparsityCostEstimator()
 
     def next_plan(self, given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
-        """None while the present plan is good enough, or nothing is known of the links."""
+        """None while the present plan is good enough, or nothing is known of the links. Raises NoFeasiblePlan where
+        the links carry not even the largest sparsity within a step."""
         if not (given.policy.may_change("sparsity") or given.policy.adapts_batch):
             return None
         asked = _ask(given, ranks, self._value_bytes, given.policy.surrogate or self._prior)
@@ -66,10 +66,7 @@ class StaleSparseController:
 def _next(given: Given, ranks: Sequence[RankProfile], asked: TtaInput) -> PlanRecord | None:
     before = [rank.local_batch for rank in ranks]
     now = assess_tta(asked, given.current.strategy_params.get("sparsity", 0.0), before)
-    try:
-        decision = TTA.decide(asked)
-    except NoFeasiblePlan:
-        return None  # the links carry not even the largest sparsity within a step: it is in force, or nothing helps
+    decision = TTA.decide(asked)
     planned = decision.plan
     if not _worth_it(ranks, now, planned):
         return None
@@ -107,7 +104,7 @@ def _ask(given: Given, ranks: Sequence[RankProfile], value_bytes: float, converg
         return None
     if len(islands) > 1 and any(name not in profile.links for name in islands):
         return None
-    asked = TtaInput(
+    asked = TtaInput.of_measured(
         devices=tuple(_device(given, rank, islands.index(given.islands[i]), total) for i, rank in enumerate(ranks)),
         bandwidths=tuple(
             USED * profile.links[name].bandwidth_bps / 8 if name in profile.links else 1e12 for name in islands
@@ -121,7 +118,7 @@ def _ask(given: Given, ranks: Sequence[RankProfile], value_bytes: float, converg
     dense_s = _dense_s(given)
     if not dense_s > 0:
         return asked
-    return asked.model_copy(update={"sparsity_cost": SparsityCost(seconds=dense_s, sparsity=sparsity)})
+    return asked.model_copy(update={"sparsity_cost": SparsityCost.of_measured(seconds=dense_s, sparsity=sparsity)})
 
 
 def _dense_s(given: Given) -> float:
@@ -147,11 +144,11 @@ def _device(given: Given, rank: RankProfile, island: int, total: int) -> Measure
         bounds = {"min_batch": rank.local_batch, "max_batch": rank.local_batch}
     curve = curve_of(rank)
     if isinstance(curve, SaturationEstimate):
-        return SaturatingDevice(alpha=curve.alpha, beta=curve.beta, island=island, **bounds)
+        return SaturatingDevice.of_measured(alpha=curve.alpha, beta=curve.beta, island=island, **bounds)
     if curve is not None:
-        return MeasuredDevice(q=curve.q, s=curve.s, k=curve.k, m=curve.m, island=island, **bounds)
+        return MeasuredDevice.of_measured(q=curve.q, s=curve.s, k=curve.k, m=curve.m, island=island, **bounds)
     per_sample_s = rank.compute_s / max(rank.local_batch, 1)
-    return MeasuredDevice(q=per_sample_s, s=0.0, k=0.0, m=0.0, island=island, **bounds)
+    return MeasuredDevice.of_measured(q=per_sample_s, s=0.0, k=0.0, m=0.0, island=island, **bounds)
 
 
 def _surrogate(given: Given, known: Surrogate) -> Surrogate:

@@ -171,16 +171,16 @@ def _planner_input(
     """overlap, larger: of the run, and with an offer. uncertainty: of the run's predicted step."""
     profile = question.profile
     low, high = question.batch_range or (profile.total_batch, profile.total_batch)
-    return AdmissionInput(
+    return AdmissionInput.of_measured(
         candidates=candidates_between(low, high, CANDIDATES if high > low else 1),
-        nodes=tuple(NodeModel(**_node(model)) for model in models),
+        nodes=tuple(NodeModel.of_measured(**_node(model)) for model in models),
         gamma=overlap.gamma,
         t_o=overlap.t_o,
         t_u=overlap.t_u,
         noise_scale=profile.noise.noise_scale if profile.noise else 0.0,
         initial_batch=profile.total_batch,
         offers=tuple(
-            Offer(name=name, uncertainty=model.error, t_o=larger.t_o, t_u=larger.t_u, **_node(model))
+            Offer.of_measured(name=name, uncertainty=model.error, t_o=larger.t_o, t_u=larger.t_u, **_node(model))
             for name, model in offers
         ),
         uncertainty=uncertainty,
@@ -266,6 +266,6 @@ def _overlaps(profile: Profile, models: Sequence[_Model]) -> tuple[Overlap, Over
     rest_s = max(profile.step_s - step_s, 0.0)
     more = ranks**2 / (ranks**2 - 1) if ranks > 1 else 1.0
     return (
-        Overlap(gamma=gamma, t_o=t_o, t_u=t_u + rest_s),
-        Overlap(gamma=gamma, t_o=t_o * more, t_u=t_u * more + rest_s),
+        Overlap.of_measured(gamma=gamma, t_o=t_o, t_u=t_u + rest_s),
+        Overlap.of_measured(gamma=gamma, t_o=t_o * more, t_u=t_u * more + rest_s),
     )

@@ -75,9 +75,13 @@ def _compare(observed: ObservedJob, run: RunRecord, members: Sequence[RunMember]
     if profile is None or plan is None or not strategy.steps_for_one or observed.job.spec.stages > 1:
         return None
     by_island = measured_islands(observed, members)
-    if by_island is None or not is_steady(observed, replace(run, members=tuple(members)), clock):
+    if (
+        by_island is None
+        or not profile.step_s > 0
+        or not is_steady(observed, replace(run, members=tuple(members)), clock)
+    ):
         return None
-    asked = OneIslandInput(
+    asked = OneIslandInput.of_measured(
         islands=tuple(island_times(name, of) for name, of in sorted(by_island.items())),
         step_s=profile.step_s,
         steps=_steps(observed.job, plan),
@@ -112,7 +116,7 @@ def uncertainty_of(by_island: Mapping[str, Sequence[RankProfile]]) -> float:
 def island_times(name: str, ranks: Sequence[RankProfile]) -> IslandTimes:
     """Its devices share what it computes by their speeds."""
     batch = sum(rank.local_batch for rank in ranks)
-    return IslandTimes(
+    return IslandTimes.of_measured(
         name=name, batch=batch, compute_s=batch / math.fsum(rank.local_batch / rank.compute_s for rank in ranks)
     )
 

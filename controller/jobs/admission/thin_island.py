@@ -88,7 +88,7 @@ def _links(profile: Profile, islands: Sequence[str]) -> list[float] | None:
 def _asked(
     by_island: Mapping[str, Sequence[RankProfile]], exchange: ExchangeDensityInput, cost: float
 ) -> ThinIslandInput:
-    return ThinIslandInput(
+    return ThinIslandInput.of_measured(
         islands=tuple(island_times(name, ranks) for name, ranks in sorted(by_island.items())),
         exchange=exchange,
         uncertainty=uncertainty_of(by_island),

@@ -104,7 +104,7 @@ def _machines(
             machine["checkpoint_bytes"] = ranks * of_rank
             if node.checkpoint_memory_bytes:
                 machine["memory_bytes"] = node.checkpoint_memory_bytes
-        found.append(Machine(**machine))
+        found.append(Machine.of_measured(**machine))
     return tuple(found)
 
 

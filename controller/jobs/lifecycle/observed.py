@@ -87,12 +87,14 @@ class PassClock:
 @dataclass(frozen=True, slots=True)
 class ObservedPlans:
     """The plans of the newest run, oldest first, and its placement. `planned_s`: when the newest plan was issued;
-    `sent`: by node, the newest plan that its present stream carried."""
+    `sent`: by node, the newest plan that its present stream carried. `refused`: run and number of the plan under which
+    an event said that the planner finds no other."""
 
     issued: tuple[PlanRecord, ...] = ()
     placement: PlacementRecord | None = None
     planned_s: float = 0.0
     sent: Mapping[str, int] = field(default_factory=dict)
+    refused: tuple[int, int] | None = None
 
     @property
     def newest(self) -> PlanRecord | None:
@@ -242,7 +244,8 @@ class NewEvent:
 class JobStep:
     """What one pass calls for, of a job. `job`, `run`, `plan`, `placement` and `views` are what to write, where they
     changed; actions are sent after that is written. `held`: devices that the job waits with, kept from jobs behind it.
-    `judged`: free devices were assessed. `admission`: what was decided about them, where that is news."""
+    `judged`: free devices were assessed. `refused`: an event says that the planner finds no plan to
+    follow the newest. `admission`: what was decided about free devices, where that is news."""
 
     job: JobRecord
     run: RunRecord | None
@@ -251,6 +254,7 @@ class JobStep:
     actions: tuple[Action, ...] = ()
     held: tuple[FreeDevice, ...] = ()
     judged: bool = False
+    refused: bool = False
     placement: PlacementRecord | None = None
     admission: AdmissionRecord | None = None
     views: tuple[ViewRecord, ...] = ()

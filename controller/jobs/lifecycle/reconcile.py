@@ -46,6 +46,7 @@ from atoll.controller.jobs.membership.proposing import ViewStep
 from atoll.controller.jobs.records.offline_profile import offline_profile
 from atoll.controller.state.records import Cause, JobPhase, JobRecord, Level, PlanRecord, RunRecord, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewState
+from atoll.errors import BadInput, NoFeasiblePlan
 
 LOST_GRACE_S: Final = 3.0
 GRACE_S: Final[Mapping[Cause, float]] = {Cause.GROW: 10.0, Cause.SHRINK: 10.0, Cause.CANCEL: 2.0}
@@ -122,7 +123,7 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
     if assessment.cause is not None:
         stop = _stop(replace(observed, job=assessment.job), run, assessment.cause, assessment.text, clock)
         return replace(stop, events=(*assessment.events, *stop.events), judged=True, admission=assessment.admission)
-    plan = _replan(observed, clock)
+    plan, refusal = _replan(observed, clock)
     if plan is not None:
         text = f"plan {plan.id} from step {plan.from_step}: {plan.reason}"
         event = NewEvent(Level.INFO, "plan", text)
@@ -148,9 +149,10 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
     return JobStep(
         assessment.job,
         run,
-        events=assessment.events,
+        events=(*assessment.events, *refusal),
         actions=actions,
         judged=assessment.judged,
+        refused=bool(refusal),
         admission=assessment.admission,
     )
 
@@ -237,23 +239,29 @@ def _in_place(observed: ObservedJob, run: RunRecord, assessment: DeviceAssessmen
     return replace(step, events=(*assessment.events, *step.events), judged=True, admission=assessment.admission)
 
 
-def _replan(observed: ObservedJob, clock: PassClock) -> PlanRecord | None:
+def _replan(observed: ObservedJob, clock: PassClock) -> tuple[PlanRecord | None, tuple[NewEvent, ...]]:
+    """Return the next plan, or the event that the planner has none, which comes once under each plan."""
     current, training = observed.plans.newest, observed.training
     if current is None or training.profile is None or not training.profile_is_news or observed.run is None:
-        return None
+        return None, ()
     if observed.views.newest is not None and observed.views.newest.view != current.view:
-        return None
-    plan = next_plan(
-        Given(
-            now_s=clock.now_s,
-            planned_s=observed.plans.planned_s,
-            current=current,
-            profile=training.profile,
-            policy=policy_of(with_learned(observed, observed.job), training.samples),
-            islands=tuple(m.island for m in members_of(observed.run, observed.views.newest)),
-        )
+        return None, ()
+    given = Given(
+        now_s=clock.now_s,
+        planned_s=observed.plans.planned_s,
+        current=current,
+        profile=training.profile,
+        policy=policy_of(with_learned(observed, observed.job), training.samples),
+        islands=tuple(m.island for m in members_of(observed.run, observed.views.newest)),
     )
-    return None if plan is None else replace(plan, view=current.view)
+    try:
+        plan = next_plan(given)
+    except (NoFeasiblePlan, BadInput) as error:
+        if observed.plans.refused == (current.run, current.id):
+            return None, ()
+        text = f"plan {current.id} stays: the planner finds no other. {error}"
+        return None, (NewEvent(Level.WARNING, "plan", text),)
+    return None if plan is None else replace(plan, view=current.view), ()
 
 
 def _must_stop(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep | None:

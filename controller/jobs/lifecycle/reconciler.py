@@ -204,6 +204,8 @@ class Reconciler:
             await self._ledger.write(state, step)
             if step.judged:
                 state.judged_s = self._clock()
+            if step.refused and state.plans:
+                state.refused = (state.plans[-1].run, state.plans[-1].id)
             self._note_finished(state)
             for action in step.actions:
                 self._dispatch.act(state, action, self._clock())
@@ -250,7 +252,7 @@ class Reconciler:
             since_s=state.since_s,
             finished_since_s=state.finished_since_s,
             judged_s=state.judged_s,
-            plans=ObservedPlans(state.plans, state.placement, state.planned_s, self._sent(run, nodes)),
+            plans=ObservedPlans(state.plans, state.placement, state.planned_s, self._sent(run, nodes), state.refused),
             training=self._training(state),
             devices=ObservedDevices(free=offered, ports=free.ports, unreachable=unreachable if waiting else ""),
             views=self._views(state, nodes),

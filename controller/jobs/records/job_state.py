@@ -40,6 +40,7 @@ class JobState:
     joining_since_s: float = 0.0
     handed_bytes: Mapping[int, int] = field(default_factory=dict)  # by rank of the run, as it was last looked at
     handed_since_s: float = 0.0
+    refused: tuple[int, int] | None = None  # run and plan under which the planner was told to find no other
     stale: bool = False
     _seats: Seats | None = None
 

@@ -167,7 +167,7 @@ class Ledger:
         state.view_since_s = state.joining_since_s = self._clock()
         if before and (before.job.status.phase, before.job.status.run) == (job.status.phase, job.status.run):
             state.since_s, state.finished_since_s = before.since_s, before.finished_since_s
-            state.planned_s, state.judged_s = before.planned_s, before.judged_s
+            state.planned_s, state.judged_s, state.refused = before.planned_s, before.judged_s, before.refused
             state.broken_since_s, state.joining_since_s = before.broken_since_s, before.joining_since_s
             state.handed_bytes, state.handed_since_s = before.handed_bytes, before.handed_since_s
             if before.views[-1:] == views[-1:]:

@@ -60,7 +60,7 @@ def costs_of(told: Mapping[int, MeasuredCosts], ranks: int) -> CompressionCosts 
     ):
         return None
     tensors = tuple(
-        TensorTimes(bytes=first.tensors[row][1], backward_s=max(one.tensors[row][2] for one in each) * 1e-6)
+        TensorTimes.of_measured(bytes=first.tensors[row][1], backward_s=max(one.tensors[row][2] for one in each) * 1e-6)
         for row in range(len(first.tensors))
     )
     link, allreduce = (_least([getattr(one, name) for one in each]) for name in ("link", "allreduce"))
@@ -72,7 +72,7 @@ def costs_of(told: Mapping[int, MeasuredCosts], ranks: int) -> CompressionCosts 
         Option(name=way.name, tasks=_tasks(way, first, link, allreduce, costs))
         for way in ways(divisible=first.divisible)
     )
-    given = CompressionInput(forward_s=max(one.rest_s for one in each), tensors=tensors, options=options)
+    given = CompressionInput.of_measured(forward_s=max(one.rest_s for one in each), tensors=tensors, options=options)
     counts = tuple(row[0] for row in first.tensors)
     return CompressionCosts(given, counts, max(one.iteration_s for one in each), first.algorithm)
 
@@ -89,23 +89,23 @@ def _tasks(
     Indivisible: C(M); (n - 1) r M on the link; D(M) n times. Divisible: C(M); (n - 1) / n r M; of a part of M / n: D n
     times and C, by the exchange's thread; (n - 1) / n r M; D of n parts."""
     if not way.compressed:
-        return (TaskCost(on=LINK, alpha=allreduce[0], beta=allreduce[1]),)
+        return (TaskCost.of_measured(on=LINK, alpha=allreduce[0], beta=allreduce[1]),)
     n, (alpha, beta) = told.workers, link
     (c_alpha, c_beta), (d_alpha, d_beta) = costs[f"compress_{way.compress}"], costs[f"decompress_{way.decompress}"]
     if not way.divisible:
         return (
-            TaskCost(on=ON[way.compress], alpha=c_alpha, beta=c_beta),
-            TaskCost(on=LINK, alpha=alpha, beta=beta, factor=(n - 1) * told.ratio),
-            TaskCost(on=ON[way.decompress], alpha=n * d_alpha, beta=n * d_beta),
+            TaskCost.of_measured(on=ON[way.compress], alpha=c_alpha, beta=c_beta),
+            TaskCost.of_measured(on=LINK, alpha=alpha, beta=beta, factor=(n - 1) * told.ratio),
+            TaskCost.of_measured(on=ON[way.decompress], alpha=n * d_alpha, beta=n * d_beta),
         )
     (again_alpha, again_beta), (sum_alpha, sum_beta) = costs["compress_cpu"], costs["decompress_cpu"]
-    part = TaskCost(on=LINK, alpha=alpha, beta=beta, factor=(n - 1) / n * told.ratio)
+    part = TaskCost.of_measured(on=LINK, alpha=alpha, beta=beta, factor=(n - 1) / n * told.ratio)
     return (
-        TaskCost(on=ON[way.compress], alpha=n * c_alpha, beta=c_beta),
+        TaskCost.of_measured(on=ON[way.compress], alpha=n * c_alpha, beta=c_beta),
         part,
-        TaskCost(on=ON["cpu"], alpha=n * sum_alpha + again_alpha, beta=(n * sum_beta + again_beta) / n),
+        TaskCost.of_measured(on=ON["cpu"], alpha=n * sum_alpha + again_alpha, beta=(n * sum_beta + again_beta) / n),
         part,
-        TaskCost(on=ON[way.decompress], alpha=n * d_alpha, beta=d_beta),
+        TaskCost.of_measured(on=ON[way.decompress], alpha=n * d_alpha, beta=d_beta),
     )
 
 

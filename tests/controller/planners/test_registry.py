@@ -87,5 +87,5 @@ def test_fields_within_nodes_are_refused_by_their_place(name: str) -> None:
         PLANNERS[name].run_json(json.dumps(data))
     del data["nodes"][1]["speed"]
     data["nodes"][1]["q"] = data["nodes"][1]["k"] = 0
-    with pytest.raises(BadInput, match=r"nodes\[1\] has q \+ k = 0, must be at least 1e-9 seconds"):
+    with pytest.raises(BadInput, match=r"nodes\[1\] has q \+ k = 0, must be at least 6e-18 seconds"):
         PLANNERS[name].run_json(json.dumps(data))

@@ -10,6 +10,7 @@ from atoll.controller.deciding.given import Given, Pins, Policy
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.planners.surrogate import Surrogate
+from atoll.errors import NoFeasiblePlan
 from atoll.step_estimators.estimates import BatchPoint
 from atoll.strategies.stale_sparse.controller import StaleSparseController
 from atoll.strategies.stale_sparse.settings import StaleSparse
@@ -64,11 +65,18 @@ def test_a_wider_link_lowers_the_rate_and_then_nothing_changes() -> None:
         run(20, policy=replace(FOLLOWING, adapts=())),
         run(20, policy=replace(FOLLOWING, pins=Pins(strategy_params={"sparsity": 0.97}))),
         given(ranks(*LIKE), current=CURRENT, policy=FOLLOWING, islands=SITES),  # nothing is known of the links
-        run(0.001),  # nothing profiled fits
     ],
 )
 def test_the_rate_stays(quiet: Given) -> None:
     assert next_plan(quiet) is None
+
+
+def test_links_too_thin_for_any_rate_are_said_unless_a_split_helps() -> None:
+    with pytest.raises(NoFeasiblePlan, match="even the largest profiled sparsity"):
+        next_plan(run(0.001))
+    plan = next_plan(run(0.001, ranks=ranks(0.002, 0.004, 0.004)))
+    assert plan is not None
+    assert (plan.planner, plan.strategy_params) == ("inverse-time", CURRENT.strategy_params)
 
 
 def test_unequal_devices_get_their_split_with_the_rate() -> None:

@@ -21,7 +21,8 @@ from made import (
     worker,
 )
 
-from atoll.controller.estimators.profile import Profile
+from atoll.controller.deciding.first import Place, first_plan
+from atoll.controller.estimators.profile import LinkEstimate, Profile
 from atoll.controller.jobs.lifecycle.observed import (
     ForgetWorker,
     JobStep,
@@ -36,6 +37,7 @@ from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.records import Cause, JobPhase, JobPins, JobRecord, Level, RunFailure, WorkerExitKind
 from atoll.controller.state.store import Fence, Put
+from atoll.jobspec import Adapt
 from atoll.step_estimators.estimates import RankProfile
 from atoll.worker_key import WorkerKey
 
@@ -341,6 +343,42 @@ def test_unequal_devices_get_a_new_plan_and_what_was_learned_is_kept() -> None:
     assert (step.plan.id, step.plan.from_step, step.plan.shares) == (2, 45, (150.0, 50.0))
     assert step.job.learned.speeds == {"a/0": 0.001, "b/0": 0.003}
     assert (step.job.learned.total_batch, step.job.learned.initial_batch) == (200, 256)
+
+
+def test_a_planner_that_finds_no_plan_says_so_once_and_holds_nothing_up() -> None:
+    """1. Links carry not even the largest sparsity within a step: an event gives the planner's reason, and all else
+    that the job needs is done. 2. Under the same plan it is not said again."""
+    asked = job(spec=spec(strategy="stale-sparse", adapt=Adapt(strategy_params=("sparsity",))))
+    ranks = {
+        rank: RankProfile(plan=1, local_batch=100, compute_s=0.001, compute_error_s=0.0, steps=20) for rank in range(2)
+    }
+    links = {name: LinkEstimate(bandwidth_bps=1e3, error=0.02) for name in ("a", "b")}
+    profile = Profile(
+        plan=1, total_batch=200, entries=25_000_000, step_s=0.1, steps=20, newest_step=40, ranks=ranks, links=links
+    )
+    places = [Place(name, 0, 1.0) for name in ("a", "b")]
+    began = replace(first_plan(1, "even", places, {}, 200), strategy_params={"sparsity": 0.9})
+    own = run("a", "b")
+    apart = replace(own, members=tuple(replace(m, island=m.node) for m in own.members))
+    look = observed(
+        asked,
+        apart,
+        node("a", {0: worker()}),
+        node("b", {1: worker()}),
+        profile=profile,
+        profile_is_news=True,
+        total_batch=200,
+        batch_size=200,
+        issued=(began,),
+    )
+    step = next_step(look, clock())
+    said = [one.text for one in step.events if one.kind == "plan"]
+    assert len(said) == 1
+    assert said[0].startswith("plan 1 stays: the planner finds no other. even the largest profiled sparsity 0.9999 ")
+    assert step.refused
+    again = next_step(changed(look, refused=(1, 1)), clock())
+    assert not [one for one in again.events if one.kind == "plan"]
+    assert again.actions == step.actions
 
 
 def test_a_plan_goes_to_every_node_that_its_stream_has_not_carried_it_to() -> None:
