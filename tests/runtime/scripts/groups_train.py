@@ -38,6 +38,7 @@ parser.add_argument("--die", default="", help="RANK:ROUND:PLACE, by SIGKILL; die
 parser.add_argument("--die-after", type=int, default=2, help="messages, with during")
 parser.add_argument("--batch", type=int, default=4)
 parser.add_argument("--plain", action="store_true", help="without BatchNorm")
+parser.add_argument("--bfloat16", action="store_true", help="every other epoch, in one region of torch.autocast")
 parser.add_argument("--tell-groups", action="store_true", help="OUT/run-N-rank-R.groups: round, group, members")
 parser.add_argument("--flaw", default="")
 options = parser.parse_args()
@@ -204,14 +205,15 @@ die_where_asked()
 tell_updates()
 if options.late_rank == RANK:
     ask_late()
-for _ in run.epochs(options.epochs):
-    for each in loader:
-        trained.clear()
-        number = run.step
-        loss = train_round(each)
-        if run._training is not None and run._training.succession.broken is not None:
-            continue  # nothing of it counts
-        run.report(loss=loss.item())
-        with (options.out / f"{NAME}.jsonl").open("a") as file:
-            file.write(json.dumps({"round": number, "samples": trained, "loss": loss.item()}) + "\n")
+for epoch in run.epochs(options.epochs):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.bfloat16 and epoch % 2 == 1):
+        for each in loader:
+            trained.clear()
+            number = run.step
+            loss = train_round(each)
+            if run._training is not None and run._training.succession.broken is not None:
+                continue  # nothing of it counts
+            run.report(loss=loss.item())
+            with (options.out / f"{NAME}.jsonl").open("a") as file:
+                file.write(json.dumps({"round": number, "samples": trained, "loss": loss.item()}) + "\n")
 torch.save({"model": model.state_dict(), "optimizer": made[0].state_dict()}, options.out / f"{NAME}.end")
