@@ -139,7 +139,7 @@ def recover(cluster: Cluster, port: int, rank: int) -> dict[str, Any]:
         if found is None or found.generation is None:
             raise SystemExit("nothing was found in memory")
         resumed = resume.Resumed(found.checkpoint, found.own)
-        resumed.restore(cluster.model, cluster.optimizer)
+        resumed.restore(cluster.model, cluster.optimizer, fingerprint(cluster.model.state_dict()))
     took_s = time.monotonic() - begun_s
     check(cluster)
     if group is not None:

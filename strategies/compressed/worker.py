@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from atoll.agent.runtime.api.inputs import SeveralModels
+from atoll.agent.runtime.checkpoints.model_state import plain_parameters
 from atoll.agent.runtime.step.capabilities import Pass, Reduction, WorkerContext, WorkerHalf
 from atoll.agent.runtime.step.measures.clock import marks_of
 from atoll.agent.runtime.step.memory_order import laid_out_as
@@ -54,7 +55,7 @@ class CompressedReducer:
         self._dense = DenseReducer(context.session.group)
         if isinstance(context.model, SeveralModels):
             raise BadInput("strategy compressed trains one model; several go with strategy dense")
-        trained = [(name, one) for name, one in context.model.named_parameters() if one.requires_grad]
+        trained = [(name, one) for name, one in plain_parameters(context.model) if one.requires_grad]
         trained.reverse()
         self._trained = [one for _, one in trained]
         self._layout = TensorLayout.of([name for name, _ in trained], [one for _, one in trained])

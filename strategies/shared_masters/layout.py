@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from atoll.agent.runtime.checkpoints.model_state import plain_parameters
 from atoll.agent.runtime.step.memory_order import flat_view
 from atoll.errors import BadInput
 from atoll.kernels.compress import block_count
@@ -88,7 +89,7 @@ def lay_out_for_updates(model: nn.Module) -> list[Layer]:
 
 def trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """The parameters that are trained, by name, each once."""
-    for name, parameter in model.named_parameters():
+    for name, parameter in plain_parameters(model):
         if parameter.requires_grad and parameter.numel() > 0:
             yield name, parameter
 

@@ -26,6 +26,7 @@ from atoll.agent.runtime.api.engine_inputs import engine_parts, example_of, roun
 from atoll.agent.runtime.api.inputs import listed_optimizers, one_module
 from atoll.agent.runtime.api.joining import join
 from atoll.agent.runtime.api.session import CheckpointSettings, Session
+from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.evaluation import EvaluationLoader
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings
@@ -324,11 +325,14 @@ class Run:
     def track(self, name: str, tracked: Tracked) -> None:
         """Keep this in checkpoints too: a scheduler, a gradient scaler, an average of weights.
 
-        name: the same in every run. tracked: has state_dict() and load_state_dict(). Raises BadInput."""
+        name: the same in every run. tracked: has state_dict() and load_state_dict(). Raises BadInput; CheckpointError
+        if its state has a type that no checkpoint can hold."""
         if not isinstance(tracked, Tracked):
             raise BadInput(f"{type(tracked).__name__} lacks state_dict() or load_state_dict(); they are what is saved")
         if not name.isidentifier() or name in self._tracked:
             raise BadInput(f"track({name!r}, ...): the name must be a Python identifier that is not tracked yet")
+        if self._session.checkpoint.directory is not None:
+            pack_state({f"tracked.{name}": tracked.state_dict()})
         self._tracked[name] = tracked
         if self._training is not None:
             self._training.state.restore_tracked(name)

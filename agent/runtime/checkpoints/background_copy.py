@@ -35,6 +35,7 @@ class BackgroundCopy:
         try:
             with self._snapshot.readable():
                 copies = {name: _copied(tensor, self._ring) for name, tensor in self._live.items()}
+            self._snapshot.check_unmoved()
         finally:
             self._live = {}
             self._read.set()

@@ -11,13 +11,12 @@ from atoll.agent.runtime.agent_link import exits
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints import resume
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
-from atoll.agent.runtime.checkpoints.disk.header import fingerprint
 from atoll.agent.runtime.checkpoints.memory.cost.budget import StateBytes
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
 from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver
+from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.loader import Loader
-from atoll.agent.runtime.pipeline.model_part import ModelPart
 from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
 from atoll.errors import BadInput
 from atoll.v1.agents_pb2 import Prepared
@@ -41,20 +40,18 @@ def restore(
     optimizer: OptimizerState,
     loader: Loader[object],
     *,
-    part: ModelPart | None = None,
+    snapshot: Snapshot,
 ) -> Restored:
-    """Collective. Nothing where the session keeps no checkpoints. part: what of the model this rank has; None: all of
-    it. Raises CheckpointError for a checkpoint of another model, BadInput where stages cannot be saved together,
-    PeerLost."""
+    """Collective. Nothing where the session keeps no checkpoints. Raises CheckpointError for a checkpoint of another
+    model, BadInput where stages cannot be saved together, PeerLost."""
     directory = session.checkpoint.directory
     if directory is None:
         return Restored()
-    whole = part.whole if part is not None else fingerprint(model.state_dict())
-    found = resume.find(session, directory, whole)
+    found = resume.find(session, directory, snapshot.prepared)
     writes, writers = work_of(session, directory)
-    if part is not None:
+    if snapshot.part is not None:
         _refuse_apart(session, directory, writers)
-        writes = part.writes
+        writes = snapshot.part.writes
     if found is None:
         saver.begin(writes=writes, writers=writers, step=0, on_disk=None)
         _report_resumed(session, "start", 0)
@@ -69,7 +66,7 @@ def restore(
     if not from_memory:
         saver.store_received(found.checkpoint)
     resumed = Resumed(found.checkpoint, found.own)
-    resumed.restore(model, optimizer, whole)
+    resumed.restore(model, optimizer, snapshot.prepared)
     loader.seek(resumed.position)
     exits.say(f"rank {session.place.rank} goes on from step {header.step}{', from memory' if from_memory else ''}")
     _compare_seed(session, header.seed, loader)

@@ -12,12 +12,13 @@ from torch import nn
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk import fence, files, listing
-from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header, check_fits, fingerprint
+from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header, check_fits
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.handing_over import hand_over
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import HeldGenerations, Recovered
+from atoll.agent.runtime.checkpoints.model_state import load_module
 from atoll.agent.runtime.checkpoints.remote_checkpoints import RemoteCheckpoints
 from atoll.agent.runtime.checkpoints.snapshot import SHARED, Tracked
 from atoll.agent.runtime.data.sampler import Position
@@ -41,12 +42,12 @@ class Resumed:
         self.position = position_of(header)
         self._states, self._own = unpack_state(checkpoint.tensors, checkpoint.scalars), own
 
-    def restore(self, model: nn.Module, optimizer: OptimizerState, whole: Fingerprint | None = None) -> None:
-        """Overwrite the state of both. whole: of the model that they are part of; None: they are all of it. Raises
-        CheckpointError where it is that of another one."""
-        check_fits(self._header, whole or fingerprint(model.state_dict()))
+    def restore(self, model: nn.Module, optimizer: OptimizerState, prepared: Fingerprint) -> None:
+        """Overwrite the state of both. prepared: the whole model as run.prepare got it; buffers may have another shape
+        by now. Raises CheckpointError where the state is that of another one."""
+        check_fits(self._header, prepared)
         with self._another("the model and the optimizer"):
-            model.load_state_dict(self._states.pop("model"))
+            load_module(model, self._states.pop("model"))
             load_state(optimizer, self._states.pop("optimizer"))
 
     def restore_tracked(self, name: str, tracked: Tracked) -> None:

@@ -18,10 +18,11 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.background_copy import BackgroundCopy
 from atoll.agent.runtime.checkpoints.disk import fence, files, listing, retention, sharded
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
-from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
+from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.checkpoints.disk.sharded import Share, shares
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
+from atoll.agent.runtime.checkpoints.kept_tensors import MovedWhileRead
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.checkpoints.upload import Uploader
 from atoll.agent.runtime.pipeline.model_part import ModelPart
@@ -366,6 +367,7 @@ class Saver:
             if step <= self._done_step:
                 return None  # what this run began with, kept on another machine
             header, tensors, scalars = self._packed(copy=False)
+            self._snapshot.check_unmoved()
             if self._part is None:
                 return self._write(directory, header, tensors, scalars)
             path = sharded.write(directory, header, self._share_of_model(tensors), tensors, scalars)
@@ -380,12 +382,11 @@ class Saver:
                 optimizer = states["optimizer"]
                 brief = tree_map_only(torch.Tensor, _brief, optimizer["state"])
                 states = {**states, "optimizer": {**optimizer, "state": brief}}
-            return self._header(states["model"]), *pack_state(states, copy=copy)
+            return self._header(), *pack_state(states, copy=copy)
 
-    def _header(self, model_state: Mapping[str, Any] | None = None) -> Header:
-        """Of the last boundary. model_state: what the model's fingerprint is taken of; without it it is left empty."""
-        whole = self._part.whole if self._part is not None else fingerprint(model_state or {})
-        return self._snapshot.header(self._session, whole)
+    def _header(self) -> Header:
+        """Of the last boundary."""
+        return self._snapshot.header(self._session, self._snapshot.prepared)
 
     def _write(self, directory: Path, header: Header, tensors: Mapping[str, torch.Tensor], scalars: Any) -> Path:
         path = files.write(directory, header, tensors, scalars)
@@ -408,6 +409,9 @@ class Saver:
             self._session.notice(LEVEL_WARNING, f"old checkpoints stay: {error}")
 
     def _notice_failure(self, step: int, error: CheckpointError) -> None:
+        if isinstance(error, MovedWhileRead):
+            self._session.notice(LEVEL_WARNING, f"checkpoint at step {step} is left out: {error}")
+            return
         text = f"checkpoint at step {step} failed: {error}; training goes on. Free space or choose another directory"
         self._session.notice(LEVEL_ERROR, text)
 

@@ -1,11 +1,12 @@
 """Captures at a step boundary what changes outside optimizer.step().
 
-Parameters and optimizer moments stand still between a boundary and the next optimizer.step(), so they are read where
-they are. Buffers (batch norm), learning rates and what the user tracks may move at any time: copies are kept."""
+Parameters that train and optimizer moments are read where they are until the next optimizer.step(). Buffers,
+parameters that do not train, learning rates and what the user tracks may move at any time: copies are kept."""
 
 from __future__ import annotations
 
 import copy
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, runtime_checkable
@@ -14,7 +15,9 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
+from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header, fingerprint
+from atoll.agent.runtime.checkpoints.kept_tensors import KeptTensors, size
+from atoll.agent.runtime.checkpoints.model_state import ModelTensors, alike, module_state, plain_parameters, put_into
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.pipeline.model_part import ModelPart
 from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
@@ -22,6 +25,8 @@ from atoll.agent.runtime.step.state.durable import Durable
 
 StateDict = Mapping[str, Any]
 SHARED: Final = "strategy"  # the name of what all ranks share beside model and optimizer
+_TRACKED: Final = "a tensor that run.track keeps"
+_MAPPINGS: Final = (dict, OrderedDict, defaultdict, Counter)
 
 
 @runtime_checkable
@@ -47,57 +52,88 @@ class Snapshot:
         """part: what of the model this rank has; None: all of it."""
         self._model, self._optimizer, self._tracked, self.durable = model, optimizer, tracked, durable
         self.part = part
-        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-        names = [name for name in model.state_dict() if name in buffers - parameters]
-        self._held = [(name, model.get_submodule(name.rpartition(".")[0])._buffers) for name in names]
-        self._buffers: dict[str, torch.Tensor] = {}
+        self._kept = KeptTensors(model, optimizer)
+        state, tensors = module_state(model), ModelTensors.of(model)
+        self.prepared = part.whole if part is not None else fingerprint(state)
+        """The model as it was given to run.prepare. Buffers may change their shape later."""
+        self._extra = bool(state.keys() - tensors.parameters.keys() - tensors.buffers.keys())
+        self._extras: dict[str, Any] = {}  # of the state dict what is neither parameter nor buffer
+        self._copies_tracked = self._owns_tracked = False  # large tensors of what is tracked, from now on and so far
         self._groups: list[dict[str, Any]] = []
         self._tracked_states: dict[str, StateDict] = {}
         self._taken = torch.cuda.Event() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
         self.position: Position | None = None
 
     def take(self, position: Position) -> None:
-        """Keep what may move, as it is now. Costs a copy of the buffers."""
-        self._keep_buffers()
+        """Keep what may move, as it is now. Costs a copy of it."""
+        rolling = self.durable.rolling()
+        room = self._kept.take(rolling.parameters() if rolling is not None else ())
+        if self._extra:
+            kept = self._kept.saved.keys() | ModelTensors.of(self._model).parameters.keys()
+            state = module_state(self._model)
+            self._extras = {name: _copied(value, large=True) for name, value in state.items() if name not in kept}
         self._groups = [
             {key: _copied(value) for key, value in group.items() if key != "params"}
             for group in self._optimizer.param_groups
         ]
-        self._tracked_states = {name: _copied(tracked.state_dict()) for name, tracked in self._tracked.items()}
+        tracked = {name: one.state_dict() for name, one in self._tracked.items()}
+        large = [one for state in tracked.values() for one in _tensors(state) if one.numel() > 1]
+        self._copies_tracked = self._copies_tracked or sum(map(size, large)) <= room
+        before = self._tracked_states if self._owns_tracked else {}
+        self._owns_tracked = self._copies_tracked
+        self._tracked_states = {
+            name: _copied(state, large=self._copies_tracked, into=before.get(name)) for name, state in tracked.items()
+        }
+        if not self._copies_tracked:
+            self._kept.watch(_TRACKED, large)
         self.position = position
         if self._taken is not None:
             self._taken.record()
 
-    @torch.no_grad()
-    def _keep_buffers(self) -> None:
-        """Every time: batch norm updates its statistics without counting up the tensor's version."""
-        live = {name: held[name.rpartition(".")[2]] for name, held in self._held}
-        present = {name: buffer for name, buffer in live.items() if buffer is not None}
-        kept = [self._buffers.get(name) for name in present]
-        into = [old for old, new in zip(kept, present.values(), strict=True) if old is not None and _alike(old, new)]
-        if len(into) == len(present) == len(self._buffers):
-            if into:
-                torch._foreach_copy_(into, list(present.values()))  # one call for all
-        else:
-            self._buffers = {name: buffer.detach().clone() for name, buffer in present.items()}
+    def note_writes(self) -> None:
+        """The update begins: what the script wrote since the boundary is copied from the next one on."""
+        self._copies_tracked |= _TRACKED in self._kept.note_writes()
+        self._kept.forget()
+
+    def forget(self) -> None:
+        """Everything may change from here on; nothing is read before the next `take`."""
+        self._kept.forget()
+
+    def check_unmoved(self) -> None:
+        """After reading: raises MovedWhileRead where something was read of which there is no copy, and it was written
+        since the boundary. On any thread."""
+        self._kept.check()
+
+    def keeps(self, parameter: torch.Tensor) -> bool:
+        """Whether `put_back` undoes what is written to it."""
+        return self._kept.keeps(parameter)
 
     def hold(self) -> None:
         """From now on also large tensors of what is tracked are kept: it may move without a whole update."""
         self._tracked_states = {name: _copied(state, large=True) for name, state in self._tracked_states.items()}
+        self._owns_tracked = True
 
     @torch.no_grad()
     def put_back(self) -> None:
         """After `hold`: what `take` kept, as it was; in the memory where it is, for captured graphs know that."""
-        for name, held in self._held:
-            if (kept := self._buffers.get(name)) is not None:
-                _put_into(held, name.rpartition(".")[2], kept)
+        self._kept.put_back()
+        modules = ModelTensors.of(self._model).owners
+        for name, value in self._extras.items():
+            path, _, key = name.rpartition(".")
+            if key == "_extra_state" and path in modules:
+                modules[path].set_extra_state(_copied(value, large=True))
         for group, kept_group in zip(self._optimizer.param_groups, self._groups, strict=True):
             for key, value in kept_group.items():
-                _put_into(group, key, _copied(value))
+                put_into(group, key, _copied(value))
         for name, tracked in self._tracked.items():
             if name in self._tracked_states:
                 tracked.load_state_dict(_copied(self._tracked_states[name], large=True))
+
+    @property
+    def own_bytes(self) -> int:
+        """Of the model, what is this rank's own where the strategy keeps masters."""
+        frozen = self.frozen()
+        return sum(size(one) for name, one in self._kept.saved.items() if name not in frozen)
 
     def header(self, session: Session, model: Fingerprint) -> Header:
         """Of the boundary that was taken."""
@@ -130,8 +166,9 @@ class Snapshot:
 
     def identity(self) -> list[Any]:
         """Equal to that of an earlier call as long as `resting` would be of the same tensors and values."""
-        found: list[Any] = [parameter.data_ptr() for parameter in self._model.parameters()]
-        found += [buffer.data_ptr() for buffer in self._buffers.values()]
+        saved = self._kept.saved
+        found: list[Any] = [one.data_ptr() for one in self._model.parameters() if not self._kept.keeps(one)]
+        found += [(name, one.data_ptr(), one.shape) for name, one in saved.items()]
         for state in self._optimizer.state.values():
             for value in state.values():
                 plain = value is None or isinstance(value, (bool, int, float, str))
@@ -142,7 +179,9 @@ class Snapshot:
         """Parameters without a master, though others have one: they stay as they are."""
         rolling = self.durable.rolling()
         moving = rolling.parameters() if rolling is not None else ()
-        found = {name: one.detach() for name, one in self._model.named_parameters() if id(one) not in moving}
+        named = plain_parameters(self._model)
+        still = {name: one for name, one in named if id(one) not in moving and self._kept.stays(one)}
+        found = {name: self._kept.saved.get(name, one.detach()) for name, one in still.items()}
         return {name: one for name, one in found.items() if one.is_contiguous()}
 
     def resting(self, *, narrow: bool = True) -> dict[str, StateDict]:
@@ -166,10 +205,13 @@ class Snapshot:
         """State dicts by name, as of the boundary. Their tensors are live: copy before the next optimizer.step().
 
         narrow: masters in their parameters' dtype."""
-        model = self._model.state_dict()  # not a plain dict: it carries the versions of its modules' layouts
-        model.update(self._buffers)
+        model = module_state(self._model)  # not a plain dict: it carries the versions of its modules' layouts
+        if self.position is not None:
+            for name in ModelTensors.of(self._model).buffers.keys() - self._kept.saved.keys():
+                model.pop(name, None)  # it came after the boundary
+            model.update({**self._kept.saved, **self._extras})
         masters = self.durable.masters()
-        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+        for name, parameter in plain_parameters(self._model, remove_duplicate=False):
             if id(parameter) in masters and name in model:
                 master = masters[id(parameter)]
                 model[name] = master.to(parameter.dtype) if narrow else master
@@ -185,26 +227,37 @@ class Snapshot:
         return {**({SHARED: shared} if shared else {}), **tracked}
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
-
-
-def _put_into(place: dict[str, Any], key: str, kept: Any) -> None:
-    live = place.get(key)
-    if isinstance(live, torch.Tensor) and isinstance(kept, torch.Tensor) and _alike(live, kept):
-        live.copy_(kept)
-    else:
-        place[key] = kept.clone() if isinstance(kept, torch.Tensor) else kept
-
-
-def _copied(value: Any, *, large: bool = False) -> Any:
-    """A deep copy that shares large tensors unless asked: averages of weights move with optimizer.step(), when no copy
-    is needed."""
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
-        return value.detach().clone() if large or value.numel() == 1 else value
-    if isinstance(value, dict):
-        return {key: _copied(item, large=large) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        items = [_copied(item, large=large) for item in value]
-        return items if isinstance(value, list) else tuple(items)
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _copied(value: Any, *, large: bool = False, into: Any = None) -> Any:
+    """A deep copy that shares large tensors unless asked. into: an earlier copy, whose memory may be used again."""
+    if isinstance(value, torch.Tensor):
+        if not large and value.numel() != 1:
+            return value
+        if large and isinstance(into, torch.Tensor) and alike(into, value) and into.data_ptr() != value.data_ptr():
+            return into.copy_(value.detach())
+        return value.detach().clone()
+    if type(value) in _MAPPINGS:
+        items = {key: _copied(item, large=large, into=_item(into, key)) for key, item in value.items()}
+        copied = copy.copy(value)  # it may have attributes, as a module's state dict has
+        dict.update(copied, items)  # a Counter's own would add
+        return copied
+    if type(value) in (list, tuple):
+        return type(value)(_copied(item, large=large, into=_item(into, at)) for at, item in enumerate(value))
     return copy.deepcopy(value)
+
+
+def _item(container: Any, key: Any) -> Any:
+    try:
+        return container[key]
+    except (KeyError, IndexError, TypeError):
+        return None

@@ -16,6 +16,7 @@ from torch import nn
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.handing_over import hand_over
+from atoll.agent.runtime.checkpoints.model_state import plain_parameters
 from atoll.agent.runtime.checkpoints.snapshot import SHARED, Tracked
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.membership.standpoints import newest, standpoints
@@ -72,7 +73,7 @@ def _masters(model: nn.Module, state: StateKeeper, values: Mapping[str, torch.Te
     """Flat, float32, each in its parameter's order in memory."""
     found: dict[str, torch.Tensor] = {}
     kept = state.shutdown.exchange.durable.masters()
-    for name, parameter in model.named_parameters():
+    for name, parameter in plain_parameters(model):
         if id(parameter) in kept:
             found[f"master.{name}"] = flat = torch.empty(parameter.numel())
             flat.as_strided(parameter.shape, parameter.stride()).copy_(values[name])

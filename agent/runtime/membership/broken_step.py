@@ -26,9 +26,10 @@ class BrokenStep:
         self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], snapshot: Snapshot, *, whole: bool
     ) -> None:
         """snapshot: of the boundary that this goes back to. whole: no optimizer has stepped since."""
-        self._parameters, self._snapshot = list(model.parameters()), snapshot
+        self._snapshot = snapshot
         self._hollow = {id(one): _hollow(one) for one in optimizers}
         self._whole = whole
+        self._parameters = [one for one in model.parameters() if not snapshot.keeps(one)]
         self._versions = [one._version for one in self._parameters]
         self.passes = 0  # batches handed out for show
         self.updated = False

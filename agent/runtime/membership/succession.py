@@ -28,6 +28,7 @@ from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.handing_over import hand_over
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Recovered
+from atoll.agent.runtime.checkpoints.model_state import module_state
 from atoll.agent.runtime.checkpoints.resume import Resumed, position_of
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader
@@ -440,7 +441,7 @@ class Succession:
             return own
         assert group is not None  # or it were behind itself
         here = group.rank
-        known, _ = pack_state({"model": self._model.state_dict()}) if here in behind else ({}, None)
+        known, _ = pack_state({"model": module_state(self._model)}) if here in behind else ({}, None)
         brief = self._handed_over is not None and self._handed_over.own_moments
         sent = hand_over(group, saver.loaded(brief_moments=brief) if here == source else None, source, behind, known)
         if sent is None:
@@ -472,7 +473,7 @@ class Succession:
 
     def _take_over(self, sent: LoadedCheckpoint) -> None:
         resumed = self._state.resumed = Resumed(sent)
-        resumed.restore(self._model, as_one(self._optimizers))
+        resumed.restore(self._model, as_one(self._optimizers), self._state.snapshot.prepared)
         for name, tracked in self._tracked.items():
             resumed.restore_tracked(name, tracked)
         self._stands_at(resumed.position)

@@ -166,6 +166,7 @@ class Training:
         resumed_here = resumed is not None and position == resumed.position
         if resumed_here and position.consumed and not self.loader.batches_left:
             self._muted.rehearse(self._model, as_one(self._optimizers), self._tracked)
+            self.state.change_begins()  # what the rehearsal changes is put back
             self.loader.show_again()
 
     @property

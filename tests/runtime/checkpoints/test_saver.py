@@ -145,7 +145,9 @@ def test_moments_that_need_not_be_the_very_same_are_handed_over_in_sixteen_bits(
 
     into = torch.optim.AdamW(other.parameters(), lr=0.5)
     sent = transfer.gathered(brief, everything, saver.loaded(brief_moments=True).tensors)
-    Resumed(transfer.from_bytes(transfer.to_bytes(brief)).read(everything, sent, {})).restore(other, into)
+    Resumed(transfer.from_bytes(transfer.to_bytes(brief)).read(everything, sent, {})).restore(
+        other, into, snapshot.prepared
+    )
     assert all(torch.equal(one, model.state_dict()[name]) for name, one in other.state_dict().items())
     assert into.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
     for own, theirs in zip(model.parameters(), other.parameters(), strict=True):

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 MAX_TENSORS: Final = 1_000_000
+COMPILED: Final = "_orig_mod."
+"""torch.compile puts this before the names of a module that it wraps."""
+
+
+def plain_name(name: str) -> str:
+    """The name of a parameter or buffer as it is without torch.compile."""
+    return name.replace(COMPILED, "")
 
 
 @dataclass(frozen=True)
@@ -31,17 +38,21 @@ class Fingerprint:
         listed = json.dumps([[name, *self.tensors[name]] for name in sorted(self.tensors)])
         return hashlib.blake2b(listed.encode(), digest_size=16).hexdigest()
 
+    def plain(self) -> Fingerprint:
+        """The same model without torch.compile."""
+        return Fingerprint({plain_name(name): entry for name, entry in self.tensors.items()})
+
     def to_json(self) -> dict[str, Any]:
         tensors = {name: [dtype, list(shape)] for name, (dtype, shape) in self.tensors.items()}
         return {"digest": self.digest, "tensors": tensors}
 
 
 def fingerprint(model_state: Mapping[str, Any]) -> Fingerprint:
-    """Of a model's state_dict(); entries that are not tensors are left out."""
+    """Describe a model's state_dict(), by plain names. Entries that are not tensors are left out."""
     import torch  # the agent's daemon reads headers without it
 
     tensors = {name: value for name, value in model_state.items() if isinstance(value, torch.Tensor)}
-    return Fingerprint({name: (_dtype(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()})
+    return Fingerprint({plain_name(name): (_dtype(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +104,9 @@ def check_fits(header: Header, model: Fingerprint) -> None:
     """Raises CheckpointError, naming the first tensor that differs, where the checkpoint is of another model."""
     if header.model.digest == model.digest:
         return
-    theirs, ours = header.model.tensors, model.tensors
+    theirs, ours = header.model.plain().tensors, model.plain().tensors
+    if theirs == ours:
+        return
     name = min(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
     what = f"{_described(theirs.get(name))} in the checkpoint and {_described(ours.get(name))} in this model"
     raise CheckpointError(

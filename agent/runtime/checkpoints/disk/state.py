@@ -6,8 +6,10 @@ tags cannot be confused with data. Nothing here can name code to run."""
 
 from __future__ import annotations
 
+import base64
+import json
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -23,10 +25,11 @@ Tensors = dict[str, torch.Tensor]
 def pack_state(state: Mapping[str, Any], *, copy: bool = False) -> tuple[Tensors, Any]:
     """State dicts by name -> (tensors by name, JSON-able rest).
 
-    Holds None, bool, int, float (inf and nan too), str, list, tuple, dict, torch.Size, tensors, numpy scalars and
-    arrays, in any nesting. Tied tensors are kept once and come back tied. copy: own CPU memory for every tensor, for
-    who writes while training goes on; without it CPU tensors are the live ones. Raises CheckpointError naming the key
-    of anything else."""
+    Holds None, bool, int, float (inf and nan too), complex, str, bytes, list, tuple, dict, set, frozenset, deque,
+    OrderedDict, Counter, defaultdict of builtin types, torch.Size, dtypes, devices, tensors, numpy scalars and arrays,
+    in any nesting; each comes back as its own type, subclasses are refused. Tied tensors are kept once and come back
+    tied. copy: own CPU memory for every tensor, for who writes while training goes on; without it CPU tensors are
+    the live ones. Raises CheckpointError naming the key of anything else."""
     packer = _Packer(copy)
     return packer.tensors, packer.encode(dict(state), ())
 
@@ -49,8 +52,9 @@ def merged(packed: Sequence[Any]) -> Any:
     if len(packed) == 1 or not all(isinstance(one, dict) for one in packed):
         return first
     tags = {tag for one in packed for tag in one}
-    if tags == {"dict"}:
-        return {"dict": _merged_pairs([one["dict"] for one in packed])}
+    if tags in ({"dict"}, {"ordered"}):
+        (tag,) = tags
+        return {tag: _merged_pairs([one[tag] for one in packed])}
     if tags == {"module"}:
         pairs, metadata = zip(*(one["module"] for one in packed), strict=True)
         return {"module": [_merged_pairs(pairs), merged(metadata)]}
@@ -83,10 +87,10 @@ class _Packer:
             return value if math.isfinite(value) else {"float": str(value)}
         if type(value) is list:
             return self._items(value, path)
-        if type(value) in (tuple, torch.Size):
-            return {"tuple" if type(value) is tuple else "size": self._items(value, path)}
-        if isinstance(value, dict):
+        if type(value) in _MAPPINGS:
             return self._dict(value, path)
+        if (tag := _TAGS.get(type(value))) is not None:
+            return {tag: self._tagged(value, path)}
         if isinstance(value, torch.Tensor):
             return {"tensor": self._tensor(value, path)}
         if isinstance(value, (np.ndarray, np.generic)):
@@ -96,19 +100,39 @@ class _Packer:
             "Put plain numbers, strings, lists, dicts or tensors into the state_dict, or leave it out"
         )
 
+    def _tagged(self, value: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(value, (bytes, bytearray)):
+            return base64.b64encode(value).decode()
+        if isinstance(value, (torch.dtype, torch.device)):
+            return str(value).removeprefix("torch.")
+        if isinstance(value, complex):
+            return [self.encode(value.real, path), self.encode(value.imag, path)]
+        items = self._items(value, path)
+        if isinstance(value, (set, frozenset)):
+            items.sort(key=json.dumps)  # every rank writes the same
+        return [value.maxlen, items] if isinstance(value, deque) else items
+
     def _items(self, values: Any, path: tuple[str, ...]) -> list[Any]:
         return [self.encode(value, (*path, str(index))) for index, value in enumerate(values)]
 
     def _dict(self, value: dict[Any, Any], path: tuple[str, ...]) -> dict[str, Any]:
         for key in value:
-            if key is not None and type(key) not in (str, int, bool, float):
+            if type(key) not in _KEYS:
                 raise CheckpointError(
                     f"{_words(path)} has the key {key!r} of type {type(key).__name__}; use strings or numbers as keys"
                 )
         pairs = [[self.encode(key, path), self.encode(item, (*path, str(key)))] for key, item in value.items()]
         metadata = getattr(value, "_metadata", None)  # versions of a module's layout, which load_state_dict reads
         if metadata is None:
-            return {"dict": pairs}
+            if type(value) is not defaultdict:
+                return {_MAPPINGS[type(value)]: pairs}
+            factory = next((name for name, one in _FACTORIES.items() if one is value.default_factory), None)
+            if factory is None:
+                raise CheckpointError(
+                    f"{_words(path)} is a defaultdict that makes its entries by {value.default_factory!r}, which a "
+                    f"checkpoint cannot hold. Use one of {', '.join(_FACTORIES)}, or a dict"
+                )
+            return {"defaultdict": [factory, pairs]}
         return {"module": [pairs, self.encode(dict(metadata), (*path, "_metadata"))]}
 
     def _tensor(self, tensor: torch.Tensor, path: tuple[str, ...]) -> str:
@@ -170,7 +194,11 @@ def _decode(value: Any, tensors: Mapping[str, torch.Tensor], depth: int) -> Any:
         state: OrderedDict[Any, Any] = OrderedDict(_pairs(pairs, tensors, depth))
         state._metadata = OrderedDict(_decode(metadata, tensors, depth + 1))  # type: ignore[attr-defined]
         return state
-    return _CONTAINERS[tag](_pairs(content, tensors, depth) if tag == "dict" else _decode(content, tensors, depth + 1))
+    if tag == "defaultdict":
+        return defaultdict(_FACTORIES[content[0]], _pairs(content[1], tensors, depth))
+    if tag in _PAIRED:
+        return _PAIRED[tag](_pairs(content, tensors, depth))
+    return _CONTAINERS[tag](_decode(content, tensors, depth + 1))
 
 
 def _size(items: Any) -> torch.Size:
@@ -179,7 +207,52 @@ def _size(items: Any) -> torch.Size:
     return torch.Size(items)
 
 
-_CONTAINERS: Final[Mapping[str, Callable[[Any], Any]]] = {"dict": dict, "tuple": tuple, "size": _size}
+def _dtype(name: Any) -> torch.dtype:
+    if not isinstance(found := getattr(torch, name, None), torch.dtype):
+        raise ValueError(f"the dtype {name!r}")
+    return found
+
+
+_MAPPINGS: Final[Mapping[type, str]] = {
+    dict: "dict",
+    OrderedDict: "ordered",
+    Counter: "counter",
+    defaultdict: "defaultdict",
+}
+_PAIRED: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "dict": dict,
+    "ordered": OrderedDict,
+    "counter": lambda pairs: Counter(dict(pairs)),
+}
+_FACTORIES: Final[Mapping[str, Callable[[], Any] | None]] = {
+    "None": None,
+    **{one.__name__: one for one in (int, float, bool, str, list, dict, set, tuple)},
+}
+_KEYS: Final = frozenset({type(None), str, int, bool, float, complex, bytes, tuple, frozenset})
+_TAGS: Final[Mapping[type, str]] = {
+    tuple: "tuple",
+    torch.Size: "size",
+    set: "set",
+    frozenset: "frozenset",
+    deque: "deque",
+    complex: "complex",
+    bytes: "bytes",
+    bytearray: "bytearray",
+    torch.dtype: "dtype",
+    torch.device: "device",
+}
+_CONTAINERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "tuple": tuple,
+    "size": _size,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": lambda content: deque(content[1], content[0]),
+    "complex": lambda content: complex(*content),
+    "bytes": base64.b64decode,
+    "bytearray": lambda text: bytearray(base64.b64decode(text)),
+    "dtype": _dtype,
+    "device": torch.device,
+}
 
 
 def _pairs(pairs: Any, tensors: Mapping[str, torch.Tensor], depth: int) -> list[tuple[Any, Any]]:

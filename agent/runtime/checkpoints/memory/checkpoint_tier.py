@@ -10,7 +10,7 @@ from humanize import naturalsize
 
 from atoll.agent.runtime.api.session import MemorySettings, Session
 from atoll.agent.runtime.checkpoints.memory.cost.budget import StateBytes
-from atoll.agent.runtime.checkpoints.memory.cost.cadence import OFF, Cadence, CadenceNotice
+from atoll.agent.runtime.checkpoints.memory.cost.cadence import ABANDON, OFF, Cadence, CadenceNotice
 from atoll.agent.runtime.checkpoints.memory.cost.contention import Contention
 from atoll.agent.runtime.checkpoints.memory.cost.paired_cost import Pairs, Pauses
 from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import ReplicaTransfer
@@ -104,7 +104,8 @@ class CheckpointTier:
         self._take_failure()
         copied = self._sender.done_step if self._sender is not None else None
         done = self._writer.done_step if copied is None else min(self._writer.done_step, copied)
-        return MemoryProgress(done, self._cadence.every if self.enabled else OFF)
+        every = self._cadence.every if self._writer.moved is None else ABANDON
+        return MemoryProgress(done, every if self.enabled else OFF)
 
     def copied_beside(self) -> Mapping[int, int]:
         """Bytes of copies that links carried while the exchange was busy, by peer. From any thread."""
@@ -132,6 +133,9 @@ class CheckpointTier:
             self._sender.boundary()
         if agreed.every >= OFF:
             self._turn_off("another rank cannot write its part")
+            return None
+        if agreed.every == ABANDON:
+            self._abandon()
             return None
         self._learn(position.step, begun_s)
         complete = self._completed(agreed.step)
@@ -254,6 +258,14 @@ class CheckpointTier:
             except CheckpointError as error:
                 self._session.notice(LEVEL_WARNING, str(error))
         return there
+
+    def _abandon(self) -> None:
+        """The generation in progress is of two steps on some rank: all give it up, and the one before it stays."""
+        moved, self._writer.moved = self._writer.moved, None
+        if moved is not None:
+            self._session.notice(LEVEL_WARNING, f"checkpoint in memory of step {self._current} is given up: {moved}")
+        self._current = 0
+        self._boundary_s = 0.0
 
     def _announce(self, every: int) -> None:
         if self._news.changed(every) and self._session.place.is_main:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.checkpoints.disk.header import Header
+from atoll.agent.runtime.checkpoints.model_state import plain_parameters
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -197,7 +198,7 @@ class BetweenViews(NothingBeside):
 
     def masters(self) -> Mapping[int, torch.Tensor]:
         shared = self._origin.shared
-        named = ((one, shared.get(f"master.{name}")) for name, one in self._model.named_parameters())
+        named = ((one, shared.get(f"master.{name}")) for name, one in plain_parameters(self._model))
         return {id(one): master.as_strided(one.shape, one.stride()) for one, master in named if master is not None}
 
     def shared(self) -> Mapping[str, torch.Tensor]:

@@ -9,7 +9,6 @@ from torch import nn
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk import fence
-from atoll.agent.runtime.checkpoints.disk.header import fingerprint
 from atoll.agent.runtime.checkpoints.last_save import save_last
 from atoll.agent.runtime.checkpoints.memory.checkpoint_tier import CheckpointTier
 from atoll.agent.runtime.checkpoints.memory.cost.budget import StateBytes, size_of_state
@@ -65,11 +64,12 @@ class StateKeeper:
 
     def restore(self, loader: Loader[object]) -> None:
         """Collective. Raises CheckpointError for a checkpoint of another model, PeerLost."""
-        restored = restore(self._session, self.saver, self._model, self._optimizer, loader, part=self.snapshot.part)
+        restored = restore(self._session, self.saver, self._model, self._optimizer, loader, snapshot=self.snapshot)
         self.resumed = restored.resumed
         for name in self._tracked:
             self.restore_tracked(name)
         if self.saver.enabled and self.snapshot.part is None:
+            self.snapshot.take(loader.position)
             self.bytes = size_of_state(self._model, self._optimizers, self.snapshot)
             self.memory.start(restored.step, restored.generation, self.bytes)
 
@@ -79,8 +79,7 @@ class StateKeeper:
         self.memory.close()
         found: Recovered | None = None
         if (memory := self._session.memory) is not None:
-            model = fingerprint(self._model.state_dict())
-            held = HeldGenerations(self._session, memory.folders, model, newest_run=self._session.run)
+            held = HeldGenerations(self._session, memory.folders, self.snapshot.prepared, newest_run=self._session.run)
             found = held.newest((0, 0), oldest)
             if found is None and (newest := held.newest_step()) is not None and newest < oldest:
                 raise CheckpointError(
@@ -114,7 +113,7 @@ class StateKeeper:
         """What is in memory becomes the state. Raises CheckpointError."""
         self.survived = None
         self.shutdown.updated = True  # until all of it is: nothing of this is saved
-        resumed.restore(self._model, as_one(self._optimizers))
+        resumed.restore(self._model, as_one(self._optimizers), self.snapshot.prepared)
         for name, tracked in self._tracked.items():
             resumed.restore_tracked(name, tracked)
         self.snapshot.take(resumed.position)
@@ -167,10 +166,12 @@ class StateKeeper:
         """Weights, moments or masters are about to change: what a checkpoint still reads is read first."""
         self.saver.wait_for_reads()
         self.memory.wait_for_reads()
+        self.snapshot.forget()
 
     def update_begins(self) -> None:
         """optimizer.step() does. From here on until `whole`, nobody else saves."""
         self._consistency.begin_update()
+        self.snapshot.note_writes()
         self.change_begins()
 
     def whole(self, position: Position, agreed: Agreed, *, snapshot: bool, to_disk: bool) -> None:

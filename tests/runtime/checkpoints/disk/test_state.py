@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections import OrderedDict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ nested = st.recursive(
 
 def types(value: Any) -> Any:
     if isinstance(value, dict):
-        return [(types(key), types(item)) for key, item in value.items()]
+        return type(value), [(types(key), types(item)) for key, item in value.items()]
     return [types(item) for item in value] if isinstance(value, (list, tuple)) else type(value)
 
 
@@ -45,6 +46,30 @@ def test_plain_values_come_back_equal_and_of_the_same_type(state: dict[str, Any]
     assert back == state
     assert types(back) == types(state)
     assert repr(back) == repr(state)  # tells 0.0 from -0.0, and keeps the order of keys
+
+
+def test_containers_come_back_as_what_they_are() -> None:
+    """A milestones Counter came back as a dict, whose missing keys raise: after a resume MultiStepLR failed."""
+    state: dict[str, Any] = {
+        "counter": Counter({5: 2, "x": 0}),
+        "ordered": OrderedDict([("b", 1), ("a", [{1.5}])]),
+        "lists": defaultdict(list, {"a": [1]}),
+        "plain": defaultdict(None, {1: 2}),
+        "sets": [{1, "a", None}, frozenset({2}), set()],
+        "deque": deque([1, (2, 3)], maxlen=4),
+        "complex": complex(math.inf, -0.0),
+        "raw": [b"\x00\xff", bytearray(b"a")],
+        "torch": [torch.bfloat16, torch.device("cuda:1"), torch.Size([2, 3])],
+        "keys": {(1, ("a",)): 1, b"k": 2, 1j: 3, None: 4},
+        "array": deque([np.arange(3)]),
+    }
+    back = there_and_back(state)
+    assert np.array_equal(back.pop("array")[0], state.pop("array")[0])
+    assert back == state
+    assert repr(back) == repr(state)  # types, order, maxlen
+    assert types(back) == types(state)
+    back["lists"]["new"].append(3)
+    assert (back["counter"]["missing"], back["lists"]["new"]) == (0, [3])
 
 
 def test_what_looks_like_a_tag_is_data() -> None:
@@ -153,6 +178,14 @@ def test_a_copy_does_not_move_with_training() -> None:
     assert (live.tolist(), kept.tolist()) == ([1, 1], [0, 0])
 
 
+class Level(IntEnum):
+    LOW = 1
+
+
+class Settings(dict[str, Any]):
+    """A subclass would come back as a dict."""
+
+
 Pair = namedtuple("Pair", "a b")
 cycle: list[Any] = []
 cycle.append(cycle)
@@ -163,13 +196,16 @@ cycle.append(cycle)
     [
         (object(), "scheduler/inner/0 is a builtins.object"),
         (len, "builtin_function"),
-        ({1, 2}, "builtins.set"),
-        (b"raw", "builtins.bytes"),
+        (slice(1), "builtins.slice"),
         (Pair(1, 2), "Pair"),
+        (Level.LOW, "Level"),
+        (Settings(a=1), "Settings"),
+        (defaultdict(lambda: 3), "makes its entries by <function"),
+        (Counter({Level.LOW: 1}), r"the key <Level.LOW: 1>"),
+        ({(Level.LOW,): 3}, "Level"),
         (np.array(["text"]), "numpy <U4"),
         (torch.zeros(2, 2).to_sparse(), "sparse"),
         (torch.zeros(2, device="meta"), "meta tensor"),
-        ({(1, 2): 3}, r"the key \(1, 2\)"),
         (cycle, "contains itself"),
     ],
 )
@@ -184,7 +220,8 @@ def test_what_cannot_be_kept_is_refused_with_its_place(value: Any, says: str) ->
     [
         *(None, 3, [], {"tuple": []}, {"dict": 3}, {"dict": [[1]]}, {"dict": [[[], 1]]}, {"exec": "x"}, {}),
         *({"dict": [], "tuple": []}, {"tensor": "gone"}, {"tensor": []}, {"float": "1e5"}, {"module": [[]]}),
-        *({"size": ["x"]}, {"module": [[], 3]}),
+        *({"size": ["x"]}, {"module": [[], 3]}, {"counter": 3}, {"set": [[]]}, {"deque": 3}, {"complex": [1]}),
+        *({"bytes": "x"}, {"dtype": "nn"}, {"device": "nowhere"}, {"defaultdict": ["exec", []]}, {"ordered": [[1]]}),
     ],
 )
 def test_malformed_scalars_are_refused(scalars: Any) -> None:

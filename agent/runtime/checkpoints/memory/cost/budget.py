@@ -32,7 +32,7 @@ class StateBytes:
 
 
 def size_of_state(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], snapshot: Snapshot) -> StateBytes:
-    """Of model, optimizers and what is kept beside them."""
+    """Estimate the bytes of model, optimizers and what is kept beside them. A snapshot was taken."""
     rolling = snapshot.durable.rolling()
     moments = sum(map(moment_bytes, optimizers))
     if rolling is None:
@@ -40,9 +40,8 @@ def size_of_state(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer],
         return StateBytes(sum(map(_bytes, (*model.parameters(), *model.buffers()))) + moments, standing)
     shared = sum(map(_bytes, (*rolling.shared().values(), *snapshot.frozen().values())))
     residuals = torch.float32.itemsize * sum(rolling.residuals().values())
-    buffers = sum(map(_bytes, model.buffers()))
     kept = moments + rolling.beside_moments if rolling.own_moments and moments else 0
-    return StateBytes(shared, residuals + buffers + kept)
+    return StateBytes(shared, residuals + snapshot.own_bytes + kept)
 
 
 def moment_bytes(optimizer: torch.optim.Optimizer) -> int:

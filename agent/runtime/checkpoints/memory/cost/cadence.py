@@ -17,6 +17,8 @@ _FIRST_TIMES: Final = 4.0  # as much as later ones they cost at most; they count
 _LEAST, _ENOUGH = 2, 4  # generations to judge by: the cheapest of a few, the median of more
 OFF: Final = 2**40
 """Instead of a number of steps: this rank cannot write."""
+ABANDON: Final = OFF // 2
+"""Instead of a number of steps: this rank cannot write the generation under way, but later ones."""
 
 
 _FOR_GOOD: Final = 50  # steps

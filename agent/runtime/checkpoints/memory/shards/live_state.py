@@ -17,7 +17,6 @@ import numpy as np
 import torch
 import xxhash
 
-from atoll.agent.runtime.checkpoints.disk.header import fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import DTYPE_NAMES, DTYPES, bytes_of
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import CHUNK_BYTES, Bytes
@@ -108,7 +107,7 @@ class LiveState:
         if changed:
             tensors, self._tree = pack_state(self._snapshot.resting())
             model = self._snapshot.states()["model"]
-            self._model = fingerprint(model).to_json()
+            self._model = self._snapshot.prepared.to_json()
             self._entries, self._resting = listed(tensors), list(tensors.values())
             self._identity = identity if all(isinstance(one, torch.Tensor) for one in model.values()) else None
         moving, self.moving = pack_state(self._snapshot.moving())

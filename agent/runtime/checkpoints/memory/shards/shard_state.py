@@ -9,7 +9,6 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
-from atoll.agent.runtime.checkpoints.disk.header import fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import DTYPE_NAMES
 from atoll.agent.runtime.checkpoints.memory.shards.live_state import (
@@ -234,7 +233,7 @@ class RollingShard:
         frozen = {f"frozen.{name}": one for name, one in self._snapshot.frozen().items()}
         self._shared = {**self._rolling.shared(), **frozen}
         model = self._snapshot.states()["model"]
-        self.layout = laid_out(listed(self._shared), None, fingerprint(model).to_json(), self._view)
+        self.layout = laid_out(listed(self._shared), None, self._snapshot.prepared.to_json(), self._view)
         packed, self._tree = pack_state(self._snapshot.resting(narrow=False))
         self._resting, self._aliases = self._parted(packed)
         return all(isinstance(one, torch.Tensor) for one in model.values())

@@ -12,6 +12,7 @@ import torch
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
+from atoll.agent.runtime.checkpoints.kept_tensors import MovedWhileRead
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import SlotFile, Tail, bounds
 from atoll.agent.runtime.checkpoints.memory.shards.shard_state import ShardState
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
@@ -52,6 +53,8 @@ class ShardWriter:
         """Of the newest generation that this rank has written."""
         self.failed: CheckpointError | None = None
         """Why a shard could not be written; who takes it sets None again."""
+        self.moved: MovedWhileRead | None = None
+        """Why the generation under way cannot be; the next one can. Who takes it sets None again."""
         self._asked = threading.Condition()
         self._writing: ShardWrite | None = None
         self._reading = False  # what the next update changes
@@ -138,6 +141,10 @@ class ShardWriter:
         try:
             with self._snapshot.readable():
                 self._shard.read()
+            self._snapshot.check_unmoved()
+        except MovedWhileRead as error:
+            self.moved = error
+            return False
         except CheckpointError as error:
             self.failed = error
             return False
