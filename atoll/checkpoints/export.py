@@ -14,6 +14,7 @@ from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.store import Store, answered
 from atoll.agent.runtime.checkpoints.disk.tensorfile import serialized
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
+from atoll.agent.runtime.checkpoints.model_state import plain_state
 from atoll.checkpoints.sources import in_directory, pick
 from atoll.errors import BadInput, CheckpointError, NotFound
 
@@ -60,6 +61,7 @@ def write(checkpoint: LoadedCheckpoint, output: Path, *, safetensors: bool) -> l
     model = unpack_state(checkpoint.tensors, checkpoint.scalars).get("model")
     if not isinstance(model, dict):
         raise CheckpointError(f"checkpoint {checkpoint.header.name} of job {checkpoint.header.job!r} holds no model")
+    model = plain_state(model)
     tensors = {name: value for name, value in model.items() if isinstance(value, torch.Tensor)}
     temporary = output.with_name(f".{output.name}.{os.getpid()}.new")
     try:

@@ -12,7 +12,6 @@ from typing import Final
 
 import torch
 
-from atoll.agent.runtime.checkpoints.model_state import flat_view
 from atoll.agent.runtime.step.backward.gradient_passes import refuse_second, refuse_sparse
 from atoll.agent.runtime.step.backward.local_passes import LocalPasses
 from atoll.agent.runtime.step.capabilities import Pass, WorkerContext

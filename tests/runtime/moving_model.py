@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-BATCH, WIDTH, DECAY = 8, 20_000, 0.9
+STEPS, BATCH, WIDTH, DECAY = 12, 8, 20_000, 0.9  # of an epoch
 State = dict[str, Any]
 
 
@@ -78,19 +78,20 @@ def made() -> tuple[Moving, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.encoder.parameters(), lr=0.01)
 
 
-def samples(steps: int) -> torch.Tensor:
-    return torch.randn(BATCH * steps, 8, generator=torch.Generator().manual_seed(3))
+def samples() -> torch.Tensor:
+    return torch.randn(BATCH * STEPS, 8, generator=torch.Generator().manual_seed(3))
 
 
 def plain_states(steps: int) -> list[State]:
-    """After each step, from the start on."""
+    """After each step, from the start on. Epochs have the same order."""
+    batches = samples().split(BATCH)
     model, optimizer = made()
     found = []
     for number in range(steps + 1):
         found.append({name: value.clone() if isinstance(value, torch.Tensor) else value
                       for name, value in model.state_dict().items()})  # fmt: skip
         if number < steps:
-            model(samples(steps)[BATCH * number : BATCH * (number + 1)]).backward()
+            model(batches[number % STEPS]).backward()
             optimizer.step()
             optimizer.zero_grad()
     return found

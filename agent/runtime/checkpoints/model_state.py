@@ -53,7 +53,11 @@ class ModelTensors:
 
 def module_state(module: nn.Module) -> dict[str, Any]:
     """module.state_dict() by plain names. Tensors are live."""
-    state = module.state_dict()
+    return plain_state(module.state_dict())
+
+
+def plain_state(state: dict[str, Any]) -> dict[str, Any]:
+    """A module's state dict by plain names, with the versions of its layout that load_state_dict reads."""
     if not any(COMPILED in name for name in state):
         return state
     plain: OrderedDict[str, Any] = OrderedDict((plain_name(name), value) for name, value in state.items())

@@ -46,9 +46,12 @@ class Resumed:
         """Overwrite the state of both. prepared: the whole model as run.prepare got it; buffers may have another shape
         by now. Raises CheckpointError where the state is that of another one."""
         check_fits(self._header, prepared)
-        with self._another("the model and the optimizer"):
+        with self._another("the model"):
             load_module(model, self._states.pop("model"))
-            load_state(optimizer, self._states.pop("optimizer"))
+        saved = self._states.pop("optimizer")
+        sizes = [[len(group["params"]) for group in one] for one in (saved["param_groups"], optimizer.param_groups)]
+        with self._another(f"the optimizer (groups of {sizes[0]} parameters, where this one has {sizes[1]})"):
+            load_state(optimizer, saved)
 
     def restore_tracked(self, name: str, tracked: Tracked) -> None:
         """Raises CheckpointError where the checkpoint has no such state or the object refuses it."""

@@ -18,7 +18,7 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.background_copy import BackgroundCopy
 from atoll.agent.runtime.checkpoints.disk import fence, files, listing, retention, sharded
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
-from atoll.agent.runtime.checkpoints.disk.header import Header
+from atoll.agent.runtime.checkpoints.disk.header import Header, check_size
 from atoll.agent.runtime.checkpoints.disk.sharded import Share, shares
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
@@ -382,7 +382,9 @@ class Saver:
                 optimizer = states["optimizer"]
                 brief = tree_map_only(torch.Tensor, _brief, optimizer["state"])
                 states = {**states, "optimizer": {**optimizer, "state": brief}}
-            return self._header(), *pack_state(states, copy=copy)
+            tensors, scalars = pack_state(states, copy=copy)
+        check_size(sum(one.nbytes for one in tensors.values()), "the state")
+        return self._header(), tensors, scalars
 
     def _header(self) -> Header:
         """Of the last boundary."""

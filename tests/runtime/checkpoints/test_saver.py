@@ -21,6 +21,8 @@ from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.staging import StagingRing
 from atoll.agent.runtime.step.state.durable import NothingBeside
+from atoll.checkpoints import export
+from atoll.errors import CheckpointError
 
 
 def session_of(rank: int, world_size: int, directory: Path, said: list[str]) -> Any:
@@ -156,3 +158,64 @@ def test_moments_that_need_not_be_the_very_same_are_handed_over_in_sixteen_bits(
         for moment in ("exp_avg", "exp_avg_sq"):
             assert taken[moment].dtype == torch.float32
             torch.testing.assert_close(taken[moment], state[moment], rtol=1 / 256, atol=0)
+
+
+class Grows(nn.Module):
+    """Buffers that change in all ways, beside a layer with versions of its layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("grown", torch.zeros(0))
+        self.register_buffer("late", None)
+        self.register_buffer("gone", torch.zeros(2))
+        self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
+
+    def change(self) -> None:
+        self.grown, self.late, self.gone, self.counts = torch.ones(4), torch.ones(2, 3), None, self.counts.double() + 1
+        self.norm.register_buffer("lazy", torch.full((2,), 3.0))
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["plain", "compiled"])
+@pytest.mark.parametrize("loaded", [False, True], ids=["by plain", "by compiled"])
+def test_buffers_come_back_in_the_shape_that_they_had_with_and_without_compile(
+    tmp_path: Path, *, saved: bool, loaded: bool
+) -> None:
+    """A checkpoint was of another model as soon as a buffer had grown, or names had what torch.compile adds."""
+
+    def made(compiled: bool) -> tuple[Any, torch.optim.Optimizer]:
+        model = Grows()
+        return torch.compile(model, backend="eager") if compiled else model, torch.optim.AdamW(model.parameters())
+
+    model, optimizer = made(saved)
+    snapshot = Snapshot(model, optimizer, {}, NothingBeside())
+    saver = Saver(session_of(0, 1, tmp_path, []), snapshot)
+    saver.begin(writes=True, step=0, on_disk=None)
+    getattr(model, "_orig_mod", model).change()
+    snapshot.take(Position(epoch=0, consumed=4, step=4))
+    assert saver.save() is not None
+    saver.close()
+    checkpoint = files.read(listing.newest(tmp_path)[0].path)
+    other, into = made(loaded)
+    Resumed(checkpoint).restore(other, into, Snapshot(other, into, {}, NothingBeside()).prepared)
+    expected = getattr(model, "_orig_mod", model).state_dict()
+    found = getattr(other, "_orig_mod", other).state_dict()
+    assert found.keys() == expected.keys()
+    assert "gone" not in found
+    assert all(found[name].dtype == one.dtype and torch.equal(found[name], one) for name, one in expected.items())
+    export.write(checkpoint, tmp_path / "model.pt", safetensors=False)
+    exported = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert exported.keys() == expected.keys()
+    assert exported._metadata == expected._metadata  # type: ignore[attr-defined]
+
+
+def test_an_optimizer_with_other_groups_is_named(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD([model.weight], lr=0.1)
+    snapshot = Snapshot(model, optimizer, {}, NothingBeside())
+    optimizer.add_param_group({"params": [model.bias]})
+    snapshot.take(Position(epoch=0, consumed=4, step=4))
+    loaded = Saver(session_of(0, 1, tmp_path, []), snapshot).loaded()
+    other = torch.optim.SGD([model.weight], lr=0.1)
+    with pytest.raises(CheckpointError, match=r"groups of \[1, 1\] parameters, where this one has \[1\]"):
+        Resumed(loaded).restore(model, other, snapshot.prepared)

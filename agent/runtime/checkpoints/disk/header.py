@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 MAX_TENSORS: Final = 1_000_000
+MAX_STATE_BYTES: Final = 1 << 42
+"""Of a checkpoint's tensors, or of one rank's shard in memory. More is neither written nor taken from a peer."""
 COMPILED: Final = "_orig_mod."
 """torch.compile puts this before the names of a module that it wraps."""
 
@@ -24,6 +26,15 @@ COMPILED: Final = "_orig_mod."
 def plain_name(name: str) -> str:
     """The name of a parameter or buffer as it is without torch.compile."""
     return name.replace(COMPILED, "")
+
+
+def check_size(size: int, what: str) -> None:
+    """Raises CheckpointError, before it is written, for what no rank would take at a recovery."""
+    if size > MAX_STATE_BYTES:
+        raise CheckpointError(
+            f"{what} takes {size} bytes; at most {MAX_STATE_BYTES} are written and sent. Train in stages, or on more "
+            "machines"
+        )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,9 @@ import torch
 import xxhash
 
 from atoll.agent.runtime.checkpoints.disk import manifest
-from atoll.agent.runtime.checkpoints.disk.header import MAX_TENSORS, Header
+from atoll.agent.runtime.checkpoints.disk.header import MAX_TENSORS, Header, check_size
 from atoll.agent.runtime.checkpoints.disk.tensorfile import DTYPE_NAMES, DTYPES, bytes_of, is_shape, ordered
 from atoll.errors import CheckpointError
-
-MAX_BYTES: Final = 64 << 30
 
 
 @dataclass(frozen=True)
@@ -84,13 +82,11 @@ class TensorList:
         return LoadedCheckpoint(self.header, found, self.scalars)
 
 
-def listed(checkpoint: LoadedCheckpoint, limit_bytes: int = MAX_BYTES) -> TensorList:
+def listed(checkpoint: LoadedCheckpoint) -> TensorList:
     """Raises CheckpointError for what no checkpoint can hold, or is over the limit."""
     tensors = checkpoint.tensors
     order = ordered(tensors)
-    size = sum(one.numel() * one.element_size() for one in tensors.values())
-    if size > limit_bytes:
-        raise CheckpointError(f"checkpoint {checkpoint.header.name} takes {size} bytes; at most {limit_bytes} are sent")
+    check_size(sum(one.nbytes for one in tensors.values()), f"checkpoint {checkpoint.header.name}")
     entries = [ListedTensor(n, tensors[n].dtype, tuple(tensors[n].shape), _digest(tensors[n])) for n in order]
     return TensorList(checkpoint.header, checkpoint.scalars, entries)
 
@@ -111,7 +107,7 @@ def to_bytes(listing: TensorList) -> bytes:
     return manifest.sealed({"header": listing.header.to_json(), "tensors": rows, "scalars": listing.scalars})
 
 
-def from_bytes(raw: bytes, limit_bytes: int = MAX_BYTES) -> TensorList:
+def from_bytes(raw: bytes) -> TensorList:
     """Raises CheckpointError saying what is wrong with these bytes of a peer."""
     try:
         body = manifest.unsealed(raw)
@@ -119,11 +115,10 @@ def from_bytes(raw: bytes, limit_bytes: int = MAX_BYTES) -> TensorList:
         tensors = [ListedTensor(str(name), DTYPES[kind], _shape(shape), str(seal)) for name, kind, shape, seal in rows]
     except (CheckpointError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise CheckpointError(f"what a peer says of its checkpoint cannot be read: {error}") from error
-    size = sum(one.bytes for one in tensors)
-    if size > limit_bytes or len(tensors) > MAX_TENSORS or len({one.name for one in tensors}) < len(tensors):
+    check_size(sum(one.bytes for one in tensors), "what a peer calls a checkpoint")
+    if len(tensors) > MAX_TENSORS or len({one.name for one in tensors}) < len(tensors):
         raise CheckpointError(
-            f"a peer speaks of {len(tensors)} tensors of {size} bytes as a checkpoint; at most {MAX_TENSORS} of "
-            f"{limit_bytes} are taken, each once"
+            f"a peer speaks of {len(tensors)} tensors as a checkpoint; at most {MAX_TENSORS} are taken, each once"
         )
     return TensorList(header, scalars, tensors)
 

@@ -53,6 +53,7 @@ class StateKeeper:
         self.saver = Saver(session, self.snapshot)
         self.memory = CheckpointTier(session, self.snapshot, exchange.links_in_use)
         self.shutdown = Shutdown(session, self.snapshot, self.saver, exchange, self._consistency)
+        self._group_sizes = self._sizes_of_groups()
         self._goes_on = session.link is not None and session.link.makes_views
         self.bytes = StateBytes(0, 0)  # of checkpoints in memory, where there are any
         self.resumed: Resumed | None = None
@@ -179,6 +180,7 @@ class StateKeeper:
         there."""
         self._consistency.begin_update()
         self.shutdown.updated = False
+        self._tell_changed_groups()
         if snapshot and (self.saver.enabled or self._goes_on):
             self.change_begins()
             self.snapshot.take(position)
@@ -188,6 +190,20 @@ class StateKeeper:
             complete = self.memory.at_boundary(agreed.memory)
             if complete is not None and self._session.link is not None:
                 self._session.link.outbox.memory(complete)
+
+    def _sizes_of_groups(self) -> list[int]:
+        return [len(group["params"]) for group in self._optimizer.param_groups]
+
+    def _tell_changed_groups(self) -> None:
+        """Once: before a checkpoint is written that the script, as it prepares its optimizer, cannot load."""
+        now = self._sizes_of_groups()
+        if now != self._group_sizes and self.saver.enabled:
+            self._session.notice(
+                LEVEL_WARNING,
+                f"the optimizer has groups of {now} parameters, and had {self._group_sizes} at run.prepare: "
+                "checkpoints from here on fit a script that gives run.prepare the new groups. Add them before, at lr=0",
+            )
+        self._group_sizes = now
 
     def stands(self, position: Position) -> None:
         """At a boundary whose update is whole, and which is left for another view: that state counts there."""

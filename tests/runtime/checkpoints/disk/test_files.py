@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from atoll.agent.runtime.checkpoints.disk import files, listing, retention, transfer
+from atoll.agent.runtime.checkpoints.disk import header as headers
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, check_fits, fingerprint
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of, deserialized
 from atoll.errors import CheckpointError
@@ -174,13 +175,15 @@ def test_a_peer_gets_nothing_that_it_has(tmp_path: Path, header: Any, tensors: d
 
 
 def test_what_is_too_large_to_send_is_refused_at_both_ends(
-    tmp_path: Path, header: Any, tensors: dict[str, torch.Tensor]
+    tmp_path: Path, header: Any, tensors: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = files.write(tmp_path, header(), tensors, None)
-    with pytest.raises(CheckpointError, match="at most 1000 are sent"):
-        transfer.listed(files.read(path), limit_bytes=1000)
-    with pytest.raises(CheckpointError, match="of 1000 are taken"):
-        transfer.from_bytes(transfer.to_bytes(transfer.listed(files.read(path))), limit_bytes=1000)
+    found = files.read(files.write(tmp_path, header(), tensors, None))
+    sent = transfer.to_bytes(transfer.listed(found))
+    monkeypatch.setattr(headers, "MAX_STATE_BYTES", 1000)
+    with pytest.raises(CheckpointError, match="at most 1000 are written and sent"):
+        transfer.listed(found)
+    with pytest.raises(CheckpointError, match="at most 1000 are written and sent"):
+        transfer.from_bytes(sent)
 
 
 def test_scalars_that_are_not_json_are_refused_before_anything_is_published(tmp_path: Path, header: Any) -> None:

@@ -8,12 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from atoll.agent.runtime.api.session import MemorySettings
+from atoll.agent.runtime.checkpoints.disk import header as headers
 from atoll.agent.runtime.checkpoints.memory.checkpoint_tier import CheckpointTier
+from atoll.agent.runtime.checkpoints.memory.cost import cadence
 from atoll.agent.runtime.checkpoints.memory.cost.budget import size_of_state
 from atoll.agent.runtime.checkpoints.memory.shards import shard_writer
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import content_of, parse
@@ -104,3 +107,61 @@ def test_a_generation_that_begins_as_the_one_before_is_told_is_written_too(
     tested.close()
     assert rig.said == []
     assert rig.steps() == {1, 2}
+
+
+def test_a_generation_that_read_a_write_of_the_script_is_given_up_and_the_next_one_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Step 1 is whole in memory. 2. The script clamps a weight after step 2, by `.data`, before it is read. 3. That
+    generation is given up aloud, and step 1 stays. 4. From then on a copy is read: step 3 is whole, though the script
+    writes again."""
+    monkeypatch.setattr(cadence.Cadence, "every", property(lambda _: 1, lambda _, every: None), raising=False)
+    rig = Rig(tmp_path)
+    tested, model, may_read = rig.tier(0), rig.snapshot._model, threading.Event()
+    read = tested._shard.read
+
+    def late() -> None:
+        assert may_read.wait(30)
+        read()
+
+    monkeypatch.setattr(tested._shard, "read", late)
+    for step in (1, 2, 3):
+        with torch.no_grad():
+            model.weight.fill_(step)
+        may_read.clear()
+        rig.boundary(tested, step)
+        if step > 1:
+            model.weight.data.fill_(-1.0)  # type: ignore[operator]
+        may_read.set()
+        rig.snapshot.note_writes()
+        tested.wait_for_reads()
+        if step == 2:
+            assert rig.boundary(tested, 2) is None  # all know of it
+        else:
+            rig.wait_written(tested, step)
+    tested.close()
+    assert rig.said == [
+        "checkpoint in memory of step 2 is given up: weight was written outside of optimizer.step() while it was read, "
+        "so what was read is of two steps. From the next step on a copy of it is kept"
+    ]
+    found = {shard.header.step: shard for path in tmp_path.glob("*.mem") if (shard := parse(content_of(path)))}
+    weights = {step: shard.data[: 4 * 400 * 400].view(np.float32) for step, shard in found.items()}
+    assert {step: set(weight.tolist()) for step, weight in weights.items()} == {1: {1.0}, 3: {3.0}}
+
+
+def test_a_shard_that_no_rank_would_take_at_a_recovery_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard of more than 64 GiB was written, and refused when it was needed. One limit holds for both."""
+    rig = Rig(tmp_path)
+    monkeypatch.setattr(headers, "MAX_STATE_BYTES", 600_000)
+    tested = rig.tier(0)
+    rig.boundary(tested, 1)
+    tested.wait_for_reads()
+    tested.progress()
+    tested.close()
+    assert rig.said == [
+        "no checkpoints in memory: this rank's shard takes 641600 bytes; at most 600000 are written and sent. Train in "
+        "stages, or on more machines. Those on disk are written as asked; training goes on"
+    ]
+    assert not any(path.stat().st_size for path in tmp_path.glob("*.mem"))

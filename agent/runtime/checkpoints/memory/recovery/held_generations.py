@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
-from atoll.agent.runtime.checkpoints.disk.transfer import MAX_BYTES, LoadedCheckpoint
+from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, check_size
+from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.memory.recovery.assembly import SharedState, assembled, own_state
 from atoll.agent.runtime.checkpoints.memory.recovery.deliveries import deliveries
 from atoll.agent.runtime.checkpoints.memory.recovery.outside_shards import fetch_outside
@@ -26,7 +26,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_store import (
 )
 from atoll.agent.runtime.step.state.durable import OwnState
 from atoll.agent.runtime.transport.process_groups import gathered_rows
-from atoll.errors import BadInput, CheckpointError
+from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 _MAX_HOLDINGS_BYTES: Final = 1 << 20
@@ -95,7 +95,11 @@ class HeldGenerations:
         if not self._everywhere(state is not None) or state is None:
             return None
         differ = state.tails[0].own is not None
-        own = self._handed_out(generation, here) if differ else {}
+        try:
+            own = self._handed_out(generation, here) if differ else {}
+        except CheckpointError as error:
+            self._passed_over(f"step {generation.step}: {error}")
+            return None  # on every rank: all know the lengths
         recovered = self._recovered(generation, state, own if differ else None)
         return recovered if self._everywhere(recovered is not None) else None
 
@@ -129,8 +133,7 @@ class HeldGenerations:
         found = {}
         for old, taker in wanted:
             length = max(row[old] for row in rows)
-            if length > MAX_BYTES:
-                raise BadInput(f"a rank would send {length} bytes; at most {MAX_BYTES} are taken")
+            check_size(length, f"what rank {old} kept for itself")
             source = taker if rows[taker][old] == length else min(r for r, row in enumerate(rows) if row[old] == length)
             if self._rank == taker == source:
                 found[old] = mine.get(old, np.empty(0, np.uint8))
@@ -166,8 +169,7 @@ class HeldGenerations:
 
         useless: another shard was refused, so this rank only hands it on. Raises CheckpointError, PeerLost."""
         length = max(lengths)
-        if length > MAX_BYTES:
-            raise BadInput(f"a rank would send {length} bytes; at most {MAX_BYTES} are taken")
+        check_size(length - shard_file.MAX_FRAME_BYTES, f"shard {index}")
         holders = [rank for rank, one in enumerate(lengths) if one == length > 0]
         if not holders:
             raise CheckpointError("which no rank can read any more")

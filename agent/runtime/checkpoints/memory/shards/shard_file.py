@@ -27,12 +27,14 @@ import numpy.typing as npt
 import xxhash
 
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors, write_all
-from atoll.agent.runtime.checkpoints.disk.header import Header
+from atoll.agent.runtime.checkpoints.disk.header import Header, check_size
 from atoll.errors import CheckpointError
 
 CHUNK_BYTES: Final = 1 << 20  # hashed on its own, right after it was copied, while it is in the cache
 PAGE_BYTES: Final = 4096
 MAX_JSON_BYTES: Final = 64 << 20
+MAX_FRAME_BYTES: Final = 2 * MAX_JSON_BYTES + 2 * mmap.ALLOCATIONGRANULARITY
+"""What a file has at most beside its data."""
 _MAGIC: Final = b"ATOLLME2"
 _HEAD: Final = struct.Struct("<8sQQQQQ16s16s")  # magic, bytes of layout, own, data and tail, place of own, two hashes
 _SEAL: Final = struct.Struct("<16s")
@@ -131,6 +133,8 @@ class SlotFile:
         a page. Raises CheckpointError where there is no room: all of it is taken here, because a page that cannot be
         had later is a SIGBUS."""
         size = own_bytes + data_bytes
+        check_size(size, "this rank's shard")
+        _check_json(layout, "layout")
 
         def take() -> None:
             os.pwrite(self._file, bytes(PAGE_BYTES), 0)
@@ -142,7 +146,8 @@ class SlotFile:
         return self._data
 
     def seal(self, tail: bytes) -> None:
-        """What `begin` gave is filled: from now on the file counts."""
+        """What `begin` gave is filled: from now on the file counts. Raises CheckpointError."""
+        _check_json(tail, "tail")
         size = len(self._data)
         head = _HEAD.pack(
             _MAGIC,
@@ -333,6 +338,14 @@ def parsed(raw: bytes, what: str) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise CheckpointError(f"{what} is not an object")
     return body
+
+
+def _check_json(raw: bytes, what: str) -> None:
+    if len(raw) > MAX_JSON_BYTES:
+        raise CheckpointError(
+            f"the {what} of this rank's shard has {len(raw)} bytes; at most {MAX_JSON_BYTES} are read again. Keep long "
+            "lists of the state as tensors"
+        )
 
 
 def _check_data(tail: Tail, data: Bytes) -> None:
