@@ -91,6 +91,10 @@ class WeightsDiffer(AtollError):
     """Ranks that must hold the same weights do not."""
 
 
+class NotFinite(AtollError):
+    """A worker's gradients or weights were NaN or infinite again and again."""
+
+
 class JobFailed(AtollError):
     """The job that was followed ended in failure."""
 

@@ -21,6 +21,7 @@ from atoll.agent.runtime.transport.channel import LINGER_S
 from atoll.strategies.declaration import PlanParameters
 from atoll.strategies.shared_masters.engine_tensors import EngineTensor
 from atoll.strategies.shared_masters.exchange import LayerExchange
+from atoll.strategies.shared_masters.finite_updates import Incidents
 from atoll.strategies.shared_masters.forward_weights import ForwardWeights
 from atoll.strategies.shared_masters.live_weights import LiveWeights
 from atoll.strategies.shared_masters.measures import Tally
@@ -51,6 +52,7 @@ class MastersUpdate(ABC):
         self._events, self._channel = context.events, context.channel
         self._session, self._optimizer = context.session, as_one(context.optimizers)
         self._model, self._options, self._pace_of = context.model, options, pace
+        self._incidents = Incidents(context.session.place.rank, context.events.non_finite)
         self._replica: Replica | None = None  # this rank's island, where it has mates and each step is exact
         self._round = 0  # sync rounds that this rank put everything into
         self._first_step = 0

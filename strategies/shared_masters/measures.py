@@ -24,6 +24,7 @@ class Tally:
         exchange; 0: a device of its own trains."""
         self._take_counts, self._threads = take_counts, threads
         self._drift = self._round_s = 0.0
+        self._bad_blocks = 0.0
         self._waited_s = 0.0
         self._fresh = self._fetched = 0  # in this step
         self._run: defaultdict[str, float] = defaultdict(float)
@@ -68,6 +69,12 @@ class Tally:
             "advantage": self.advantage,
         }
 
+    def take_bad_blocks(self) -> int:
+        """Blocks of 16 values that the exchange left out since the last call, for they were not finite."""
+        self._count()
+        taken, self._bad_blocks = self._bad_blocks, 0.0
+        return int(taken)
+
     def _drift_of(self, counted: Mapping[str, float]) -> float:
         """Steps' worth of its own updates that this rank has not sent; 0 where that was not measured."""
         if not counted["update_squares"] > 0:
@@ -76,9 +83,12 @@ class Tally:
 
     def _count(self) -> None:
         """Add what the engine counted since the last call to the run's numbers and to the step's."""
-        for name, value in self._take_counts().items():
-            self._run[name] += value
-            self._step[name] += value
+        counts = self._take_counts()
+        self._bad_blocks += counts.get("nonfinite_blocks", 0.0)
+        for name, value in counts.items():
+            if math.isfinite(value):  # of weights that are not finite there is no drift
+                self._run[name] += value
+                self._step[name] += value
 
     def _exchange_s(self, counted: Mapping[str, float]) -> tuple[float, float]:
         """Seconds of a step for the choice of entries, and for summing and applying them. What the engine's threads

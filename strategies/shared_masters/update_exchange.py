@@ -30,6 +30,7 @@ from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.errors import BadInput
 from atoll.strategies.shared_masters.advantage import Advantage
 from atoll.strategies.shared_masters.engine_tensors import PER_OWNER, EngineTensor, joined
+from atoll.strategies.shared_masters.finite_updates import FiniteUpdates, reset_state_not_finite
 from atoll.strategies.shared_masters.layout import Layer, lay_out_for_updates, trained
 from atoll.strategies.shared_masters.local_update import MastersUpdate, PaceOf
 from atoll.strategies.shared_masters.options import ExchangeOptions
@@ -50,6 +51,9 @@ class UpdateExchange(MastersUpdate):
         tensors = joined(context.model, layers, PER_OWNER * owners * pace(None).every)
         super().__init__(context, options, pace, tensors, "live")
         self._factor = 1.0  # of this pass's gradients
+        self._sent_share = 1.0  # of the newest sync round
+        # Before every other hook of an update, which may take its gradients into moments.
+        self._finite = FiniteUpdates(context.optimizers, self._leave_out)
         self._advantage = Advantage(self._exchange)
         self._counts = False  # the pass that is open, or the last
         self._accumulated = False  # a pass since the last update
@@ -63,6 +67,7 @@ class UpdateExchange(MastersUpdate):
 
     def start(self, position: Position, share: float, origin: Origin | None) -> None:
         super().start(position, share, origin)
+        self._sent_share = self._share
         self._moments = moments = SecondMoments(self._optimizers, [one for _, one in trained(self._model)])
         alone = [[rank] for rank in range(self._session.place.world_size)]
         islands = self._channel.islands() if self._options.owners else alone
@@ -168,6 +173,7 @@ class UpdateExchange(MastersUpdate):
 
     def close(self) -> None:
         super().close()
+        self._finite.close()
         if self._moments is not None:
             self._moments.close()
 
@@ -216,9 +222,42 @@ class UpdateExchange(MastersUpdate):
         self._updated = True
 
     def boundary(self, *, wait: bool) -> None:
+        if self._has_bad_weights():
+            self._take_shared_weights()
         if self._updated:
             self._put_in()
         super().boundary(wait=wait)
+
+    def _leave_out(self, text: str) -> None:
+        """An update's gradients are not finite, on all workers of the island alike. Raises NotFinite."""
+        if not self._muted:
+            self._incidents.add(self.state.updates + 1, text)
+
+    def _has_bad_weights(self) -> bool:
+        """Whether the exchange met weights that are not finite. Collective in the island."""
+        found = self.tally.take_bad_blocks() > 0
+        return found if self._replica is None else self._replica.any(found)
+
+    @torch.no_grad()
+    def _take_shared_weights(self) -> None:
+        """Replace own weights that are not finite by the shared parameters, and let the optimizer's state of them begin
+        anew. Collective in the island; raises PeerLost, NotFinite."""
+        self._forward.release()
+        self._exchange.await_selected()
+        self._weights.boundary(wait_for=self._round)  # nothing of this worker is on its way any more
+        bad = [one for one in self._tensors if not bool(one.live.isfinite().all())]
+        for tensor in bad:
+            residual = self._exchange.read_residual(tensor)  # 0 where it is not finite
+            self._exchange.set_live(tensor, residual, self._sent_share)
+        if self._replica is not None:
+            self._replica.level([tensor.live for tensor in self._tensors])
+        anew = reset_state_not_finite(self._optimizers)
+        self._incidents.add(
+            self.state.updates,
+            f"weights were not finite in {', '.join(one.name for one in bad[:3]) or 'no tensor any more'}"
+            f"{f' and {len(bad) - 3} more' if len(bad) > 3 else ''} and took the shared values again; the optimizer's "
+            f"state of {anew} parameters begins anew",
+        )
 
     def _put_in(self) -> None:
         """All that the optimizers did since the last sync round goes into the next."""
@@ -228,6 +267,7 @@ class UpdateExchange(MastersUpdate):
         self._accumulated = False
         if self._told is not None:
             self._told.updated(self.state.updates, self._share, self._pace.staleness)
+        self._sent_share = self._share
         self._exchange.engine.sum_updates(self._round, self._share, self._k_blocks, self._owner_blocks)
         for tensor in self._tensors:
             if not self._exchange.on_cpu(tensor) and self._exchange.is_due(tensor, self._round):

@@ -139,6 +139,9 @@ class GradientExchange(MastersUpdate):
 
     def boundary(self, *, wait: bool) -> None:
         self._clear_taken()
+        if blocks := self.tally.take_bad_blocks():
+            text = f"{blocks} blocks of 16 gradients were left out, for they were not finite"
+            self._incidents.add(self.state.updates, text)
         super().boundary(wait=wait)
 
     @property

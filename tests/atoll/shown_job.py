@@ -43,6 +43,7 @@ LAST = {
     "last_sync_s": 0.0,
     "halves": False,
     "consumed": 0,
+    "non_finite": 0,
     "strategy_metrics": {},
 }
 LINK = {

@@ -62,6 +62,8 @@ class StepEvents:
     lost: Callable[[AtollError], None]
     """Does not return where the worker leaves for it. Where the run goes on without the peer it does: what the script
     does up to its next batch counts for nothing."""
+    non_finite: Callable[[str], None] = lambda text: None
+    """Gradients or weights were not finite: which, and what became of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from atoll.agent.runtime.step.backward.gradient_passes import clip_norm
 from atoll.agent.runtime.step.backward.half_batches import HalfBatches
 from atoll.agent.runtime.step.capabilities import EngineParts, Norms, StepEvents
 from atoll.agent.runtime.step.measures.clock import Lap, StepClock, marks_of
+from atoll.agent.runtime.step.measures.non_finite import NonFinite
 from atoll.agent.runtime.step.measures.probe import description
 from atoll.agent.runtime.step.measures.step_reporter import Silent, StepReporter
 from atoll.agent.runtime.step.optimizers.as_one import as_one
@@ -81,7 +82,7 @@ class Training:
         model.to(session.device)
         self._clock = StepClock(marks_of(session.device))
         self._reporter = StepReporter(session.link.outbox) if session.link is not None else Silent()
-        self._muted = MutedSteps(session.probe)
+        self._muted, self._non_finite = MutedSteps(session.probe), NonFinite(session)
         self._exchange = self._new_exchange()
         self._halves: HalfBatches | None = None
         self._backward = BackwardPass(
@@ -120,6 +121,7 @@ class Training:
         )
         self._hooks = [
             *(optimizer.register_step_pre_hook(self._before_update) for optimizer in optimizers),
+            *(optimizer.register_step_pre_hook(self._look_at_gradients) for optimizer in optimizers),
             *(optimizer.register_step_post_hook(self._after_update) for optimizer in optimizers),
             *name_drop_last(layers),
         ]
@@ -177,6 +179,9 @@ class Training:
     def backward(self, loss: torch.Tensor) -> None:
         check_loss(loss)
         self._backward.begin(loss)
+        batch = self.loader.current  # of weight 0 nothing counts, and a GradScaler sees to overflows itself
+        if batch is not None and batch.weight > 0 and not (self._scaled_steps.scaling or self._muted()):
+            self._non_finite.loss(loss.detach())
         if self._session.probe is not None and self.loader.current is not None:
             self._session.probe.saw(self.loader.current, loss)
         try:
@@ -204,6 +209,7 @@ class Training:
                 self.lost(error)
             else:  # also where this rank had no part in it, or made no update of its own
                 self._backward.gradients_pending, self.state.shutdown.updated = False, True
+                self._non_finite.loss(loss)
         if self.succession.broken is not None:  # an engine's step is whole, or nothing of it is left
             self.succession.broken.updated, self._backward.gradients_pending = True, False
         self._backward.end(agrees=False)  # at the boundary: what the script does until then is of a step that is whole
@@ -330,6 +336,7 @@ class Training:
             muted=self._muted,
             loss_scale=lambda: self._scaled_steps.loss_scale(),  # noqa: PLW0108 - there is none yet
             lost=self.lost,
+            non_finite=self._non_finite.found,
         )
         self._agreed = Agreed(self._schedule.newest_contiguous(), False)
         return StepExchange(
@@ -437,7 +444,14 @@ class Training:
                 self._backward.gradients_pending = False
             return
         plan = self._schedule.plan_at(batch.step)
-        self._reporter.report(batch, lap, plan=plan, norms=self._backward.norms, numbers=numbers)
+        self._reporter.report(
+            batch,
+            lap,
+            plan=plan,
+            norms=self._backward.norms,
+            numbers=numbers,
+            non_finite=self._non_finite.end_step(batch.step),
+        )
 
     def _advance_trial(self, step: int) -> None:
         """Once a trial has trained enough, the model becomes the same on every rank; once it was judged, the run ends,
@@ -544,6 +558,11 @@ class Training:
                 self.lost(error)
                 return self._before_update(optimizer, args, kwargs)
         return None
+
+    def _look_at_gradients(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        scaled = getattr(optimizer, "grad_scale", None) is not None
+        if self.succession.broken is None and not (scaled or self._muted()):
+            self._non_finite.gradients(optimizer)
 
     def _refuse_unsent(self, what: str) -> None:
         if self._backward.unsent:

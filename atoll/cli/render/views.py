@@ -114,8 +114,7 @@ def status_lines(job: Job, now_s: float) -> list[str]:
     if relayed := relayed_line(job):
         lines.append(relayed)
     lines.extend(volunteer_lines(job))
-    if dropped := dropped_line(job):
-        lines.append(dropped)
+    lines.extend(line for line in (dropped_line(job), non_finite_line(job)) if line)
     return lines + standby_lines(job)
 
 
@@ -292,6 +291,14 @@ def dropped_line(job: Job) -> str:
     shown = [f"{worker.dropped_steps} steps of rank {worker.rank}" for worker in dropped[:_LINKS_SHOWN]]
     rest = [f"of {len(dropped) - _LINKS_SHOWN} more ranks"] if len(dropped) > _LINKS_SHOWN else []
     return "dropped telemetry of " + ", ".join([*shown, *rest]) if dropped else ""
+
+
+def non_finite_line(job: Job) -> str:
+    """'not finite: a loss, gradient or weight in 3 steps of rank 1'; empty where all were."""
+    met = [(worker.last.non_finite, worker.rank) for worker in job.workers if worker.last.non_finite]
+    shown = [f"{steps} steps of rank {rank}" for steps, rank in met[:_LINKS_SHOWN]]
+    rest = [f"some of {len(met) - _LINKS_SHOWN} more ranks"] if len(met) > _LINKS_SHOWN else []
+    return "not finite: a loss, gradient or weight in " + ", ".join([*shown, *rest]) if met else ""
 
 
 def progress_line(job: Job) -> str:

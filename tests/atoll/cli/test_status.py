@@ -122,12 +122,16 @@ def test_status_says_what_links_to_volunteers_carry_and_cost(runner: CliRunner, 
     assert "4096" not in "".join(lines)
 
 
-def test_status_says_whose_telemetry_was_dropped(runner: CliRunner, controller: ScriptedController) -> None:
+def test_status_says_whose_telemetry_was_dropped_and_whose_numbers_are_not_finite(
+    runner: CliRunner, controller: ScriptedController
+) -> None:
     job = full_job()
     job.workers[0].dropped_steps, job.workers[1].dropped_steps = 3, 12
+    job.workers[1].last.non_finite = 2
     controller.script.jobs["vit-3f9a"] = job
     lines = atoll(runner, controller, "status", "vit-3f9a")[1].splitlines()
     assert "dropped telemetry of 3 steps of rank 0, 12 steps of rank 1" in lines
+    assert "not finite: a loss, gradient or weight in 2 steps of rank 1" in lines
 
 
 def test_status_names_the_devices_that_wait_and_counts_very_many(

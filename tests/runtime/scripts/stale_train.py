@@ -59,6 +59,8 @@ parser.add_argument("--die-in-view", choices=("taking over", "building", "starti
 parser.add_argument("--await-view-at", type=int, default=-1, help="in this step, for a newer view than its own")
 parser.add_argument("--awaited-view", type=int, default=0, help="in place of that: for this one, or a newer")
 parser.add_argument("--hidden", type=int, default=64, help="width of the first hidden layer")
+parser.add_argument("--nan-at", type=int, default=-1, help="rank 1's loss is NaN in this step")
+parser.add_argument("--poison-at", type=int, default=-1, help="ranks 0 and 1 get NaN weights and moments after it")
 options = parser.parse_args()
 
 SAMPLES, BATCH = 100, 12  # 8 whole batches and one of 4 in each epoch
@@ -214,6 +216,15 @@ def step_counts() -> bool:
     return succession.broken is None or succession._updated_to is not None
 
 
+@torch.no_grad()
+def poison() -> None:
+    """As an overflow within the update leaves it."""
+    first = next(model.parameters())
+    for one in (first, *optimizer.state[first].values()):
+        if one.dim() > 0:
+            one[3] = torch.nan
+
+
 def go_back(step: int) -> None:
     """Before a batch: what came after this step counts for nothing."""
     path = options.out / f"{NAME}.sums-{step}"
@@ -261,14 +272,19 @@ with (
                 if RANK == 1 and batch.step == options.raise_at:
                     os.kill(os.getpid(), options.signal)
                 loss = nn.functional.mse_loss(model(x), y) * (options.silent_rank != RANK)
+                if RANK == 1 and batch.step == options.nan_at:
+                    loss = loss * torch.nan
                 look("forward")
                 run.backward(loss)
                 assert run.statistics().get("sparsity", 0) <= 1  # looking takes nothing away from what is told
                 optimizer.step()
                 optimizer.zero_grad()
+                if RANK < 2 and batch.step == options.poison_at:
+                    poison()
                 if batch.step >= begun_step:  # at an epoch's end the last batch is shown again
                     for name, gradient in of_this_pass.items() if step_counts() else ():
-                        summed[name].add_(gradient, alpha=batch.weight * run.learning_rate_factor)
+                        if gradient.isfinite().all():
+                            summed[name].add_(gradient, alpha=batch.weight * run.learning_rate_factor)
                     trained = {
                         "step": batch.step,
                         "epoch": epoch,

@@ -4,6 +4,7 @@ trained is in the masters, in a residual, or in an owner's sum: nothing else is 
 from __future__ import annotations
 
 import json
+import math
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from sparse_runs import (
     equal,
     kept,
     left,
+    lines,
     sent_in_a_round,
     sparse,
     together,
@@ -145,6 +147,43 @@ def test_gradients_at_the_masters_are_of_what_all_share_and_updates_of_their_own
     masters = check_alike(ended, "masters")
     gradients = together(ended, "summed")
     check_nothing_was_lost(check_alike(begun, "masters"), masters, gradients, left(ended), "updates")
+
+
+def test_one_nan_loss_leaves_out_one_update_and_is_reported(start: Start, tmp_path: Path) -> None:
+    """1. The loss of one island is NaN in step 5. Plain torch had NaN weights from there on, and so had that island for
+    good: nothing of it was ever sent again. 2. Every other gradient, of all islands, is in the model at the end."""
+    with islands(tmp_path, "abc", start=start) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--nan-at", "5")
+        assert agent.exit_codes() == [0] * 3, agent.said()
+        (warning,) = agent.warnings
+        assert warning.startswith("rank 1, step 5: its loss was not finite; its update was left out, for the gradients")
+        assert [one.non_finite for one in agent.steps[1]] == [0] * 5 + [1] * 22
+        assert agent.steps[0][-1].non_finite == agent.steps[2][-1].non_finite == 0
+    begun, ended = ([kept(tmp_path, 1, rank, what) for rank in range(3)] for what in ("begin", "end"))
+    masters = check_alike(ended, "masters")
+    assert equal(check_alike(ended, "live"), masters)
+    gradients = together(ended, "summed")
+    check_nothing_was_lost(check_alike(begun, "masters"), masters, gradients, left(ended), "updates")
+
+
+@pytest.mark.parametrize("names", ["wwe", "abc"])
+def test_weights_that_are_not_finite_take_the_shared_values_again(start: Start, tmp_path: Path, names: str) -> None:
+    """1. Weights and moments of an island of two, or of two islands, are NaN in part after step 7. 2. Its step 8 is
+    left out, then it trains on as the others do: by AdamW, whose moments begin anew."""
+    with islands(tmp_path, names, start=start) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--adamw", "--poison-at", "7")
+        assert agent.exit_codes() == [0] * 3, agent.said()
+        for rank in (0, 1):
+            left_out, anew = [one for one in agent.warnings if one.startswith(f"rank {rank},")]
+            assert "its update was left out" in left_out
+            assert "weights were not finite in 0.weight" in anew
+            assert "state of 1 parameters begins anew" in anew
+            assert agent.steps[rank][-1].non_finite == 2
+    losses = {(line["rank"], line["step"]): line["loss"] for line in lines(tmp_path)}
+    assert {place for place, loss in losses.items() if math.isnan(loss)} == {(0, 8), (1, 8)}
+    assert max(loss for (_, step), loss in losses.items() if step >= 18) < 20
+    ended = [kept(tmp_path, 1, rank, "end") for rank in range(3)]
+    assert equal(check_alike(ended, "live"), check_alike(ended, "masters"))
 
 
 def test_an_island_alone_is_warned_of_and_told_as_one(start: Start, tmp_path: Path) -> None:

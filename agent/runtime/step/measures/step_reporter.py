@@ -24,8 +24,10 @@ class StepReporter:
         self._outbox = outbox
         self._waiting: deque[tuple[StepSample, Lap]] = deque()
 
-    def report(self, batch_slice: BatchSlice, lap: Lap, *, plan: int, norms: Norms, numbers: StepNumbers) -> None:
-        """Of the step that trained `batch_slice` under this plan."""
+    def report(
+        self, batch_slice: BatchSlice, lap: Lap, *, plan: int, norms: Norms, numbers: StepNumbers, non_finite: int = 0
+    ) -> None:
+        """Of the step that trained `batch_slice` under this plan. non_finite: steps so far, as NonFinite counts."""
         sample = StepSample(
             step=batch_slice.step,
             epoch=batch_slice.epoch,
@@ -39,6 +41,7 @@ class StepReporter:
             sync_s=numbers.sync_s,
             last_sync_s=numbers.last_sync_s,
             strategy_metrics=numbers.metrics,
+            non_finite=non_finite,
         )
         self._waiting.append((sample, lap))
         while self._waiting and (len(self._waiting) > LAG_STEPS or self._waiting[0][1].measured()):

@@ -60,6 +60,11 @@ class ScaledSteps:
         """The factor on the losses whose gradients come now; 1 without a GradScaler."""
         return float(self._scaler.get_scale()) if self._scaler is not None else 1.0
 
+    @property
+    def scaling(self) -> bool:
+        """Whether a GradScaler scaled the losses whose gradients come now."""
+        return self._scaler is not None
+
     def close(self) -> None:
         GradScaler.scale = self._wrapped_scale  # type: ignore[method-assign]
         GradScaler.step = self._wrapped  # type: ignore[method-assign]
