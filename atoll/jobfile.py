@@ -71,8 +71,8 @@ class _AdaptSection(_Strict):
     batch: tuple[jobspec.Count, jobspec.Count] | None = None
     """Least and largest total batch; the script's own stays where left out."""
 
-    learning_rate: jobspec.Rule = "adascale"
-    """What happens to the learning rate with the total batch."""
+    learning_rate: jobspec.Rule = "auto"
+    """The learning rate's rule as the total batch changes; `auto`: `adascale` for SGD, `square-root` for others."""
 
     profile: jobspec.Profile | None = None
     """File that `atoll profile` wrote: what compression and batch cost this model. Its surrogate once it was read."""
@@ -267,7 +267,7 @@ def from_spec(spec: JobSpec) -> JobFile:
         "checkpoint": {name: checkpoint[name] for name in CheckpointSection.model_fields if name in checkpoint},
         "adapt": {
             "batch": (adapt["min_batch"], adapt["max_batch"]) if spec.adapt.max_batch else None,
-            "learning_rate": spec.adapt.learning_rate or "adascale",
+            "learning_rate": spec.adapt.learning_rate or "auto",
             **dict.fromkeys(strategy.plan_parameters.FOLLOWS, False),
             **dict.fromkeys(spec.adapt.strategy_params, True),
         },

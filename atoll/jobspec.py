@@ -118,7 +118,7 @@ Standby = Annotated[int, Strict(), Field(ge=0, le=MAX_WORKERS)]
 Keep = Annotated[int, Strict(), Field(ge=1, lt=2**32)]
 Replicas = Annotated[int, Strict(), Field(ge=0, le=MAX_REPLICAS)]
 Split = Literal["auto", "inverse-time", "even"]
-Rule = Literal["adascale", "square-root", "none"]
+Rule = Literal["auto", "adascale", "square-root", "none"]
 Seed = Annotated[int, Strict(), Field(ge=0, lt=2**64)]
 StallTimeout = Annotated[float, Strict(), Field(ge=0, le=86_400)]
 HangTime = Annotated[float, Strict(), Field(ge=0, le=604_800)]
@@ -156,7 +156,7 @@ class Adapt(EtcdRecord):
 
     min_batch: Count = 0
     max_batch: Count = 0
-    learning_rate: Rule = "adascale"
+    learning_rate: Rule = "auto"
     strategy_params: tuple[str, ...] = field(default=(), metadata=LATER)
     profile: Profile = ""
 

@@ -22,6 +22,10 @@ MAX_PEERS: Final = MAX_WORKERS
 MAX_DROP_REASONS: Final = 16
 MAX_VOLUNTEER: Final = 80
 """Characters of a volunteer's name in a link."""
+SGD: Final = "sgd"
+ADAPTIVE: Final = "adaptive"
+FAMILIES: Final = ("", SGD, ADAPTIVE)
+"""Of optimizers; empty: not known."""
 WAITS: Final = "waits"
 FORMS: Final = ("", "float32", "bfloat16", "int8", WAITS)
 """Of a link to a volunteer; empty once that is gone."""

@@ -9,6 +9,7 @@ from atoll.agent.telemetry.buffer import TelemetryBuffer
 from atoll.agent.telemetry.steps import StepEstimates
 from atoll.message_limits import SHA256
 from atoll.telemetry_limits import (
+    FAMILIES,
     MAX_DROP_REASONS,
     MAX_LINKS,
     MAX_METRICS,
@@ -68,6 +69,8 @@ class Collector:
         if telemetry.HasField("prepared"):
             if not SHA256.fullmatch(telemetry.prepared.fingerprint):
                 telemetry.prepared.fingerprint = ""
+            if telemetry.prepared.optimizer not in FAMILIES:
+                telemetry.prepared.optimizer = ""
             into.prepared(telemetry.prepared)
         if telemetry.HasField("resumed") and telemetry.resumed.tier in TIERS:
             into.resumed(telemetry.resumed)

@@ -12,7 +12,8 @@ class ObservedStep:
 
     Parts of compute_s (load, forward, backward, update) are all 0 where they were not measured, squared norms where
     they were not sampled, sync_s and last_sync_s with a strategy that never waits for others. halves: the squared norms
-    are of the two halves of the rank's own batch. strategy_metrics: what the strategy reports, by name.
+    are of the two halves of the rank's own batch. sampled_batches: how many as large as this one they are of.
+    strategy_metrics: what the strategy reports, by name.
     """
 
     step: int
@@ -31,6 +32,7 @@ class ObservedStep:
     local_sqnorm: float = 0.0
     global_sqnorm: float = 0.0
     halves: bool = False
+    sampled_batches: int = 1
     strategy_metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property

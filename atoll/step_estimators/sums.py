@@ -5,9 +5,12 @@ A machine adds up its own ranks, the controller the machines; no rank is told tw
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from atoll.step_estimators.observed import ObservedStep
+
+MAX_SAMPLES: Final = 2**32 - 1
+"""Of all ranks, that a message has room for."""
 
 
 class SyncSums(NamedTuple):
@@ -49,9 +52,11 @@ def sync_of(observed: ObservedStep) -> SyncSums:
 
 
 def norms_of(observed: ObservedStep) -> NormSums | None:
-    """None where the step was not sampled."""
+    """None where the step was not sampled, or of more than MAX_SAMPLES."""
     if not (observed.local_sqnorm > 0 and observed.global_sqnorm > 0):
         return None
-    batch = observed.local_batch
+    batch, total = observed.local_batch * observed.sampled_batches, observed.total_batch * observed.sampled_batches
+    if total > MAX_SAMPLES:
+        return None
     weighted, combined = batch * observed.local_sqnorm, batch * observed.global_sqnorm
-    return NormSums(observed.total_batch, int(batch > 0), batch, weighted, combined, observed.halves)
+    return NormSums(total, int(batch > 0), batch, weighted, combined, observed.halves)

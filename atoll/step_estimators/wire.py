@@ -29,6 +29,7 @@ def step_from_wire(sample: common_pb2.StepSample) -> ObservedStep:
         local_sqnorm=sample.local_grad_sqnorm,
         global_sqnorm=sample.global_grad_sqnorm,
         halves=sample.halves,
+        sampled_batches=sample.sampled_batches or 1,
         strategy_metrics=dict(sample.strategy_metrics),
     )
 

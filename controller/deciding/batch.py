@@ -101,7 +101,8 @@ def _mended_factor(
     if policy.rule == "none" or not given.current.total_batch:
         return None
     scales = (noise.low, min(noise.high, MOST_NOISE))
-    wanted = [learning_rate_factor(_rule(given), scale, policy.initial_batch, total) for scale in scales]
+    many = policy.batches_per_update
+    wanted = [learning_rate_factor(_rule(given), scale, many * policy.initial_batch, many * total) for scale in scales]
     if any(abs(math.log(factor / present)) <= FACTOR_GAIN for factor in wanted):
         return None
     if (wanted[0] > present) is not (wanted[1] > present):
@@ -121,6 +122,7 @@ def _decide(
             noise_scale=scale,
             nodes=tuple(node_model(estimate, 1) for estimate in estimates),
             rule=_rule(given),
+            batches_per_update=given.policy.batches_per_update,
             gamma=overlap.gamma,
             t_o=overlap.t_o,
             t_u=overlap.t_u,

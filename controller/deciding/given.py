@@ -43,7 +43,7 @@ class Policy:
     """What may be decided about a job. half: of its strategy; None where it has none. adapts: names of plan parameters
     of the strategy that may change. min_batch, max_batch: of the total batch, both 0 where it is fixed. rule: of the
     learning rate, "adascale", "square-root" or "none". initial_batch: the script's own total batch, 0 where it is not
-    known yet. surrogate: of the offline profile; None: there is none."""
+    known yet. batches_per_update: that each update adds up. surrogate: of the offline profile; None: there is none."""
 
     split: str = "auto"
     half: ControllerHalf | None = None
@@ -52,6 +52,7 @@ class Policy:
     max_batch: int = 0
     rule: str = "adascale"
     initial_batch: int = 0
+    batches_per_update: int = 1
     surrogate: Surrogate | None = None
     pins: Pins = field(default_factory=Pins)
 

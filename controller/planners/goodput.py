@@ -22,13 +22,16 @@ Rule = Literal["adascale", "square-root"]
 
 class GoodputInput(Overlap):
     """candidates: total batches to choose from. noise_scale: tr(Sigma) / |G|^2 in samples, >= 0. initial_batch: total
-    batch for which the learning rate was tuned. rule: "adascale" for SGD, "square-root" for Adam and AdamW."""
+    batch for which the learning rate was tuned. rule: "adascale" for SGD, "square-root" for Adam and AdamW.
+    batches_per_update: where gradients are accumulated, the total batches that an update adds up; samples are worth as
+    much as in a batch of all of them."""
 
     candidates: Annotated[tuple[TotalBatch, ...], Field(min_length=1, max_length=1000)]
     nodes: Nodes
     noise_scale: Annotated[float, Field(ge=0, le=1e15)]
     initial_batch: TotalBatch
     rule: Rule = "adascale"
+    batches_per_update: TotalBatch = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,8 @@ def plan_goodput(given: GoodputInput) -> GoodputPlan:
     split = plan_optperf(
         OptPerfInput(total_batch=total, nodes=given.nodes, gamma=given.gamma, t_o=given.t_o, t_u=given.t_u)
     )
-    worth = efficiency(given.noise_scale, given.initial_batch, total)
-    factor = learning_rate_factor(given.rule, given.noise_scale, given.initial_batch, total)
+    worth, many = _worth(given, total), given.batches_per_update
+    factor = learning_rate_factor(given.rule, given.noise_scale, many * given.initial_batch, many * total)
     return GoodputPlan(
         total, split.batches, split.step_time, worth, total / split.step_time * worth, factor, candidates
     )
@@ -86,12 +89,17 @@ def _candidates(given: GoodputInput) -> list[Candidate]:
     times = optperf_of_totals(given.nodes, given, given.candidates).tolist()
     found = []
     for total, step_s in zip(given.candidates, times, strict=True):
-        worth = efficiency(given.noise_scale, given.initial_batch, total)
+        worth = _worth(given, total)
         if math.isnan(step_s):
             found.append(Candidate(total, None, None, worth, None))
         else:
             found.append(Candidate(total, step_s, total / step_s, worth, total / step_s * worth))
     return found
+
+
+def _worth(given: GoodputInput, total: int) -> float:
+    many = given.batches_per_update
+    return efficiency(given.noise_scale, many * given.initial_batch, many * total)
 
 
 def efficiency(noise_scale: float, initial_batch: int, total_batch: int) -> float:

@@ -12,6 +12,7 @@ from atoll.errors import BadInput
 from atoll.message_limits import HOST, JOB_ID, MAX_JOB_ID, MAX_RANK, MAX_TEXT, NODE_NAME, PROTOCOL, SHA256
 from atoll.strategies.declaration import MAX_JSON_BYTES
 from atoll.telemetry_limits import (
+    FAMILIES,
     MAX_DROP_REASONS,
     MAX_LINKS,
     MAX_METRICS,
@@ -183,6 +184,9 @@ def _check_prepared(prepared: agents_pb2.Prepared) -> None:
             raise BadInput(f"telemetry.workers.prepared.{field} = {value} must be at most {MAX_COUNT}")
     if prepared.fingerprint and not SHA256.fullmatch(prepared.fingerprint):
         raise BadInput("telemetry.workers.prepared.fingerprint must be 64 hexadecimal digits, or empty")
+    if prepared.optimizer not in FAMILIES:
+        known = ", ".join(filter(None, FAMILIES))
+        raise BadInput(f"telemetry.workers.prepared.optimizer = {prepared.optimizer[:80]!r} is none of {known}")
 
 
 def _check_estimate(estimate: agents_pb2.RankEstimate, amounts: list[float]) -> None:

@@ -160,6 +160,7 @@ class JobStatus(EtcdRecord):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLearned(EtcdRecord):
     """What earlier runs taught, for the next one. initial_batch: the script's own total batch, 0 before it is known.
+    optimizer: family of its optimizers, batches_per_update: what an update adds up; empty and 0 before that is known.
     trains: fingerprint of what its script prepared, empty before. shared_bytes, own_bytes: of its state, of all ranks
     and of each, 0 before. adapted: what the controller decided last, for the first plan of the next run. By
     "node/device": speeds, seconds per sample; learned_at, what those devices measured as work_per_s then; standby, what
@@ -167,6 +168,8 @@ class JobLearned(EtcdRecord):
 
     total_batch: int = 0
     initial_batch: int = field(default=0, metadata=LATER)
+    optimizer: str = field(default="", metadata=LATER)
+    batches_per_update: int = field(default=0, metadata=LATER)
     trains: str = field(default="", metadata=LATER)
     shared_bytes: int = field(default=0, metadata=LATER)
     own_bytes: int = field(default=0, metadata=LATER)

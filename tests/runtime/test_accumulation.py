@@ -11,6 +11,10 @@ import pytest
 import torch
 from zmq_agent import FakeAgent, Start, torchrun_like
 
+from atoll.controller.estimators.noise import NoiseEstimator
+from atoll.step_estimators.sums import norms_of
+from atoll.step_estimators.wire import step_from_wire
+
 pytestmark = pytest.mark.timeout(240)
 
 SCRIPT = "accumulation.py"
@@ -66,6 +70,32 @@ def test_an_accumulation_is_exchanged_once(tmp_path: Path, start: Start) -> None
     whole = [trained(tmp_path, how, "--clip", "--whole", start=start) for how in ("no-sync", "one-batch")]
     check_close(*whole)
     assert len(lines(whole[1], 0)) == 4
+
+
+@pytest.mark.parametrize(("how", "sampled"), [("every-pass", 1), ("no-sync", 4)])
+def test_the_noise_of_accumulated_gradients_is_that_of_the_samples(
+    tmp_path: Path, start: Start, how: str, sampled: int
+) -> None:
+    """1. Two unequal ranks add up four batches of 16 samples in each update of AdamW, whose noise scale is 20 samples.
+    2. The agent is told of the optimizer's family and of the four batches. 3. One pass in ten steps is sampled, of the
+    gradient of one batch, or of all four where none was exchanged before; the noise scale is found either way."""
+    with FakeAgent(tmp_path, world_size=2, start=start) as agent:
+        agent.shares = (3.0, 1.0)
+        agent.start_workers("known_noise.py", how, "400")
+        assert agent.exit_codes() == [0, 0], agent.said()
+    assert (agent.prepared.optimizer, agent.prepared.batches_per_update) == ("adaptive", 4)
+    estimator, seen = NoiseEstimator(), []
+    for both in zip(agent.steps[0], agent.steps[1], strict=True):
+        told = [norms_of(step_from_wire(one)) for one in both]
+        if all(told):
+            seen.append(both[0].sampled_batches)
+        for one in filter(None, told):
+            estimator.observe(both[0].step, one)
+    assert set(seen) == {sampled}
+    assert len(seen) == pytest.approx(40, abs=3)
+    estimate = estimator.estimate()
+    assert estimate is not None
+    assert estimate.noise_scale == pytest.approx(20, rel=0.2)
 
 
 def test_shares_that_change_and_a_worker_killed_between_two_exchanges_leave_no_trace(

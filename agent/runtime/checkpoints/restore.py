@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from atoll.agent.runtime.agent_link import exits
@@ -18,6 +20,7 @@ from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
+from atoll.agent.runtime.step.optimizers.family import family_of
 from atoll.errors import BadInput
 from atoll.v1.agents_pb2 import Prepared
 from atoll.v1.common_pb2 import LEVEL_WARNING
@@ -82,12 +85,20 @@ def work_of(session: Session, directory: Path) -> tuple[bool, int]:
     return writes, session.place.world_size if everywhere else 1
 
 
-def prepared(model: nn.Module, loader: Loader[object], fingerprint: str, state: StateBytes) -> Prepared:
+def prepared(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    loader: Loader[object],
+    fingerprint: str,
+    state: StateBytes,
+) -> Prepared:
     """What the controller needs to know of what is trained."""
     return Prepared(
         entries=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         samples=loader.samples,
         batch_size=loader.own_batch,
+        optimizer=family_of(optimizers),
+        batches_per_update=1,
         fingerprint=fingerprint,
         shared_bytes=state.shared,
         own_bytes=state.own,

@@ -37,6 +37,7 @@ class Norms:
     local: float = 0.0  # of this rank's own mean gradient
     together: float = 0.0  # of the combined gradient
     halves: bool = False
+    batches: int = 1  # of the loader, that they are of
 
 
 @dataclass(frozen=True, slots=True)

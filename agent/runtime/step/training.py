@@ -21,7 +21,8 @@ from atoll.agent.runtime.data.evaluation import gathered
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings, known_count
 from atoll.agent.runtime.data.sampler import BatchSlice, Position, after
 from atoll.agent.runtime.membership.succession import Succession
-from atoll.agent.runtime.step.backward.backward_pass import NORMS_EVERY_STEPS, BackwardPass
+from atoll.agent.runtime.step.backward.accumulation import NORMS_EVERY_STEPS
+from atoll.agent.runtime.step.backward.backward_pass import BackwardPass
 from atoll.agent.runtime.step.backward.batch_statistics import batch_statistics_layers, name_drop_last
 from atoll.agent.runtime.step.backward.carried_gradients import CarriedGradients
 from atoll.agent.runtime.step.backward.gradient_passes import clip_norm
@@ -149,7 +150,7 @@ class Training:
         self._exchange.start(self.loader.position, self.loader.share, origin)
         self.state.start(self.loader.position)
         if session.link is not None:
-            self._prepared = prepared(self._model, self.loader, trains, self.state.bytes)
+            self._prepared = prepared(self._model, self._optimizers, self.loader, trains, self.state.bytes)
             session.link.outbox.prepared(self._prepared)
         seed_step(session.seed, session.place.rank, self.loader.position.step)
         torch.clear_autocast_cache()
@@ -275,8 +276,13 @@ class Training:
 
     def tell_epochs(self, total: int) -> None:
         """How many epochs the script trains in all."""
+        self._tell(epochs=max(total, 0))
+
+    def _tell(self, **changed: int) -> None:
+        """Report what changed of what the controller knows of the script."""
         if self._session.link is not None and self._prepared is not None:
-            self._prepared.epochs = max(total, 0)
+            for name, value in changed.items():
+                setattr(self._prepared, name, value)
             self._session.link.outbox.prepared(self._prepared)
 
     @property
@@ -577,6 +583,8 @@ class Training:
             return
         self._carried.applied(optimizer)
         self._backward.gradients_pending = False
+        if not self._muted() and self._backward.accumulation.updated():
+            self._tell(batches_per_update=self._backward.accumulation.batches)
         self.state.shutdown.updated = True
         self._session.throttle.pay()
         if self._muted():

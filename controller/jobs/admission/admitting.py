@@ -51,7 +51,8 @@ class RatedDevice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionQuestion:
     """workers: by rank. learned: seconds per sample by name, of devices that are what they were then. batch_range:
-    of the total batch; None where it stays. restart_s: seconds without training that taking devices in costs."""
+    of the total batch; None where it stays. batches_per_update: that an update adds up. restart_s: seconds without
+    training that taking devices in costs."""
 
     profile: Profile
     workers: Sequence[RatedDevice]
@@ -59,6 +60,7 @@ class AdmissionQuestion:
     learned: Mapping[str, float] = field(default_factory=dict)
     split: str
     batch_range: tuple[int, int] | None
+    batches_per_update: int = 1
     restart_s: float
 
 
@@ -179,6 +181,7 @@ def _planner_input(
         t_u=overlap.t_u,
         noise_scale=profile.noise.noise_scale if profile.noise else 0.0,
         initial_batch=profile.total_batch,
+        batches_per_update=question.batches_per_update,
         offers=tuple(
             Offer.of_measured(name=name, uncertainty=model.error, t_o=larger.t_o, t_u=larger.t_u, **_node(model))
             for name, model in offers

@@ -187,6 +187,7 @@ def _question(
         learned=known,
         split=observed.job.spec.split,
         batch_range=(policy.min_batch, policy.max_batch) if policy.adapts_batch else None,
+        batches_per_update=policy.batches_per_update,
         restart_s=restart_s(observed.job.status.history),
     )
 

@@ -77,6 +77,8 @@ class RunProgress:
     plan: int = 0
     batch_size: int = 0  # of the whole job as its script gave it; 0 before it told
     samples: int = 0  # of its dataset
+    optimizer: str = ""  # family of its optimizers; empty before it told
+    batches_per_update: int = 0
     epochs: int = 0  # that it trains in all, as rank 0's script said
     trains: str = ""  # fingerprint of what it prepared
     state_bytes: tuple[int, int] = (0, 0)  # of all ranks, of each
@@ -262,6 +264,8 @@ class ProgressBoard:
             found.batch_size, found.samples = telemetry.prepared.batch_size, telemetry.prepared.samples
             if position == 0:
                 found.trains, found.epochs = telemetry.prepared.fingerprint, telemetry.prepared.epochs
+                found.optimizer = telemetry.prepared.optimizer
+                found.batches_per_update = telemetry.prepared.batches_per_update
                 found.state_bytes = (telemetry.prepared.shared_bytes, telemetry.prepared.own_bytes)
             found.estimators.observe_entries(telemetry.prepared.entries)
         if links := telemetry.links:

@@ -30,6 +30,8 @@ def with_learned(observed: ObservedJob, job: JobRecord) -> JobRecord:
         learned_at={**job.learned.learned_at, **{name: work.get(name, 0.0) for name in measured}},
         total_batch=training.total_batch or job.learned.total_batch,
         initial_batch=training.batch_size or job.learned.initial_batch,
+        optimizer=training.optimizer or job.learned.optimizer,
+        batches_per_update=training.batches_per_update or job.learned.batches_per_update,
         adapted=adapted_by(observed.plans.newest) if observed.plans.newest else job.learned.adapted,
     )
     status = replace(

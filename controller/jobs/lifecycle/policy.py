@@ -11,6 +11,7 @@ from atoll.controller.jobs.records.offline_profile import offline_profile
 from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.state.records import Adapted, JobRecord, PlanRecord
 from atoll.strategies import registry
+from atoll.telemetry_limits import ADAPTIVE
 
 
 def policy_of(job: JobRecord, samples: int = 0) -> Policy:
@@ -22,11 +23,19 @@ def policy_of(job: JobRecord, samples: int = 0) -> Policy:
         adapts=adapt.strategy_params,
         min_batch=adapt.min_batch,
         max_batch=min(adapt.max_batch, samples) if samples else adapt.max_batch,
-        rule=adapt.learning_rate,
+        rule=_rule(adapt.learning_rate, job.learned.optimizer),
         initial_batch=job.learned.initial_batch,
+        batches_per_update=max(job.learned.batches_per_update, 1),
         surrogate=_surrogate(job),
         pins=pins_of(job),
     )
+
+
+def _rule(asked: str, optimizer: str) -> str:
+    """The learning rate's rule as a planner knows it. A worker that says nothing of its optimizer counts as SGD."""
+    if asked != "auto":
+        return asked
+    return "square-root" if optimizer == ADAPTIVE else "adascale"
 
 
 def pins_of(job: JobRecord) -> Pins:

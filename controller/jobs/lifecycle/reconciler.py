@@ -322,6 +322,8 @@ class Reconciler:
             total_batch=progress.total_batch,
             batch_size=progress.batch_size,
             samples=progress.samples,
+            optimizer=progress.optimizer,
+            batches_per_update=progress.batches_per_update,
             trains=progress.trains,
             state_bytes=progress.state_bytes,
             newest_step=progress.newest_step,

@@ -37,6 +37,14 @@ def test_noisy_gradients_bear_a_larger_batch_and_a_higher_learning_rate() -> Non
     assert plan.predicted_s == pytest.approx(json.loads(plan.output)["step_time"], rel=0.05)
 
 
+def test_accumulated_batches_are_one_to_the_learning_rate() -> None:
+    policy = replace(ADAPTIVE, batches_per_update=4)
+    plan = next_plan(given(measured(*LIKE), current=SECOND, policy=policy, noise=noise(16_000), overlap=SHARED))
+    assert plan is not None
+    assert plan.total_batch == 512
+    assert plan.learning_rate_factor == pytest.approx(2 * (16_000 + 1024) / (16_000 + 2048))
+
+
 def test_quiet_gradients_bear_a_smaller_one_within_the_users_range() -> None:
     quiet = {"current": SECOND, "noise": noise(10), "overlap": SHARED}
     plan = next_plan(given(measured(*LIKE), policy=ADAPTIVE, **quiet))

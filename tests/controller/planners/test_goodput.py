@@ -83,6 +83,21 @@ def test_the_learning_rate_follows_the_rule_that_was_asked_for() -> None:
     assert run(candidates=[128], noise_scale=1e15)["learning_rate_factor"] == pytest.approx(4)
 
 
+def test_accumulated_batches_count_as_one_for_the_learning_rate_and_for_what_a_sample_is_worth() -> None:
+    """Four batches of 64 an update, which become 309: AdaScale's gain from 256 to 1,236 samples is 3.2, not the 4.24 of
+    64 to 309; the square root is 2.2 either way."""
+    noise = 1702.0
+    asked = {"candidates": [309], "noise_scale": noise, "initial_batch": 64}
+    assert run(**asked)["learning_rate_factor"] == pytest.approx(4.24, abs=0.01)
+    four = run(**asked, batches_per_update=4)
+    assert four["learning_rate_factor"] == pytest.approx((noise / 256 + 1) / (noise / 1236 + 1))
+    assert four["learning_rate_factor"] == pytest.approx(3.2, abs=0.02)
+    assert four["efficiency"] == pytest.approx((noise + 256) / (noise + 1236))
+    assert run(**asked, batches_per_update=4, rule="square-root")["learning_rate_factor"] == pytest.approx(
+        2.197, abs=0.001
+    )
+
+
 @given(st.integers(1, 10**6), st.integers(0, 10**6), st.integers(1, 200))
 def test_candidates_ascend_in_equal_ratios_from_end_to_end(low: int, more: int, count: int) -> None:
     found = candidates_between(low, low + more, count)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.autograd import Variable
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.loader import Loader
+from atoll.agent.runtime.step.backward.accumulation import Accumulation
 from atoll.agent.runtime.step.capabilities import Norms, Pass
 from atoll.agent.runtime.step.measures.clock import StepClock
 from atoll.agent.runtime.step.plans.agreement import Agreed
 from atoll.agent.runtime.step.plans.schedule import PlanSchedule
 from atoll.agent.runtime.step.step_exchange import StepExchange
 from atoll.errors import BadInput
-
-NORMS_EVERY_STEPS: Final = 10
 
 
 class BackwardPass:
@@ -49,6 +49,8 @@ class BackwardPass:
         self.local = False  # the passes that begin now are
         self.unsent = False  # the last one was: other ranks lack what p.grad has
         self.norms = Norms()
+        self.accumulation = Accumulation()
+        self._sampled_batches = 0
 
     def begin(self, loss: torch.Tensor | None = None, *, seen: bool = True) -> None:
         """loss: whose gradients come, where that is known. seen: the backward pass begins here; else it came to its
@@ -64,13 +66,16 @@ class BackwardPass:
         self._note_waits()
         self._session.throttle.pay()
         self._clock.backward_begins(seen=seen and not self.gradients_pending)
-        own = self._own()
+        own, muted = self._own(), self._muted()
+        self._sampled_batches = 0
+        if not muted:
+            first = not self.gradients_pending
+            self._sampled_batches = self.accumulation.begin(batch, first=first, local=self.local)
         opened = Pass(
             batch=batch,
             params=self._schedule.planned_at(batch.step).params,
-            # Accumulated gradients are no longer this rank's own.
-            sampled=not (self.gradients_pending or self.local) and batch.step % NORMS_EVERY_STEPS == 0,
-            muted=self._muted(),
+            sampled=self._sampled_batches > 0,
+            muted=muted,
             local=self.local,
             loss=loss.detach() if loss is not None else None,
         )
@@ -115,7 +120,8 @@ class BackwardPass:
             combined = self.exchange.end() if agrees else combined
         if self.broken:
             return
-        self.norms = combined if self._own_norms is None else self._own_norms()
+        sampled = replace(combined, batches=max(self._sampled_batches, 1))
+        self.norms = sampled if self._own_norms is None else self._own_norms()
         self._note_waits()
         self._clock.backward_ends()
         throttle.resume()

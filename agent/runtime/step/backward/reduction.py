@@ -67,6 +67,7 @@ class ReducedGradients(OneWorker):
         quiet = partial(busy, False) if self._gpu is None else _nothing
         self._times = ExchangeTimes(marks_of(self._gpu or torch.device("cpu")), quiet)
         self._weight = self._waited_s = 0.0
+        self._part_weight = 1.0  # that p.grad has already where it is this rank's part
         self._sampled = self._local = self._all_have_parts = False
         self._local_sqnorms: list[torch.Tensor | float] = []
         self._sent_bytes = 0
@@ -83,6 +84,7 @@ class ReducedGradients(OneWorker):
 
     def begin(self, opened: Pass) -> None:
         self._all_have_parts = self._local_passes.parts
+        self._part_weight = opened.batch.weight if self._all_have_parts else 1.0
         self._weight, self._sampled = self._local_passes.begin(opened), opened.sampled
         self._open, self._local = True, opened.local
         if self._local:
@@ -133,7 +135,8 @@ class ReducedGradients(OneWorker):
         alone = [piece.parameter.grad for piece in self._separate if piece.parameter.grad is not None]
         together = [piece.gradients for piece, _ in sums if isinstance(piece, Bucket)]
         norms = [squared_norm(one) for one in (*together, *alone)]
-        return Norms(total(self._local_sqnorms), total(norms))
+        own = total(self._local_sqnorms) / self._part_weight**2 if self._part_weight > 0 else 0.0
+        return Norms(own, total(norms))
 
     def waited(self) -> float:
         waited_s, self._waited_s = self._waited_s, 0.0

@@ -38,6 +38,7 @@ class StepReporter:
             local_grad_sqnorm=_finite(norms.local),
             global_grad_sqnorm=_finite(norms.together),
             halves=norms.halves,
+            sampled_batches=norms.batches,
             sync_s=numbers.sync_s,
             last_sync_s=numbers.last_sync_s,
             strategy_metrics=numbers.metrics,

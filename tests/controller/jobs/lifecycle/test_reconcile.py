@@ -23,6 +23,7 @@ from made import (
 
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.estimators.profile import LinkEstimate, Profile
+from atoll.controller.jobs.lifecycle.learned import with_learned
 from atoll.controller.jobs.lifecycle.observed import (
     ForgetWorker,
     JobStep,
@@ -32,12 +33,13 @@ from atoll.controller.jobs.lifecycle.observed import (
     StopRun,
     WorkerPhase,
 )
+from atoll.controller.jobs.lifecycle.policy import policy_of
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.records import Cause, JobPhase, JobPins, JobRecord, Level, RunFailure, WorkerExitKind
 from atoll.controller.state.store import Fence, Put
-from atoll.jobspec import Adapt
+from atoll.jobspec import Adapt, Rule
 from atoll.step_estimators.estimates import RankProfile
 from atoll.worker_key import WorkerKey
 
@@ -343,6 +345,29 @@ def test_unequal_devices_get_a_new_plan_and_what_was_learned_is_kept() -> None:
     assert (step.plan.id, step.plan.from_step, step.plan.shares) == (2, 45, (150.0, 50.0))
     assert step.job.learned.speeds == {"a/0": 0.001, "b/0": 0.003}
     assert (step.job.learned.total_batch, step.job.learned.initial_batch) == (200, 256)
+
+
+@pytest.mark.parametrize(
+    ("asked", "optimizer", "rule"),
+    [
+        ("auto", "adaptive", "square-root"),
+        ("auto", "sgd", "adascale"),
+        ("auto", "", "adascale"),  # a worker of an earlier version, which says nothing
+        ("adascale", "adaptive", "adascale"),
+        ("none", "sgd", "none"),
+    ],
+)
+def test_the_learning_rate_follows_the_optimizer_unless_the_user_says_how(
+    asked: Rule, optimizer: str, rule: str
+) -> None:
+    """What workers say of optimizer and accumulation is kept for later runs, whose first plans know nothing else."""
+    told = observed(job(), run("a"), node("a", {0: worker()}), optimizer=optimizer, batches_per_update=4)
+    learned = with_learned(told, replace(told.job, spec=spec(adapt=Adapt(learning_rate=asked))))
+    policy = policy_of(learned)
+    assert (policy.rule, policy.batches_per_update) == (rule, 4)
+    silent = observed(learned, run("a"), node("a", {0: worker()}))
+    assert policy_of(with_learned(silent, learned)) == policy
+    assert Adapt().learning_rate == "auto"
 
 
 def test_a_planner_that_finds_no_plan_says_so_once_and_holds_nothing_up() -> None:

@@ -164,7 +164,7 @@ def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
         ({"adapt": pb.Adaptation(strategy_params=["sparsity"])}, "spec.adapt.sparsity = True is nothing that.*dense"),
         (
             {"adapt": pb.Adaptation(learning_rate="double")},
-            "spec.adapt.learning_rate = 'double' should be 'adascale', 'square-root' or 'none'",
+            "spec.adapt.learning_rate = 'double' should be 'auto', 'adascale', 'square-root' or 'none'",
         ),
         ({"adapt": pb.Adaptation(profile="{}")}, "spec.adapt.profile = '…' is of compression"),
         ({"adapt": pb.Adaptation(profile="{"), **SPARSE}, "spec.adapt.profile: the offline profile is not JSON"),
