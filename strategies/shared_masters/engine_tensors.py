@@ -93,12 +93,19 @@ def joined(model: nn.Module, layers: Sequence[Layer], pieces: int) -> list[Engin
     return [_join(one) if len(one) > 1 else EngineTensor.of(one[0]) for one in alone]
 
 
-def own_module_tensors(model: nn.Module, tensors: Sequence[EngineTensor]) -> list[tuple[nn.Module, list[EngineTensor]]]:
-    """Each module with the tensors of the layers it holds itself, where it holds any."""
+def forward_tensors(model: nn.Module, tensors: Sequence[EngineTensor]) -> list[tuple[nn.Module, list[EngineTensor]]]:
+    """Return each module whose forward pass needs tensors first, with these tensors.
+
+    A module needs those of its own parameters, a compiled one those of all modules inside: a hook there would break
+    its graph, which `fullgraph=True` refuses."""
     by_parameter = {id(layer.parameter): tensor for tensor in tensors for layer in tensor.layers}
-    found = []
-    for module in model.modules():
-        own = [id(one) for one in module._parameters.values() if one is not None]
+    found, inside = [], set[nn.Module]()
+    for module in model.modules():  # outer ones first
+        if module in inside:
+            continue
+        if is_compiled := isinstance(module, torch._dynamo.OptimizedModule):
+            inside.update(module.modules())
+        own = [id(one) for one in module.parameters(recurse=is_compiled)]
         held = list({id(by_parameter[one]): by_parameter[one] for one in own if one in by_parameter}.values())
         if held:
             found.append((module, held))

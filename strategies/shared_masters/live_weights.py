@@ -10,7 +10,7 @@ from torch import nn
 from atoll.agent.runtime.agent_link.waiting import waiting
 from atoll.agent.runtime.step.module_hooks import ModuleHook
 from atoll.errors import AtollError, DeadlineExceeded, PeerLost
-from atoll.strategies.shared_masters.engine_tensors import EngineTensor, own_module_tensors
+from atoll.strategies.shared_masters.engine_tensors import EngineTensor, forward_tensors
 from atoll.strategies.shared_masters.exchange import LayerExchange
 from atoll.strategies.shared_masters.forward_weights import ForwardWeights
 from atoll.strategies.shared_masters.measures import Tally
@@ -18,8 +18,8 @@ from atoll.strategies.shared_masters.publication import add_blocks, write_blocks
 
 
 class LiveWeights:
-    """Each module's forward pre-hook brings the tensors of its own layers level, once between two boundaries. A tensor
-    that is used without such a module's forward pass is brought level at the boundary."""
+    """A module's forward pre-hook brings its tensors level, once between two boundaries. A tensor that is used without
+    the forward pass of such a module is brought level at the boundary."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class LiveWeights:
         self._unhooked: set[int] = set()
         self._hooks = [
             module.register_forward_pre_hook(ModuleHook(self._before_forward, held))
-            for module, held in own_module_tensors(model, exchange.tensors)
+            for module, held in forward_tensors(model, exchange.tensors)
         ]
 
     def backward_begins(self) -> None:
@@ -64,6 +64,8 @@ class LiveWeights:
         self._hooks = []
 
     def _before_forward(self, held: Sequence[EngineTensor], module: nn.Module, inputs: Any) -> None:
+        if not self._exchange.started:
+            return  # a parametrized weight is computed by a forward pass whenever it is read, in run.prepare too
         missing = [one for one in held if one.number not in self._level]
         if missing:
             try:

@@ -10,7 +10,7 @@ from torch import nn
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.kernels.exchange_engine import RecentPart
 from atoll.strategies.shared_masters import residuals
-from atoll.strategies.shared_masters.engine_tensors import EngineTensor, joined, own_module_tensors
+from atoll.strategies.shared_masters.engine_tensors import EngineTensor, forward_tensors, joined
 from atoll.strategies.shared_masters.layout import lay_out_for_updates
 
 
@@ -81,7 +81,7 @@ def test_types_are_not_mixed() -> None:
 def test_a_module_asks_once_for_what_it_shares() -> None:
     model = network()
     tensors = tensors_of(model)
-    held = {type(module).__name__: own for module, own in own_module_tensors(model, tensors)}
+    held = {type(module).__name__: own for module, own in forward_tensors(model, tensors)}
     assert held["LayerNorm"] == [tensors[0]]
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from atoll.agent.runtime.step.memory_order import flat_view
 from atoll.errors import BadInput
-from atoll.strategies.shared_masters.engine_tensors import EngineTensor, own_module_tensors
+from atoll.strategies.shared_masters.engine_tensors import EngineTensor, forward_tensors
 from atoll.strategies.stale_sparse.gradient_layout import adopt_optimizer_state, lay_out_for_gradients
 from atoll.strategies.stale_sparse.optimizer_rules import Rates
 from atoll.strategies.stale_sparse.worker import pace_of
@@ -33,10 +33,10 @@ def test_layers_are_the_trained_parameters_once_each_in_the_models_order() -> No
     assert [layer.order for layer in layers] == [0, 1, 2, 3]
     assert all(layer.first is not None and layer.second is None for layer in layers)
     tensors = [EngineTensor.of(layer) for layer in layers]
-    held = {type(module).__name__: [one.name for one in own] for module, own in own_module_tensors(model, tensors)}
+    held = {type(module).__name__: [one.name for one in own] for module, own in forward_tensors(model, tensors)}
     assert held["Embedding"] == ["embed.weight"]
     assert ["embed.weight"] in [
-        [one.name for one in own] for module, own in own_module_tensors(model, tensors) if module is model.head
+        [one.name for one in own] for module, own in forward_tensors(model, tensors) if module is model.head
     ]
 
 
