@@ -1,0 +1,140 @@
+"""A worker of the conformance suite: python case_worker.py SOCKET RANK.
+
+It trains one case after the other, each in a run of its own, and sends each outcome over the socket. Importing torch is
+most of what a case would cost alone."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from multiprocessing.connection import Client
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from cases import STRATEGIES, Case
+from models import Batch, Samples, Stream
+from program import MAX_NORM, Outcome, train
+from torch import nn
+from torch.utils.data import DataLoader
+
+import atoll
+from atoll.agent.runtime.agent_link.exits import WorkerExit
+from atoll.strategies import registry
+
+STOPPED_STEP = 4
+"""The first run of a case that resumes ends once it has come so far."""
+
+
+class Order(torch.utils.data.Sampler[int]):
+    def __init__(self, order: Sequence[int]) -> None:
+        self.order = order
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+
+class Atoll:
+    """Trains a program through Atoll's public calls."""
+
+    seed = 1
+
+    def __init__(self, case: Case, number: int) -> None:
+        name, settings = STRATEGIES[case.strategy]
+        self._case, self._number = case, number
+        self.run = atoll.init(seed=1, strategy=registry.find(name).settings(**settings))
+
+    def prepare(
+        self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tracked: Mapping[str, Any]
+    ) -> Iterable[Batch]:
+        case = self._case
+        for name, one in tracked.items():
+            self.run.track(name, one)
+        given: Any = optimizers[0] if len(optimizers) == 1 else tuple(optimizers)
+        samples = Stream(case.samples) if case.wrapper == "stream" else Samples(case.samples)
+        sampler = Order(case.order) if case.wrapper == "sampler" else None
+        data = DataLoader(
+            samples, case.batch, sampler=sampler, num_workers=2 if case.wrapper == "loader-workers" else 0
+        )
+        _, _, loader = self.run.prepare(model, given, data)
+        return loader
+
+    def track(self, name: str, one: Any) -> None:
+        self.run.track(name, one)
+
+    def epochs(self, total: int) -> Iterator[int]:
+        return self.run.epochs(total)
+
+    def slices(self, batch: Batch) -> Iterable[tuple[Batch, float]]:
+        return [(batch, 1.0)]
+
+    def backward(self, loss: torch.Tensor) -> None:
+        if self._case.wrapper == "own-backward":
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            self.run.backward(loss)
+
+    def local_pass(self) -> AbstractContextManager[None]:
+        return self.run.no_sync()
+
+    def clip(self, model: nn.Module) -> None:
+        if self._case.wrapper == "clip":
+            self.run.clip_grad_norm(MAX_NORM)
+        else:
+            nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+
+    def begin_step(self, step: int) -> None:
+        if self._case.event == "resume" and self._number == 1 and step == STOPPED_STEP:
+            self._await_stop()
+
+    def _await_stop(self) -> None:
+        link = self.run._link
+        assert link is not None
+        assert link.wait_for(lambda: link.stop is not None, 30.0)
+
+    @property
+    def step(self) -> int:
+        return self.run.step
+
+    @property
+    def last_batch(self) -> bool:
+        return self.run.last_batch
+
+
+def trained(case: Case, number: int) -> Outcome | None:
+    """Return None where the run was stopped."""
+    driver = Atoll(case, number)
+    try:
+        return train(case, driver)
+    except WorkerExit:
+        return None
+    finally:
+        driver.run.close()
+        if dist.is_initialized():  # a worker that stops leaves it to the end of its process
+            dist.destroy_process_group()
+
+
+def main() -> None:
+    socket, rank = sys.argv[1:]
+    with Client(socket, family="AF_UNIX") as connection:
+        connection.send_bytes(rank.encode())
+        while asked := connection.recv_bytes():
+            case, number, environment = pickle.loads(asked)  # noqa: S301 - what the test itself sent
+            os.environ.update(environment)
+            torch._dynamo.reset()  # type: ignore[no-untyped-call]
+            try:
+                answer: Any = trained(case, number)
+            except Exception as error:  # noqa: BLE001 - whatever a case raises is its outcome
+                answer = (type(error).__name__, str(error), traceback.format_exc())
+            connection.send_bytes(pickle.dumps(answer))  # not `send`, which would share tensors' memory
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""The conformance matrix: its axes, what each combination must end with, and a subset that covers every pair."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from typing import Any, Final
+
+from models import FEATURES
+from optimizers import RECIPES
+
+STRATEGIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "dense": ("dense", {}),
+    "zen": ("zen", {}),
+    "zen/zen": ("zen", {"scheme": "zen"}),
+    "compressed/exact": ("compressed", {"min_bytes": 1 << 40}),
+    "compressed": ("compressed", {"min_bytes": 0}),
+    "stale-sparse/exact": ("stale-sparse", {"sparsity": 0.0, "values": "float32", "staleness": 0}),
+    "stale-sparse/gradients-exact": (
+        "stale-sparse",
+        {"exchange": "gradients", "sparsity": 0.0, "values": "float32", "staleness": 0},
+    ),
+    "stale-sparse": ("stale-sparse", {}),
+    "local-steps/exact": ("local-steps", {"density": 1.0, "values": "float32", "staleness": 0}),
+    "local-steps": ("local-steps", {}),
+}
+"""Each strategy's name and settings. Names without a slash are the defaults; `compressed` takes tensors of any size."""
+
+PRECISIONS: Final = ("float32", "autocast", "float16", "float16-overflow", "bfloat16", "mixed")
+WRAPPERS: Final = (
+    "plain", "own-backward", "accumulated", "no-sync", "clip", "clip-torch", "stream", "sampler", "compile",
+    "compile-fullgraph", "loader-workers",
+)  # fmt: skip
+EVENTS: Final = ("none", "one-worker", "shares-98-2", "empty-slice", "plan-change", "resume", "one-nan")
+AXES: Final[Mapping[str, Sequence[str]]] = {
+    "strategy": tuple(STRATEGIES),
+    "feature": tuple(FEATURES),
+    "optimizer": tuple(RECIPES),
+    "precision": PRECISIONS,
+    "wrapper": WRAPPERS,
+    "event": EVENTS,
+}
+CHANGED_STEP: Final = 3
+"""The step from which the second plan holds, in the cases that have one."""
+DEAR: Final = ("compile", "compile-fullgraph", "loader-workers")
+"""Wrappers that cost seconds a case: the short subset has each with few others."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Case:
+    strategy: str = "dense"
+    feature: str = "mlp"
+    optimizer: str = "sgd"
+    precision: str = "float32"
+    wrapper: str = "plain"
+    event: str = "none"
+
+    def __str__(self) -> str:
+        return f"{self.strategy},{self.feature},{self.optimizer},{self.precision},{self.wrapper},{self.event}"
+
+    @property
+    def world_size(self) -> int:
+        return 1 if self.event == "one-worker" else 2
+
+    @property
+    def samples(self) -> int:
+        return {"shares-98-2": 300, "empty-slice": 41}.get(self.event, 48)
+
+    @property
+    def batch(self) -> int:
+        return 50 if self.event == "shares-98-2" else 8
+
+    @property
+    def shares(self) -> Sequence[float]:
+        return (0.98, 0.02) if self.event == "shares-98-2" else (1.0,) * self.world_size
+
+    def slices(self, step: int) -> Sequence[int]:
+        """Return how many samples of a whole batch each rank trains in a step, of a model with batch statistics."""
+        if self.event == "shares-98-2":
+            return (48, 2)  # a slice of one has no variance
+        if self.event == "plan-change" and step >= CHANGED_STEP:
+            return (6, 2)
+        return (self.batch // self.world_size,) * self.world_size
+
+    @property
+    def order(self) -> Sequence[int]:
+        """Of the samples in an epoch."""
+        return range(self.samples)[::-1] if self.wrapper == "sampler" else range(self.samples)
+
+    @property
+    def passes(self) -> int:
+        """Backward passes of an update."""
+        return 2 if self.wrapper in {"accumulated", "no-sync"} else 1
+
+    @property
+    def sums_updates(self) -> bool:
+        """Whether each rank makes its own updates, which the strategy adds up."""
+        return self.strategy.startswith(("local-steps", "stale-sparse"))
+
+    @property
+    def compiler(self) -> str:
+        return "aot_eager"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """BadInput is raised, whose text matches one of these patterns."""
+
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """The weights are plain torch's, up to the order of additions."""
+
+    deviation: float
+    """Largest distance from the reference, as a share of the way that the reference went; for each tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learns:
+    """All ranks end with the same weights, and the loss is within the spread of three seeds of plain torch."""
+
+
+Expected = Refused | Exact | Learns
+
+
+def impossible(case: Case) -> str:
+    """Return why plain torch cannot train this case, or why it needs a device that is not here; empty where it can."""
+    feature, recipe = FEATURES[case.feature], RECIPES[case.optimizer]
+    if case.optimizer == "adamw-capturable" or case.feature == "sync-batch-norm":
+        return "it needs a GPU"
+    if feature.sparse != (case.optimizer == "sparse-adam") and (feature.sparse and not recipe.takes_sparse):
+        return "the optimizer takes no sparse gradients"
+    if case.feature == "float64" and case.precision in {"bfloat16", "mixed", "float16-overflow"}:
+        return "its parameters and losses are float64"
+    if case.feature == "lstm" and case.precision != "float32":
+        return "LSTM has no 16 bits on many CPUs"
+    if case.feature == "parametrized" and case.precision == "mixed":
+        return "spectral_norm takes one dtype"
+    if case.optimizer == "sgd-fused" and feature.idle_blocks:
+        return "torch's fused SGD wants all momentum buffers from its first step on"
+    if recipe.closure and case.precision.startswith("float16"):
+        return "a GradScaler takes no closures"
+    if feature.by_slices and case.event == "empty-slice":
+        return "one sample has no batch statistics"
+    if case.optimizer == "sparse-adam" and not feature.sparse:
+        return "SparseAdam takes sparse gradients alone"
+    return ""
+
+
+def expected(case: Case) -> Expected:
+    """Return what the case must end with. Pure; the table of docs/supported.md is made of it."""
+    if texts := _refusals(case):
+        return Refused(texts)
+    return Learns() if inexact(case) else Exact(_deviation(case))
+
+
+def _refusals(case: Case) -> Sequence[str]:
+    """Return what each refusal says that the case meets, in no order."""
+    feature, recipe, several_ranks = FEATURES[case.feature], RECIPES[case.optimizer], case.world_size > 1
+    by_gradients = case.strategy.startswith("stale-sparse/gradients")
+    found = {
+        "only real floating-point parameters can be trained": case.feature == "complex",
+        "LBFGS evaluates the loss several times": case.optimizer == "lbfgs",
+        "sparse": feature.sparse and not case.strategy.startswith("zen"),
+        "needs dense float32, float16 or bfloat16 memory": case.feature == "float64" and case.sums_updates,
+        "no sparse form": by_gradients and not recipe.sparse_form,
+        'several optimizers with exchange = "gradients"': by_gradients and recipe.several,
+        "on a gradient.*Clip with run.clip_grad_norm": by_gradients
+        and (recipe.closure or case.wrapper == "clip-torch" or case.precision.startswith("float16")),
+        "was frozen at run.prepare and requires a gradient now": case.optimizer == "group-added" and several_ranks,
+    }
+    return [text for text, holds in found.items() if holds]
+
+
+def inexact(case: Case) -> str:
+    """Return why the weights are not those of plain torch; empty where they are."""
+    feature, recipe = FEATURES[case.feature], RECIPES[case.optimizer]
+    if case.strategy in {"compressed", "stale-sparse", "local-steps"}:
+        return "gradients or updates are compressed"
+    if feature.random:
+        return "each rank draws its own random numbers"
+    if not case.sums_updates:
+        return ""
+    if case.precision in {"bfloat16", "mixed"}:
+        return "the shared parameters are float32, where plain torch rounds each update to bfloat16"
+    if feature.writes:
+        return "the script writes weights, or copies of them, that are ahead of the shared ones"
+    if case.event == "one-nan":
+        return "an update that is not finite is left out"
+    if "gradients" in case.strategy:
+        return (
+            "blocks without a gradient keep their moments for later" if recipe.moments and feature.idle_blocks else ""
+        )
+    if case.world_size == 1:
+        return ""
+    if not recipe.linear:
+        return "a mean of the ranks' updates is not the update by the mean gradient"
+    if case.wrapper in {"clip", "clip-torch"}:
+        return "each rank clips its own gradient"
+    if case.precision == "float16-overflow":
+        return "the rank without the spoiled sample makes its update"
+    return ""
+
+
+def _deviation(case: Case) -> float:
+    """Return the rounding that the precision allows."""
+    return {"float32": 2e-3, "bfloat16": 0.25, "mixed": 0.25}.get(case.precision, 0.05)
+
+
+Value = tuple[str, str]
+Pair = tuple[Value, Value]
+
+
+def pairs(axes: Mapping[str, Sequence[str]]) -> set[Pair]:
+    """Return all pairs of values of two axes that are possible, each in the order of the axes."""
+    named = {name: [(name, value) for value in values] for name, values in axes.items()}
+    every = {pair for one, other in combinations(axes, 2) for pair in product(named[one], named[other])}
+    return {pair for pair in every if not impossible(Case(**dict(pair)))}
+
+
+def covering(needed: set[Pair], axes: Mapping[str, Sequence[str]] = AXES) -> Sequence[Case]:
+    """Return possible cases in which every needed pair occurs; of a case that is refused, its refused pairs count.
+
+    Greedy: each case begins with a pair that none had, and takes of every other axis a value with most such pairs, of
+    those the one that was used least. The same for the same arguments."""
+    left, found, uses = set(needed), [], Counter[Value]()
+    for pair in sorted(needed):
+        if pair not in left:
+            continue
+        values = dict(pair)
+        for name in (one for one in axes if one not in values):
+            values[name] = _best(values, name, axes[name], left, uses)
+        case = Case(**values)
+        found.append(case)
+        uses.update(values.items())
+        left -= {one for one in _pairs_of(values) if not _refused(values) or _refused(dict(one))}
+    return found
+
+
+def _best(values: Mapping[str, str], name: str, choices: Sequence[str], left: set[Pair], uses: Counter[Value]) -> str:
+    fitting = [one for one in choices if not impossible(Case(**values, **{name: one}))]
+    fitting = [one for one in fitting if _refused({**values, name: one}) == _refused(values)] or fitting
+    return max(fitting, key=lambda one: (len(left & _pairs_of({**values, name: one})), -uses[name, one]))
+
+
+def _pairs_of(values: Mapping[str, str]) -> set[Pair]:
+    return set(combinations([(name, values[name]) for name in AXES if name in values], 2))
+
+
+def _refused(values: Mapping[str, str]) -> bool:
+    return bool(_refusals(Case(**values)))
+
+
+def short() -> Sequence[Case]:
+    """Return cases that cover every possible pair of values, but for those with DEAR wrappers."""
+    cheap = {**AXES, "wrapper": [one for one in WRAPPERS if one not in DEAR]}
+    return covering(pairs(cheap), cheap)
+
+
+def long() -> Sequence[Case]:
+    """Return cases that cover every possible pair of a DEAR wrapper and another value."""
+    return covering({pair for pair in pairs(AXES) if dict(pair).get("wrapper") in DEAR})

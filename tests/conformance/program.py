@@ -1,0 +1,257 @@
+"""The training program of a conformance case, and its reference: plain torch, one process, whole batches.
+
+Atoll is not imported here. Workers run the same program through a driver of their own (case_worker.py)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+import torch
+from cases import Case
+from models import FEATURES, Batch, Samples
+from optimizers import RECIPES
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+EPOCHS: Final = 2
+SPOILED_STEP: Final = 3
+"""The step in which one sample's loss overflows or is NaN, in the cases that have one."""
+MAX_NORM: Final = 0.5
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class Outcome:
+    start: Tensors
+    end: Tensors
+    losses: list[float]
+    parameters: frozenset[str]
+    """Those that required a gradient when training began."""
+
+
+class Driver(Protocol):
+    """What a program asks of the system that trains it."""
+
+    seed: int
+
+    def prepare(
+        self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tracked: Mapping[str, Any]
+    ) -> Iterable[Batch]: ...
+
+    def track(self, name: str, one: Any) -> None: ...
+
+    def epochs(self, total: int) -> Iterator[int]: ...
+
+    def slices(self, batch: Batch) -> Iterable[tuple[Batch, float]]: ...
+
+    def backward(self, loss: torch.Tensor) -> None: ...
+
+    def local_pass(self) -> AbstractContextManager[None]: ...
+
+    def clip(self, model: nn.Module) -> None: ...
+
+    def begin_step(self, step: int) -> None: ...
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def last_batch(self) -> bool: ...
+
+
+class Plain:
+    """Plain torch. Batches come in the order of the samples; `case.slices` cuts each like the ranks of a run."""
+
+    def __init__(self, case: Case, seed: int = 1) -> None:
+        self._case, self.seed = case, seed
+        self.step, self.last_batch = 0, False
+
+    def prepare(
+        self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tracked: Mapping[str, Any]
+    ) -> Iterable[Batch]:
+        return self
+
+    def __iter__(self) -> Iterator[Batch]:
+        data, order = Samples(self._case.samples), self._case.order
+        for begin in range(0, len(order), self._case.batch):
+            self.last_batch = begin + self._case.batch >= len(order)
+            rows = [data[index] for index in order[begin : begin + self._case.batch]]
+            x, y, sample = (torch.stack(column) for column in zip(*rows, strict=True))
+            yield x, y, sample
+            self.step += 1
+
+    def track(self, name: str, one: Any) -> None:
+        pass
+
+    def epochs(self, total: int) -> Iterator[int]:
+        yield from range(total)
+
+    def slices(self, batch: Batch) -> Iterable[tuple[Batch, float]]:
+        if not FEATURES[self._case.feature].by_slices:
+            return [(batch, 1.0)]
+        parts = zip(*(column.split(list(self._case.slices(self.step))) for column in batch), strict=True)
+        return [((x, y, sample), len(x) / len(batch[0])) for x, y, sample in parts]
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def local_pass(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def clip(self, model: nn.Module) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+
+    def begin_step(self, step: int) -> None:
+        pass
+
+
+def train(case: Case, driver: Driver) -> Outcome:
+    """Train the case's model for EPOCHS epochs. The outcome's tensors are copies."""
+    feature, recipe = FEATURES[case.feature], RECIPES[case.optimizer]
+    torch.manual_seed(driver.seed)
+    model = feature.build()
+    _set_precision(model, case.precision)
+    start = state_of(model)
+    parameters = frozenset(name for name, one in model.named_parameters() if one.requires_grad)
+    optimizers = recipe.make(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=case.precision.startswith("float16"))  # type: ignore[attr-defined]
+    schedulers = [torch.optim.lr_scheduler.StepLR(one, step_size=2, gamma=0.7) for one in optimizers if recipe.schedule]
+    tracked: dict[str, Any] = {f"schedule_{number}": one for number, one in enumerate(schedulers)}
+    if scaler.is_enabled():
+        tracked["scaler"] = scaler
+    called: Any = model
+    if case.wrapper.startswith("compile"):
+        called = torch.compile(model, backend=case.compiler, fullgraph=case.wrapper == "compile-fullgraph")
+    loader = driver.prepare(called, optimizers, tracked)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9)) if feature.average else None
+    if average is not None:
+        driver.track("average", average)
+    losses: list[float] = []
+    for _ in driver.epochs(EPOCHS):
+        for index, batch in enumerate(loader):
+            driver.begin_step(driver.step)
+            updates = driver.step // case.passes
+            feature.before_step(model, updates)
+            recipe.before_step(optimizers, model, updates)
+            passes = partial(_passes, case, driver, called, batch, scaler)
+            last_pass = (index + 1) % case.passes == 0 or driver.last_batch
+            with contextlib.nullcontext() if last_pass or case.wrapper != "no-sync" else driver.local_pass():
+                losses.append(0.0 if recipe.closure else passes())
+            if not last_pass:
+                continue
+            _update(case, driver, model, optimizers, scaler, passes=passes)
+            for one in schedulers if recipe.schedule == "step" else ():
+                one.step()
+            feature.after_update(model, updates)
+            if average is not None:
+                average.update_parameters(model)
+        for one in schedulers if recipe.schedule == "epoch" else ():
+            one.step()
+    end = state_of(model)
+    if average is not None:
+        end |= {f"average.{name}": tensor for name, tensor in state_of(average).items()}
+    return Outcome(start, end, losses, parameters)
+
+
+def _set_precision(model: nn.Module, precision: str) -> None:
+    if precision == "bfloat16":
+        model.bfloat16()
+    elif precision == "mixed":
+        for one in model.parameters():
+            if one.dim() > 1:
+                one.data = one.data.bfloat16()
+
+
+def state_of(model: nn.Module) -> Tensors:
+    return {name: one.detach().clone() for name, one in model.state_dict().items() if isinstance(one, torch.Tensor)}
+
+
+def _passes(case: Case, driver: Driver, model: Any, batch: Batch, scaler: Any) -> float:
+    """Run forward and backward passes of a batch. Returns the mean loss."""
+    total = 0.0
+    for part, weight in driver.slices(batch):
+        loss = _loss(case, driver, model, part)
+        total += weight * loss.item()
+        driver.backward(scaler.scale(loss * (weight / case.passes)))
+    return total
+
+
+def _loss(case: Case, driver: Driver, model: Any, batch: Batch) -> torch.Tensor:
+    """Return the mean of the samples' squared errors, []."""
+    x, y, sample = batch
+    if case.precision == "bfloat16":
+        x = x.bfloat16()
+    with _autocast(case.precision):
+        outputs = FEATURES[case.feature].forward(model, (x, y, sample))
+    errors = (outputs.double() - y.double()).square().mean(dim=1).to(y.dtype)
+    if driver.step == SPOILED_STEP:
+        errors = errors * _spoiled(case, sample)
+    return errors.mean()
+
+
+def _spoiled(case: Case, sample: torch.Tensor) -> torch.Tensor:
+    """Return the factors of the samples' losses, float32 [batch]: one sample of the last rank's slice is spoiled."""
+    factor = {"float16-overflow": 1e30}.get(case.precision, 1.0)
+    if case.event == "one-nan":
+        factor = float("nan")
+    last = (SPOILED_STEP + 1) * case.batch - 1
+    return torch.where(sample == case.order[last], factor, 1.0)
+
+
+def _autocast(precision: str) -> AbstractContextManager[Any]:
+    dtypes = {"autocast": torch.bfloat16, "mixed": torch.bfloat16}
+    dtype = torch.float16 if precision.startswith("float16") else dtypes.get(precision)
+    return torch.autocast("cpu", dtype=dtype) if dtype is not None else contextlib.nullcontext()
+
+
+def _update(
+    case: Case,
+    driver: Driver,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    scaler: Any,
+    *,
+    passes: Callable[[], float],
+) -> None:
+    if RECIPES[case.optimizer].closure:
+        (optimizer,) = optimizers
+
+        def closure() -> float:
+            optimizer.zero_grad()
+            return passes()
+
+        optimizer.step(closure)  # type: ignore[arg-type]
+        return
+    if case.wrapper in {"clip", "clip-torch"}:
+        for one in optimizers:
+            scaler.unscale_(one)
+        driver.clip(model)
+    for one in optimizers:
+        scaler.step(one)
+    scaler.update()
+    for one in optimizers:
+        one.zero_grad()
+
+
+def reference(case: Case, seed: int = 1) -> Outcome:
+    return train(case, Plain(case, seed))
+
+
+def loss_of(case: Case, state: Tensors) -> float:
+    """Return the mean squared error of a model in this state over all samples, in evaluation mode."""
+    feature = FEATURES[case.feature]
+    model = feature.build()
+    model.load_state_dict({name: one for name, one in state.items() if not name.startswith("average.")})
+    model.eval()
+    if feature.forward is not FEATURES["float64"].forward:
+        model.float()
+    samples = Samples(case.samples)
+    with torch.no_grad():
+        outputs = feature.forward(model, (samples.x, samples.y, torch.arange(case.samples)))
+    return float((outputs.double() - samples.y.double()).square().mean())

@@ -1,0 +1,63 @@
+"""Writes docs/supported.md from the conformance table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from cases import AXES, STRATEGIES, Case, Exact, Refused, expected, impossible, inexact
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "supported.md"
+
+HEAD: Final = """# What is supported
+
+This page is generated from the table of the conformance suite (`tests/conformance/`). For each cell two real workers
+train a small model through Atoll's public calls, and plain PyTorch trains the same program in one process on whole
+batches, without Atoll. `make test` runs cases that cover every pair of values; `make test-long` adds compiled models
+and loader processes. Any cell can be tried by hand:
+
+```
+.venv/bin/python scripts/conformance strategy=local-steps feature=lstm optimizer=adamw precision=autocast
+.venv/bin/python scripts/conformance --sample 50 --seed 7
+```
+
+| mark | meaning |
+|---|---|
+| = | The weights are those of plain PyTorch up to the order of additions and the rounding of the precision. |
+| ≈ | All ranks end with equal weights, and the loss is within the spread of three seeds of PyTorch. A note says why. |
+| ✗ | Atoll refuses it with an error that names the cause. |
+| – | PyTorch itself cannot train it, or it needs a GPU. |
+
+Each table changes one value of the base case: an MLP, SGD, float32, two workers with equal shares. A name such as
+`local-steps/exact` means settings that leave nothing out: `density = 1`, `values = "float32"`, `staleness = 0`.
+"""
+
+
+def page() -> str:
+    reasons: list[str] = []
+    tables = [_table(axis, reasons) for axis in AXES if axis != "strategy"]
+    notes = [f"{number}. {reason[0].upper()}{reason[1:]}." for number, reason in enumerate(reasons, 1)]
+    return "\n".join([HEAD, *tables, "## Why a cell is not exact\n", *notes]) + "\n"
+
+
+def _table(axis: str, reasons: list[str]) -> str:
+    rows = []
+    for value in AXES[axis]:
+        marks = [_mark(Case(strategy=strategy, **{axis: value}), reasons) for strategy in STRATEGIES]
+        rows.append(f"| {value} | {' | '.join(marks)} |")
+    head = [f"## By {axis}\n", f"| {axis} | {' | '.join(STRATEGIES)} |", f"|---|{'---|' * len(STRATEGIES)}"]
+    return "\n".join([*head, *rows, ""])
+
+
+def _mark(case: Case, reasons: list[str]) -> str:
+    if impossible(case):
+        return "–"
+    match expected(case):
+        case Refused():
+            return "✗"
+        case Exact():
+            return "="
+    reason = inexact(case)
+    if reason not in reasons:
+        reasons.append(reason)
+    return f"≈ {reasons.index(reason) + 1}"

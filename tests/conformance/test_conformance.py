@@ -1,0 +1,55 @@
+"""What Atoll trains is what plain PyTorch trains: every pair of values of the conformance matrix, in real workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from cases import AXES, DEAR, STRATEGIES, Case, Exact, Learns, Refused, expected, pairs, short
+from pool import WorkerPool
+from supported import PAGE, page
+from verdict import deviation, failures
+from zmq_agent import Start
+
+CASES = short()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_pair_of_values_trains_as_plain_torch_or_is_refused(start: Start, tmp_path: Path, strategy: str) -> None:
+    """1. Two workers train a small model through the public calls. 2. Plain torch trains it in this process on whole
+    batches. 3. The weights agree, or the loss does, or the workers were refused, as the table says."""
+    with WorkerPool(start, tmp_path) as pool:
+        assert failures([case for case in CASES if case.strategy == strategy], pool) == []
+
+
+def test_the_cases_cover_every_possible_pair() -> None:
+    """Dear wrappers aside, which the long suite covers. A refused case covers what is refused by itself."""
+    trained = [case for case in CASES if not isinstance(expected(case), Refused)]
+    for pair in pairs({**AXES, "wrapper": [one for one in AXES["wrapper"] if one not in DEAR]}):
+        by_itself = isinstance(expected(Case(**dict(pair))), Refused)
+        among = CASES if by_itself else trained
+        assert any(all(getattr(case, name) == value for name, value in pair) for case in among), pair
+
+
+def test_the_table_expects_more_than_refusals() -> None:
+    kinds = [type(expected(case)) for case in CASES]
+    assert kinds.count(Exact) > 150
+    assert kinds.count(Learns) > 100
+    assert kinds.count(Refused) > 20
+
+
+def test_a_deviation_is_seen() -> None:
+    """1. Weights that went another way, 2. a frozen weight that moved, 3. another shape or dtype: all are far off."""
+    start, whole = torch.zeros(3), torch.tensor([1.0, 0.0, 0.0])
+    assert deviation(whole, whole, start) == 0
+    assert deviation(torch.tensor([0.9, 0.0, 0.0]), whole, start) == pytest.approx(0.1)
+    assert deviation(torch.tensor([0.0, 1.0, 0.0]), whole, start) > 1
+    assert deviation(torch.full((3,), 1e-6), start, start) == float("inf")
+    assert deviation(whole.double(), whole, start) == float("inf")
+    assert deviation(torch.full((3,), float("nan")), whole, start) == float("inf")
+
+
+def test_the_page_of_what_is_supported_is_the_table_s() -> None:
+    assert PAGE.read_text() == page(), "write it anew: .venv/bin/python scripts/conformance --page"

@@ -1,0 +1,110 @@
+"""Compares what the ranks of a case ended with to plain torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import torch
+from cases import Case, Exact, Refused, expected
+from models import FEATURES
+from pool import CaseHung, Ended, Failed, WorkerPool
+from program import SPOILED_STEP, Outcome, loss_of, reference
+
+SEEDS: Final = (1, 2, 3)
+SPREAD: Final = 0.25
+"""A loss may lie this share of the reference's gain behind the worst of three seeds."""
+
+
+def failures(cases: Iterable[Case], pool: WorkerPool) -> Sequence[str]:
+    """Train these cases. Returns what was wrong with each that does not conform."""
+    found = []
+    for case in cases:
+        try:
+            judge(case, pool)
+        except (AssertionError, CaseHung) as error:
+            found.append(str(error))
+    return found
+
+
+def judge(case: Case, pool: WorkerPool) -> str:
+    """Train the case by real workers and by plain torch. Returns what was found; raises AssertionError."""
+    ended = pool.run(case)
+    want = expected(case)
+    if isinstance(want, Refused):
+        return _check_refused(case, want, ended)
+    for rank, one in enumerate(ended):
+        assert isinstance(one, Outcome), f"{case}: rank {rank}: {one.traceback if isinstance(one, Failed) else one}"
+    outcomes = [one for one in ended if isinstance(one, Outcome)]
+    if isinstance(want, Exact):
+        return _check_exact(case, want, outcomes)
+    return _check_learns(case, outcomes)
+
+
+def _check_refused(case: Case, want: Refused, ended: Sequence[Ended]) -> str:
+    """A rank that did not refuse has ended because a peer that did is gone."""
+    refused = [one for one in ended if isinstance(one, Failed)]
+    assert refused, f"{case}: no rank refused"
+    for one in refused:
+        assert one.kind in {"BadInput", "SettingError"}, f"{case}: {one.traceback}"
+        assert any(re.search(text, one.text) for text in want.texts), f"{case}: {one.text}"
+    assert not any(isinstance(one, Outcome) for one in ended), f"{case}: a rank trained to the end"
+    return "refused"
+
+
+def _check_exact(case: Case, want: Exact, outcomes: Sequence[Outcome]) -> str:
+    whole = reference(case)
+    compared = whole.parameters if FEATURES[case.feature].by_slices else whole.end  # statistics are of the slices
+    worst = max(
+        (deviation(one.end[name], whole.end[name], whole.start.get(name.removeprefix("average.module."))), rank, name)
+        for rank, one in enumerate(outcomes)
+        for name in compared
+    )
+    assert worst[0] <= want.deviation, f"{case}: {worst[2]} of rank {worst[1]} is off by {worst[0]:.2g} of its way"
+    return f"{worst[0]:.1e}"
+
+
+def deviation(actual: torch.Tensor, whole: torch.Tensor, start: torch.Tensor | None) -> float:
+    """Return the distance from plain torch as a share of the way that plain torch went; infinity if only one moved."""
+    if actual.shape != whole.shape or actual.dtype != whole.dtype:
+        return float("inf")
+    if whole.dtype.is_complex:
+        actual, whole, start = (torch.view_as_real(one) if one is not None else None for one in (actual, whole, start))
+    if not whole.dtype.is_floating_point or start is None:
+        return 0.0 if torch.allclose(actual.double(), whole.double(), rtol=1e-2, atol=1e-3) else float("inf")
+    if torch.equal(whole, start):
+        return 0.0 if torch.equal(actual, whole) else float("inf")
+    if not (torch.isfinite(whole).all() and torch.isfinite(actual).all()):
+        return 0.0 if torch.equal(torch.isfinite(actual), torch.isfinite(whole)) else float("inf")
+    way = (whole.double() - start.double()).norm()
+    return float((actual.double() - whole.double()).norm() / way.clamp(min=1e-3))
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _check_learns(case: Case, outcomes: Sequence[Outcome]) -> str:
+    first = outcomes[0].end
+    for rank, one in enumerate(outcomes):
+        for name in sorted(outcomes[0].parameters):
+            if case.sums_updates:
+                assert torch.isfinite(one.end[name]).all(), f"{case}: {name} of rank {rank} is not finite"
+            assert torch.equal(bits(one.end[name]), bits(first[name])), (
+                f"{case}: {name} of rank {rank} differs from rank 0's"
+            )
+    if case.event == "one-nan" and case.sums_updates:
+        for rank, one in enumerate(outcomes):
+            later = torch.tensor(one.losses[SPOILED_STEP + 2 :])
+            assert torch.isfinite(later).all(), f"{case}: rank {rank} never came back: {one.losses}"
+        case = replace(case, event="none")  # plain torch would end with NaN
+    wholes = [reference(case, seed) for seed in SEEDS]
+    begun, reached = loss_of(case, wholes[0].start), [loss_of(case, one.end) for one in wholes]
+    mine = loss_of(case, first)
+    bound = max(reached) + SPREAD * (begun - reached[0])
+    if all(map(math.isfinite, reached)):  # plain torch ends with NaN where one sample is
+        assert mine <= bound, f"{case}: loss {mine:.4g}, plain torch {reached}, from {begun:.4g}"
+    return f"learns {(begun - mine) / (begun - reached[0]):.2f}"
