@@ -27,6 +27,7 @@ class BackgroundCopy:
         self._ring = staging_ring(device)
         self._read = threading.Event()
         self._late = False
+        snapshot.reads_begin()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Copies, in CPU memory. Raises CheckpointError where training could not wait for it."""

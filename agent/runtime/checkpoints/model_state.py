@@ -29,6 +29,14 @@ class ModelTensors:
     empty: set[str] = field(default_factory=set)  # buffers that are None
     owners: dict[str, nn.Module] = field(default_factory=dict)  # by path
 
+    def identity(self) -> list[int]:
+        """Which modules, parameters and buffers the model has now: the same list as long as `of` would find the same.
+        Those found are held here, so that no other object takes their ids."""
+        modules = self.owners.values()
+        return [id(one) for module in modules for one in module._buffers.values()] + [
+            id(one) for module in modules for held in (module._parameters, module._modules) for one in held.values()
+        ]
+
     @staticmethod
     def of(model: nn.Module) -> ModelTensors:
         found = ModelTensors()

@@ -93,7 +93,10 @@ class Snapshot:
     def note_writes(self) -> None:
         """The update begins: what the script wrote since the boundary is copied from the next one on."""
         self._copies_tracked |= _TRACKED in self._kept.note_writes()
-        self._kept.forget()
+
+    def reads_begin(self) -> None:
+        """A checkpoint of the boundary is about to be read in the background."""
+        self._kept.sample()
 
     def forget(self) -> None:
         """Everything may change from here on; nothing is read before the next `take`."""

@@ -165,15 +165,18 @@ class StateKeeper:
 
     def change_begins(self) -> None:
         """Weights, moments or masters are about to change: what a checkpoint still reads is read first."""
+        self._wait_for_reads()
+        self.snapshot.forget()
+
+    def _wait_for_reads(self) -> None:
         self.saver.wait_for_reads()
         self.memory.wait_for_reads()
-        self.snapshot.forget()
 
     def update_begins(self) -> None:
         """optimizer.step() does. From here on until `whole`, nobody else saves."""
         self._consistency.begin_update()
+        self._wait_for_reads()
         self.snapshot.note_writes()
-        self.change_begins()
 
     def whole(self, position: Position, agreed: Agreed, *, snapshot: bool, to_disk: bool) -> None:
         """At a boundary, the update is whole. snapshot: checkpoints are taken of it where they are due; to_disk: also

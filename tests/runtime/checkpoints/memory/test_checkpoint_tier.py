@@ -133,8 +133,8 @@ def test_a_generation_that_read_a_write_of_the_script_is_given_up_and_the_next_o
         if step > 1:
             model.weight.data.fill_(-1.0)  # type: ignore[operator]
         may_read.set()
-        rig.snapshot.note_writes()
         tested.wait_for_reads()
+        rig.snapshot.note_writes()
         if step == 2:
             assert rig.boundary(tested, 2) is None  # all know of it
         else:

@@ -74,6 +74,7 @@ class ShardWriter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="atoll-memory", daemon=True)
             self._thread.start()
+        self._snapshot.reads_begin()
         with self._asked:
             self._writing, self._reading = write, True
             self._asked.notify_all()
