@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from atoll.errors import BadInput
 from atoll.strategies.shared_masters.engine_tensors import EngineTensor
 from atoll.strategies.shared_masters.exchange import LayerExchange
 
@@ -24,6 +25,7 @@ class ForwardWeights:
         self.at_masters = False
         self._values: dict[int, torch.Tensor] = {}  # [N] by tensor, as its live weights
         self._taken: dict[int, EngineTensor] = {}
+        self._versions: dict[int, int] = {}  # of parameters with the masters' values, by id
 
     def take(self, tensors: Sequence[EngineTensor]) -> list[torch.Tensor]:
         """Before a forward pass: the parameters of these get the masters' values, until `release`. Returns those of
@@ -35,6 +37,16 @@ class ForwardWeights:
             self._put_in(tensor)
             self._taken[tensor.number] = tensor
         return [self._values[one.number] for one in new]
+
+    def check_unwritten(self) -> None:
+        """Raises BadInput for a parameter that the script wrote while it had the masters' values: `release` drops
+        them."""
+        for layer in (layer for tensor in self._taken.values() for layer in tensor.layers):
+            if layer.parameter._version != self._versions[id(layer.parameter)]:
+                raise BadInput(
+                    f"the script wrote parameter {layer.name} between its forward pass and optimizer.step(), where it "
+                    'holds the shared values (gradients = "masters"). Write to it after optimizer.step()'
+                )
 
     def release(self) -> None:
         """All parameters have their own values again."""
@@ -54,3 +66,4 @@ class ForwardWeights:
             values.copy_(self._exchange.read_master(tensor))
         for layer, part in tensor.parts(values):
             layer.aside, layer.parameter.data = layer.parameter.data, layer.shaped(part)
+            self._versions[id(layer.parameter)] = layer.parameter._version

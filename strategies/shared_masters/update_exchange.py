@@ -216,6 +216,7 @@ class UpdateExchange(MastersUpdate):
         if self._open:
             raise BadInput("optimizer.step() in the middle of a backward pass; call it after run.backward(loss)")
         self._exchange.await_selected()
+        self._forward.check_unwritten()
         self._forward.release()
 
     def after_update(self) -> None:

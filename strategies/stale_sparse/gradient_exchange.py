@@ -12,11 +12,12 @@ from typing import Final
 
 import torch
 
+from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.backward.gradient_passes import refuse_second, refuse_sparse
 from atoll.agent.runtime.step.backward.local_passes import LocalPasses
 from atoll.agent.runtime.step.capabilities import Pass, WorkerContext
 from atoll.agent.runtime.step.memory_order import flat_view
-from atoll.agent.runtime.step.state.durable import OwnState
+from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.errors import BadInput
 from atoll.strategies.shared_masters.engine_tensors import EngineTensor
 from atoll.strategies.shared_masters.layout import Layer
@@ -27,6 +28,7 @@ from atoll.strategies.stale_sparse.gradient_layout import adopt_optimizer_state,
 from atoll.strategies.stale_sparse.optimizer_rules import Rates
 from atoll.strategies.stale_sparse.settings import StaleSparse
 from atoll.strategies.stale_sparse.taken import TakenGradient
+from atoll.strategies.stale_sparse.written_weights import WrittenWeights
 
 ON_DEVICE: Final = frozenset({"float32", "float16", "bfloat16"})
 """Values of the wire with which blocks are chosen where the gradient is."""
@@ -51,6 +53,7 @@ class GradientExchange(MastersUpdate):
         super().__init__(context, options, pace, tensors, "engine" if settings.error_feedback else "none")
         self._selectors = self._on_devices()
         self._taken = [TakenGradient.like(layer.parameter) for layer in layers]
+        self._written = WrittenWeights(layers)
         self._resolved = 0  # sync rounds whose update was ordered, or carried over to the next
         self._weight, self._clip_norm = 0.0, 0.0
         self._came: set[int] = set()
@@ -60,6 +63,10 @@ class GradientExchange(MastersUpdate):
             layer.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, layer))  # type: ignore[no-untyped-call]
             for layer in layers
         ]
+
+    def start(self, position: Position, share: float, origin: Origin | None) -> None:
+        super().start(position, share, origin)
+        self._written.renew()
 
     def _adopt_optimizer(self) -> int:
         return adopt_optimizer_state(self._layers, self._only, self._rates)
@@ -93,6 +100,9 @@ class GradientExchange(MastersUpdate):
         self._clear_taken()
         self._came.clear()
         rehearsed = self._muted
+        if rehearsed:  # which was undone
+            self._written.renew()
+        self._written.check()
         super().begin(opened)
         if self._muted:
             return
@@ -143,6 +153,8 @@ class GradientExchange(MastersUpdate):
             text = f"{blocks} blocks of 16 gradients were left out, for they were not finite"
             self._incidents.add(self.state.updates, text)
         super().boundary(wait=wait)
+        if wait and not self._muted:
+            self._written.compare()
 
     @property
     def _ordered(self) -> int:

@@ -82,6 +82,7 @@ class Case:
     resumes: bool = False
     lossy: bool = False
     large: int = zen_worker.LARGE_ENTRIES
+    write: Callable[[nn.Module], None] | None = None  # what the script does to weights after an update
 
 
 def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -94,6 +95,19 @@ def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 def plain_sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, fused=True)
+
+
+@torch.no_grad()
+def shrink(model: nn.Module) -> None:
+    """Weight decay by hand; linear, so that the mean over workers of what each wrote is what one process writes."""
+    for one in model.parameters():
+        one.mul_(0.9)
+
+
+@torch.no_grad()
+def clamp(model: nn.Module) -> None:
+    for one in model.parameters():
+        one.data.clamp_(-0.15, 0.15)
 
 
 def whole(algorithm: str, **settings: Any) -> Compressed:
@@ -118,7 +132,18 @@ CASES: Final = (
     Case("experts, threshold 0", whole("threshold", threshold=0), Experts, adamw),
     *(Case(f"experts, {one}", whole(one, density=0.1), Experts, adamw, lossy=True) for one in ("dgc", "ef-sign")),
 )
-ENGINES: Final = (Case("volunteer", Volunteer(), Layouts, adamw), Case("groups", Groups(), Layouts, adamw))
+WRITTEN: Final = (
+    Case("written, dense", "dense", Layouts, adamw, write=clamp),
+    Case("written, zen", Zen(), Layouts, adamw, large=1, write=clamp),
+    Case("written, threshold 0", whole("threshold", threshold=0), Layouts, adamw, write=clamp),
+    Case("written, local-steps", LocalSteps(density=1.0, **EXACT), Layouts, sgd, write=shrink),
+    Case("written, at masters", LocalSteps(density=1.0, gradients="masters", **EXACT), Layouts, sgd, write=shrink),
+    Case("written, updates", StaleSparse(sparsity=0.0, **EXACT), Layouts, sgd, write=shrink),
+)
+ENGINES: Final = (
+    Case("volunteer", Volunteer(), Layouts, adamw, write=clamp),
+    Case("groups", Groups(), Layouts, adamw, write=clamp),
+)
 
 
 def data() -> torch.utils.data.TensorDataset:
@@ -153,6 +178,8 @@ def alone(case: Case) -> tuple[dict[str, torch.Tensor], list[set[str]]]:
         if (step + 1) % case.accumulate == 0:
             optimizer.step()
             optimizer.zero_grad()
+        if case.write is not None and (case not in ENGINES or (step + 1) % STEPS_PER_EPOCH == 0):
+            case.write(model)
     return values(model), none
 
 
@@ -194,6 +221,8 @@ def train(case: Case, folder: Path | None, epochs: int) -> tuple[dict[str, torch
                 if (run.step + 1) % case.accumulate == 0:
                     optimizer.step()
                     optimizer.zero_grad()
+                if case.write is not None:
+                    case.write(model)
         run.synchronize()
         trained = values(model)
         check_all_ranks_have(run, trained)
@@ -212,6 +241,8 @@ def check_engine(case: Case) -> None:
         for _ in run.epochs(EPOCHS):
             for each in loader:
                 step(each)
+            if case.write is not None:
+                case.write(model)
         trained = values(model)
     compare(case, trained, alone(case)[0])
 
@@ -248,7 +279,7 @@ failed = []
 for one in ENGINES if PLACE.world_size == 1 else ():
     if os.environ.get("ONLY", "") in one.name:
         check_engine(one)
-for one in CASES:
+for one in (*CASES, *WRITTEN):
     if os.environ.get("ONLY", "") in one.name:
         try:
             check(one)

@@ -234,3 +234,43 @@ def test_settings_without_a_meaning_are_refused_before_anything_is_made(job: Job
         job.prepare(sparsity=1.5)
     with pytest.raises(SettingError, match="error_feedback"):
         job.prepare("updates", error_feedback=False)
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+def test_weights_that_the_script_writes_are_refused_where_no_shared_parameter_takes_them(
+    job: Job, through_data: bool
+) -> None:
+    """Clamped weights never reached the shared parameters, and workers differed after run.synchronize()."""
+    job.prepare("gradients")
+    assert job.run is not None
+    steps = 0
+
+    def train() -> None:
+        nonlocal steps
+        for loss in job.batches(2):
+            assert job.run is not None
+            job.run.backward(loss)
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+            steps += 1
+            with torch.no_grad():
+                weights = job.model[0].weight
+                (weights.data if through_data else weights).clamp_(-0.1, 0.1)
+
+    with pytest.raises(BadInput, match=r'the script wrote parameter 0\.weight .* Use exchange = "updates"'):
+        train()
+    assert steps == (4 if through_data else 1)  # at the epoch's end, or at the next step
+
+
+def test_shared_values_that_a_pass_uses_are_not_to_be_written(job: Job) -> None:
+    """Gradients at the shared parameters: what is written between forward pass and update was dropped."""
+    job.run = atoll.init(seed=5, strategy=atoll.LocalSteps(gradients="masters"))
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    _, _, loader = job.run.prepare(model, optimizer, DATA, batch_size=5)
+    inputs, labels = next(iter(loader))
+    job.run.backward(nn.functional.mse_loss(model(inputs), labels))
+    with torch.no_grad():
+        model.weight.clamp_(-0.1, 0.1)
+    with pytest.raises(BadInput, match=r"the script wrote parameter weight between its forward pass"):
+        optimizer.step()
