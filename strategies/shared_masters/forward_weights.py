@@ -26,6 +26,26 @@ class ForwardWeights:
         self._values: dict[int, torch.Tensor] = {}  # [N] by tensor, as its live weights
         self._taken: dict[int, EngineTensor] = {}
         self._versions: dict[int, int] = {}  # of parameters with the masters' values, by id
+        self._taken_before: list[EngineTensor] = []  # `show`
+
+    @property
+    def taken(self) -> list[EngineTensor]:
+        """Tensors whose parameters have the shared values now."""
+        return list(self._taken.values())
+
+    def show(self, tensors: Sequence[EngineTensor], before: Sequence[EngineTensor]) -> None:
+        """Give the parameters of all these the shared values as they are now, until `hide`. before: what was `taken`
+        by a pass that is under way, which has the shared values until `release`."""
+        self.release()
+        self._taken_before = list(before)
+        self._take(tensors)
+
+    def hide(self) -> None:
+        """After `show`: give the parameters back what they had."""
+        self.release()
+        if not self.at_masters:
+            self._values.clear()  # as large as the model
+        self._take(self._taken_before)
 
     def take(self, tensors: Sequence[EngineTensor]) -> list[torch.Tensor]:
         """Before a forward pass: the parameters of these get the masters' values, until `release`. Returns those of
@@ -33,9 +53,7 @@ class ForwardWeights:
         if not self.at_masters:
             return []
         new = [one for one in tensors if one.number not in self._taken]
-        for tensor in new:
-            self._put_in(tensor)
-            self._taken[tensor.number] = tensor
+        self._take(new)
         return [self._values[one.number] for one in new]
 
     def check_unwritten(self) -> None:
@@ -55,6 +73,11 @@ class ForwardWeights:
                 assert layer.aside is not None
                 layer.parameter.data, layer.aside = layer.aside, None
         self._taken.clear()
+
+    def _take(self, tensors: Sequence[EngineTensor]) -> None:
+        for tensor in tensors:
+            self._put_in(tensor)
+            self._taken[tensor.number] = tensor
 
     def _put_in(self, tensor: EngineTensor) -> None:
         values = self._values.get(tensor.number)

@@ -181,6 +181,16 @@ class MastersUpdate(ABC):
         self._channel.deliver_up_to(self._ordered if wait else self._required)
         self._weights.boundary(wait_for=self._ordered if wait else None)
 
+    def show_shared(self) -> None:
+        taken = self._forward.taken
+        self.boundary(wait=True)
+        if self._replica is not None:
+            taken = self._forward.taken  # at the boundary, of all the island's workers
+        self._forward.show(self._tensors, taken)
+
+    def show_own(self) -> None:
+        self._forward.hide()
+
     def waited(self) -> float:
         return self.tally.take_waited()
 

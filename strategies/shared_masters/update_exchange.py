@@ -146,7 +146,9 @@ class UpdateExchange(MastersUpdate):
         self._forward.release()
         self.state.rolling().finish_capture()
         group, flushes = self._session.group, self.state.flushes
-        for tensor in self._tensors:
+        kept = [int(self._keeps_something(tensor)) for tensor in self._tensors]
+        by_rank = zip(*gathered_rows(group, kept), strict=True)
+        for tensor in [one for one, said in zip(self._tensors, by_rank, strict=True) if any(said)]:
             given = self._exchange.read_residual(tensor)
             if tensor.owner_sum is not None:
                 given += tensor.owner_sum
@@ -163,6 +165,11 @@ class UpdateExchange(MastersUpdate):
         if group is not None:
             group.barrier()  # now nobody can go on from a state without it
         flushes.everywhere()
+
+    def _keeps_something(self, tensor: EngineTensor) -> bool:
+        """Whether this rank has something of it to send."""
+        summed = tensor.owner_sum is not None and bool(tensor.owner_sum.any())
+        return summed or bool(self._exchange.read_residual(tensor).any())
 
     # --- the pass
 

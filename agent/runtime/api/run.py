@@ -8,11 +8,11 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 from torch import nn
@@ -35,6 +35,7 @@ from atoll.agent.runtime.pipeline.layers import MakesLayer
 from atoll.agent.runtime.pipeline.places import StagePlace
 from atoll.agent.runtime.pipeline.prepared import MakesOptimizer, prepared_stage
 from atoll.agent.runtime.step.capabilities import EngineParts
+from atoll.agent.runtime.step.evaluated_model import eval_mode
 from atoll.agent.runtime.step.measures.probe import Probe
 from atoll.agent.runtime.step.training import Training
 from atoll.errors import BadInput, PeerLost, SettingError
@@ -366,11 +367,26 @@ class Run:
         self._prepared("run.end_training")
         self._ends = True
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(
+        self, loss: torch.Tensor, *, weight: float | None = None, reduction: Literal["mean", "sum"] = "mean"
+    ) -> None:
         """In place of loss.backward(): afterwards every p.grad is that of the whole job's batch.
 
-        loss: one number, the mean over this worker's part of the batch. Raises BadInput."""
-        self._prepared("run.backward").backward(loss)
+        loss: one number, the mean over this worker's part of the batch; with reduction="sum" the sum over it.
+        weight: how much this worker counts, where that is not by samples: of a mean over tokens, how many these are.
+        Weights of passes under `no_sync` and of the one after them count together. All ranks give it in the same
+        passes, and wait for each other's. Raises BadInput."""
+        training = self._prepared("run.backward")
+        if reduction not in {"mean", "sum"} or (reduction == "sum" and weight is not None):
+            raise BadInput(
+                f'run.backward got reduction = {reduction!r}, weight = {weight}; reduction is "mean" or "sum", and a '
+                "sum has no weight"
+            )
+        try:
+            count = float(weight) if weight is not None else None
+        except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of many numbers
+            raise BadInput(f"run.backward takes a single number as weight, e.g. tokens.item(): {error}") from error
+        training.backward(loss, count=count, summed=reduction == "sum")
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Inside, backward passes add gradients up on this worker and exchange nothing; the next one outside exchanges
@@ -391,11 +407,27 @@ class Run:
         return self._prepared("run.clip_grad_norm").clip(float(max_norm), parameters)
 
     def synchronize(self) -> None:
-        """Make the model the same on every rank, for evaluation or export in mid-training. All ranks call it together.
+        """Make the model that trains the same on every rank. All ranks call it together.
 
-        Under `stale-sparse` this waits for all updates and exchanges all residuals, once, in full. The end of
-        training does it by itself; under `dense` there is nothing to do."""
-        self._prepared("run.synchronize").synchronize()
+        Under `stale-sparse` and `local-steps` this waits for all updates and exchanges all that was not sent, once, in
+        full. It changes what is trained next: to evaluate, use `evaluation`, which does not. The end of training does
+        it by itself; under `dense` there is nothing to do."""
+        self._prepared("run.synchronize").calls.synchronize()
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Inside, the model is in eval mode, without gradients, and has the same weights and buffers on every rank:
+        those of a checkpoint of this moment. Training goes on afterwards as if it had not been evaluated.
+
+            with run.evaluation():
+                for inputs, labels in held_out:  # of run.evaluation_loader
+                    ...
+
+        All ranks enter together, between two batches or after the last one, and may be inside for different times.
+        Raises BadInput."""
+        training = self._prepared("run.evaluation")
+        with training.calls.evaluation(), eval_mode(training.model):
+            yield
 
     def sum(self, *numbers: float) -> tuple[float, ...]:
         """Each of these numbers added up over all ranks, the same on every rank to the bit. All ranks call it together.
@@ -407,7 +439,7 @@ class Run:
             mine = [float(number) for number in numbers]
         except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of many numbers
             raise BadInput(f"run.sum takes single numbers, e.g. loss.item(): {error}") from error
-        return training.sum(mine)
+        return training.calls.sum(mine)
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensors of all ranks, one behind the other by rank, on every rank. All ranks call it together.
@@ -416,7 +448,18 @@ class Run:
         BadInput where dtypes or other dimensions differ between ranks."""
         if not isinstance(tensor, torch.Tensor):
             raise BadInput(f"run.gather got a {type(tensor).__name__}; it takes a tensor. For numbers there is run.sum")
-        return self._prepared("run.gather").gather(tensor)
+        return self._prepared("run.gather").calls.gather(tensor)
+
+    def gather_for_loss(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """The rows of all ranks, with gradients, for a loss that compares samples with those of other ranks: the mean
+        over this rank's rows then has the gradient of the whole batch's, with `backward` as it is.
+
+        rows: [n, ...], of this rank's samples. Returns ([sum of n, ...], place of this rank's first row in it). All
+        ranks call it together in the forward pass, and wait for each other there and in the backward pass. Raises
+        BadInput where dtypes or other dimensions differ between ranks."""
+        if not isinstance(rows, torch.Tensor) or rows.dim() == 0:
+            raise BadInput(f"run.gather_for_loss takes a tensor of rows, [n, ...]; it got {rows!r:.60}")
+        return self._prepared("run.gather_for_loss").calls.gather_for_loss(rows)
 
     def evaluation_loader(
         self,
@@ -428,10 +471,16 @@ class Run:
         """Gives this worker's part of a dataset, so large as its share of a batch; over all workers each sample counts
         once. What they find is brought together by `sum` or `gather`.
 
-        batch_size: samples at a time on this worker. Raises BadInput."""
+        All ranks iterate it together. Meanwhile the model has the weights and buffers of `evaluation`; its mode and
+        gradients are the script's. batch_size: samples at a time on this worker. Raises BadInput."""
         training = self._prepared("run.evaluation_loader")
         return EvaluationLoader(
-            dataset, batch_size, collate_fn=collate_fn, part=lambda: (self.rank, training.shares), device=self.device
+            dataset,
+            batch_size,
+            collate_fn=collate_fn,
+            part=lambda: (self.rank, training.shares),
+            evaluation=training.calls.evaluation,
+            device=self.device,
         )
 
     def statistics(self) -> dict[str, float]:

@@ -199,6 +199,12 @@ class LocalUpdate(StepPhases, Protocol):
         """All ranks are equal; training goes on at `position`, of the checkpoint `origin` where there is one.
         Collective. share: this rank's, of a whole batch there."""
 
+    def show_shared(self) -> None:
+        """Wait for all updates, then give parameters the shared values, which are the same on every rank."""
+
+    def show_own(self) -> None:
+        """Give parameters back the values that this rank trains."""
+
 
 @runtime_checkable
 class Engine(Protocol):

@@ -29,7 +29,7 @@ from atoll.agent.runtime.step.capabilities import (
 )
 from atoll.agent.runtime.step.optimizers.prepared_parameters import PreparedParameters
 from atoll.agent.runtime.step.optimizers.sparse_gradients import refuse_dense_optimizers, refuse_sparse_modules
-from atoll.agent.runtime.step.plans.agreement import Agreed, Agreement, ProposalExchange
+from atoll.agent.runtime.step.plans.agreement import Agreed, Agreement, Meeting, ProposalExchange
 from atoll.agent.runtime.step.state.durable import HandedOver, NothingBeside, Origin
 from atoll.agent.runtime.transport.channel import LINGER_S, Channel
 from atoll.agent.runtime.transport.meter import LinksInUse
@@ -128,6 +128,11 @@ class StepExchange:
         return self._reduced is not None or self.engine is not None
 
     @property
+    def weighs_gradients(self) -> bool:
+        """Whether a pass's weight counts: not in torch's own backward pass of a single worker."""
+        return self._reduced is not None or self._local is not None
+
+    @property
     def why_not_in_place(self) -> str | None:
         """Why the run cannot go on with other workers, by the strategy; None where it can."""
         return self.engine.why_not_in_place if self.engine is not None else None
@@ -210,25 +215,39 @@ class StepExchange:
         """Between two steps. wait: until every update is in the weights, on every rank alike."""
         self._phases.boundary(wait=wait)
 
-    def flush(self) -> None:
-        """All ranks together: the model becomes the same on every rank. Raises BadInput where ranks made different
-        numbers of updates."""
-        if self._local is not None:
-            self._agreement.confirm()
+    def meet(self, meeting: Meeting, own: Agreed) -> None:
+        """Wait until every rank calls this between the same two passes. own: what this rank knows. Raises BadInput
+        where another rank does something else, or has made another number of updates."""
+        self._agreement.meet(meeting, own)
+
+    def flush(self, meeting: Meeting, own: Agreed) -> None:
+        """Make the model the same on every rank, all ranks together. Arguments and what it raises: as `meet`."""
+        self.meet(meeting, own)
         self._phases.boundary(wait=True)
         self._phases.flush()
 
-    def hand_over(self, step: int, *, keeps_unsent: bool) -> HandedOver:
+    def show_shared(self) -> None:
+        """Give parameters the values that a checkpoint of this moment holds, until `show_own`; the same on every rank.
+        After `meet`, for it waits for all ranks' updates."""
+        if self._local is not None:
+            self._local.show_shared()
+
+    def show_own(self) -> None:
+        """Give parameters back the values that this rank trains."""
+        if self._local is not None:
+            self._local.show_own()
+
+    def hand_over(self, step: int, own: Agreed, *, keeps_unsent: bool) -> HandedOver:
         """All ranks together, at a boundary at which they leave their view: what there is beside model and optimizer.
-        keeps_unsent: each keeps its own, on all alike. Raises as `flush`."""
+        keeps_unsent: each keeps its own, on all alike. own, and what it raises: as `meet`."""
         rolling = self.durable.rolling()
         own_moments = rolling is not None and rolling.own_moments
         if keeps_unsent:
-            self._agreement.confirm()
+            self.meet(Meeting.SYNCHRONIZE, own)
             self._phases.boundary(wait=True)
             kept = self.durable.kept()
             return HandedOver(self._origin(step, kept.shared), {}, kept.own, own_moments)
-        self.flush()
+        self.flush(Meeting.SYNCHRONIZE, own)
         unsent = {name: one.cpu().clone() for name, one in self.durable.unsent().items()}
         if (group := self._session.group) is not None:
             for one in unsent.values():

@@ -17,7 +17,6 @@ from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Rec
 from atoll.agent.runtime.checkpoints.restore import prepared
 from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
-from atoll.agent.runtime.data.evaluation import gathered
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings, known_count
 from atoll.agent.runtime.data.sampler import BatchSlice, Position, after
 from atoll.agent.runtime.membership.succession import Succession
@@ -25,9 +24,11 @@ from atoll.agent.runtime.step.backward.accumulation import NORMS_EVERY_STEPS
 from atoll.agent.runtime.step.backward.backward_pass import BackwardPass
 from atoll.agent.runtime.step.backward.batch_statistics import batch_statistics_layers, name_drop_last
 from atoll.agent.runtime.step.backward.carried_gradients import CarriedGradients
+from atoll.agent.runtime.step.backward.counted_passes import CountedPasses
 from atoll.agent.runtime.step.backward.gradient_passes import clip_norm
 from atoll.agent.runtime.step.backward.half_batches import HalfBatches
 from atoll.agent.runtime.step.capabilities import EngineParts, Norms, StepEvents
+from atoll.agent.runtime.step.collective_calls import CollectiveCalls
 from atoll.agent.runtime.step.measures.clock import Lap, StepClock, marks_of
 from atoll.agent.runtime.step.measures.non_finite import NonFinite
 from atoll.agent.runtime.step.measures.probe import description
@@ -37,7 +38,7 @@ from atoll.agent.runtime.step.optimizers.learning_rate import LearningRate
 from atoll.agent.runtime.step.optimizers.muted import MutedSteps
 from atoll.agent.runtime.step.optimizers.other_optimizers import OtherOptimizers
 from atoll.agent.runtime.step.optimizers.scaled_steps import ScaledSteps
-from atoll.agent.runtime.step.plans.agreement import Agreed
+from atoll.agent.runtime.step.plans.agreement import Agreed, Meeting
 from atoll.agent.runtime.step.plans.arriving import Plans
 from atoll.agent.runtime.step.plans.schedule import PlanSchedule
 from atoll.agent.runtime.step.state.durable import HandedOver, Origin
@@ -68,7 +69,8 @@ class Training:
         self._prepared: Prepared | None = None  # as the agent was told
         if layers := batch_statistics_layers(model):
             settings = replace(settings, min_local_batch=2)
-        self._model, self._optimizers, self._settings, self._tracked = model, optimizers, settings, tracked
+        self.model = self._model = model
+        self._optimizers, self._settings, self._tracked = optimizers, settings, tracked
         place = session.place
         self._schedule = PlanSchedule(place.world_size, session.first, samples=known_count(settings))
         self.loader: Loader[Any] = Loader(
@@ -96,6 +98,7 @@ class Training:
             muted=self._muted,
             if_lost=self._broken_if_lost,
             own_norms=self._own_norms(),
+            refuse_training=lambda what: self.calls.model.refuse_training(what),  # noqa: PLW0108 - there is none yet
         )
         self._part = engine_parts.part if engine_parts is not None else None
         self.state = StateKeeper(session, model, optimizers, tracked, self._exchange, part=self._part)
@@ -120,6 +123,20 @@ class Training:
         self._scaled_steps = ScaledSteps(
             optimizers, self._update_left_out, for_show=lambda: self.succession.broken is not None
         )
+        self.calls = CollectiveCalls(
+            session,
+            model,
+            self.loader,
+            self._backward,
+            self.succession,
+            self.state,
+            exchange=lambda: self._exchange,
+            own=self._own,
+            loss_scale=self._scaled_steps.loss_scale,
+            leave_if_lost=self._shut_down_if_lost,
+            broken_if_lost=self._broken_if_lost,
+        )
+        self._counted = CountedPasses(model, settings.batch_size, self.calls.total_count)
         self._hooks = [
             *(optimizer.register_step_pre_hook(self._before_update) for optimizer in optimizers),
             *(optimizer.register_step_pre_hook(self._look_at_gradients) for optimizer in optimizers),
@@ -164,6 +181,7 @@ class Training:
         self.succession.abandon("the script left its loop over the loader")
         if self._session.link is not None:
             self._session.link.trained = False  # there may be a second loop
+        self.calls.training_ended = False
         self.loader.begin_epoch(epoch)
         position, resumed = self.loader.position, self.state.resumed
         resumed_here = resumed is not None and position == resumed.position
@@ -177,16 +195,27 @@ class Training:
         """A backward pass was broken off: its collectives are still under way."""
         return self._backward.open and self._session.group is not None
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, *, count: float | None, summed: bool) -> None:
+        """count: of what the loss is the mean over; None: of the samples. summed: it is a sum over the samples."""
         check_loss(loss)
-        self._backward.begin(loss)
-        batch = self.loader.current  # of weight 0 nothing counts, and a GradScaler sees to overflows itself
-        if batch is not None and batch.weight > 0 and not (self._scaled_steps.scaling or self._muted()):
-            self._non_finite.loss(loss.detach())
+        batch, weight, after = self.loader.current, None, self._backward.gradients_pending and not self._backward.unsent
+        if batch is not None and not self._backward.broken:
+            local = self._backward.local
+            weight = self._counted.weight(count, batch, local=local, after_exchange=after)
         if self._session.probe is not None and self.loader.current is not None:
             self._session.probe.saw(self.loader.current, loss)
+        if summed and self._backward.weight > 0:  # for it will count so
+            loss = loss / self._backward.weight
+        alone = weight is not None and not self._exchange.weighs_gradients
+        self._backward.begin(loss, weight=weight)
+        # Of weight 0 nothing counts, and a GradScaler sees to overflows itself.
+        if batch is not None and self._backward.weight > 0 and not (self._scaled_steps.scaling or self._muted()):
+            self._non_finite.loss(loss.detach())
         try:
-            loss.backward()  # type: ignore[no-untyped-call]
+            if not alone:
+                loss.backward()  # type: ignore[no-untyped-call]
+            elif weight:  # 0 * NaN would be NaN
+                (loss * weight).backward()  # type: ignore[no-untyped-call]
         except Exception:
             self._backward.break_off()
             raise
@@ -242,33 +271,6 @@ class Training:
             return None
         return clip_norm(self._model.parameters() if parameters is None else parameters, max_norm)
 
-    def synchronize(self) -> None:
-        """All ranks together, between two steps: bring everything that was not sent yet into the weights."""
-        if self._backward.open or self._backward.gradients_pending:
-            raise BadInput(
-                "run.synchronize between run.backward and optimizer.step(); call it after the step. A script that "
-                "accumulates gradients has to step at its epoch's last batch too: `if ... or run.last_batch:`"
-            )
-        self.succession.abandon("run.synchronize needs all ranks")
-        self.state.change_begins()
-        with self._shut_down_if_lost():
-            self._exchange.flush()
-        torch.clear_autocast_cache()
-
-    def sum(self, numbers: Sequence[float]) -> tuple[float, ...]:
-        """All ranks together: each of these numbers added up over them."""
-        self.succession.abandon("run.sum needs all ranks")
-        if self._session.group is not None:
-            with self._shut_down_if_lost():
-                numbers = self._session.group.sum_numbers(numbers)
-        return tuple(numbers)
-
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """All ranks together: the tensors of all."""
-        self.succession.abandon("run.gather needs all ranks")
-        with self._shut_down_if_lost():
-            return gathered(self._session.group, tensor)
-
     @property
     def shares(self) -> tuple[float, ...]:
         """Of the step that is next, by rank, relative."""
@@ -276,6 +278,7 @@ class Training:
 
     def tell_epochs(self, total: int) -> None:
         """How many epochs the script trains in all."""
+        self.calls.epochs = total
         self._tell(epochs=max(total, 0))
 
     def _tell(self, **changed: int) -> None:
@@ -303,10 +306,13 @@ class Training:
         self._boundary(last=True)
         self.state.change_begins()
         with self._shut_down_if_lost():
-            self._exchange.flush()
+            self._exchange.flush(Meeting.END, self._own())
             if self._session.group is not None:
+                if self._part is None:
+                    self.calls.model.level(self._session.group)
                 self._session.group.barrier()
         torch.clear_autocast_cache()
+        self.calls.training_ended = True
         self._exchange.leave()
         self._reporter.finish()
         self.tell_trained()
@@ -384,6 +390,7 @@ class Training:
         self._backward.resume(self._exchange, self._own_norms())
         self._plans.start()
         self._carried.go_back()
+        self._counted.forget()
         self.state.begin_view(self._exchange, position.step, None if recovered is None else recovered.generation)
         self._exchange.start(position, self.loader.share, origin)
 
@@ -395,7 +402,7 @@ class Training:
         handed_over: HandedOver | None = None
         if self._exchange.goes_back:
             keeps = self.succession.keeps_unsent(self._agreed.view)
-            handed_over = self._exchange.hand_over(self.loader.position.step, keeps_unsent=keeps)
+            handed_over = self._exchange.hand_over(self.loader.position.step, self._own(), keeps_unsent=keeps)
         self.succession.leave(self._agreed.view, handed_over)
 
     def _own_norms(self) -> Callable[[], Norms] | None:
@@ -415,6 +422,7 @@ class Training:
         """Between two steps: before the loader slices a batch, and after an epoch's last. last: no step follows."""
         if self._backward.open:
             raise BadInput("the loader was asked for the next batch in the middle of a backward pass")
+        self.calls.model.refuse_training("the next batch")
         lap = self._clock.boundary_begins()
         for rate in self._learning_rates.values():
             rate.restore()  # of an optimizer.step() that raised
@@ -467,7 +475,7 @@ class Training:
             return
         if probe.trained(step) and not self._backward.gradients_pending:
             statistics = self._exchange.statistics()  # before what follows, which is none of it
-            self.synchronize()
+            self.calls.synchronize()
             probe.judge(step, self._model, statistics)
         if probe.over(step):
             self.state.shutdown.tried(probe)
@@ -549,6 +557,7 @@ class Training:
         """What its step is called with, where that is something else."""
         if self.succession.broken is not None:
             return self.succession.broken.in_place_of(optimizer, args, kwargs)
+        self.calls.model.refuse_training("optimizer.step()")
         self._carried.check(optimizer)
         self._refuse_unsent("optimizer.step()")
         self.state.update_begins()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from zmq_agent import FakeAgent, Start
+import pytest
+from held_ports import free_port
+from zmq_agent import FakeAgent, Start, torchrun_like
 
 
 def test_each_sample_is_evaluated_once_by_shares_and_all_ranks_know_what_all_found(
@@ -29,3 +31,15 @@ def test_each_sample_is_evaluated_once_by_shares_and_all_ranks_know_what_all_fou
     for one in found:
         assert one["told"][:2] == [[numbers, 23.0, [0.0, 1.0, 2.0]]] * 2
         assert "all of them give one dtype and one shape but for n" in one["told"][2]
+
+
+@pytest.mark.timeout(300)
+def test_all_ranks_evaluate_the_model_of_the_checkpoint_and_training_goes_on_as_without(
+    tmp_path: Path, start: Start
+) -> None:
+    """A script evaluated each rank's own weights under local-steps: nothing had said that it must call run.synchronize
+    first, which changes what is trained. Eight strategies and settings; the script says what holds."""
+    ports = ",".join(str(free_port()) for _ in range(16))
+    with (tmp_path / "log").open("wb") as log:
+        codes = torchrun_like("evaluated_models.py", ports, str(tmp_path), start=start, log=log)
+    assert codes == [0, 0], (tmp_path / "log").read_text()

@@ -17,10 +17,12 @@ PORTS = iter(sys.argv[1].split(","))
 
 
 @contextmanager
-def opened(strategy: str | StrategySettings, *, seed: int = 7, checkpoints: Path | None = None) -> Iterator[atoll.Run]:
+def opened(
+    strategy: str | StrategySettings, *, seed: int = 7, checkpoints: Path | None = None, every: int = 0
+) -> Iterator[atoll.Run]:
     """The next run of this process, on a rendezvous of its own."""
     os.environ["MASTER_PORT"] = next(PORTS)
-    run = atoll.init(seed=seed, strategy=strategy, checkpoint_directory=checkpoints)
+    run = atoll.init(seed=seed, strategy=strategy, checkpoint_directory=checkpoints, checkpoint_every=every)
     try:
         yield run
     finally:

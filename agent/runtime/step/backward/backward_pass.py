@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.autograd import Variable
@@ -36,10 +36,12 @@ class BackwardPass:
         muted: Callable[[], bool],
         if_lost: Callable[[], AbstractContextManager[None]],
         own_norms: Callable[[], Norms] | None,
+        refuse_training: Callable[[str], None],
     ) -> None:
         """own: what this rank knows. muted: whether nothing counts of what the script does now. if_lost: around what
         needs the others; sets `broken` where the run goes on without one. own_norms: after a pass, of this rank's own
-        gradients; None: those of all are combined."""
+        gradients; None: those of all are combined.
+        refuse_training: raises BadInput while the model is evaluated."""
         self._session, self._loader, self._schedule = session, loader, schedule
         self._clock, self.exchange = clock, exchange
         self._own, self._muted, self._if_lost, self._own_norms = own, muted, if_lost, own_norms
@@ -51,11 +53,22 @@ class BackwardPass:
         self.norms = Norms()
         self.accumulation = Accumulation()
         self._sampled_batches = 0
+        self._refuse_training = refuse_training
+        self._weight: float | None = None
 
-    def begin(self, loss: torch.Tensor | None = None, *, seen: bool = True) -> None:
-        """loss: whose gradients come, where that is known. seen: the backward pass begins here; else it came to its
-        first gradient already."""
+    @property
+    def weight(self) -> float:
+        """Of this rank's gradients in the pass that is open, or else of the batch's part that is being trained."""
+        current = self._loader.current
+        return (
+            self._weight if self.open and self._weight is not None else current.weight if current is not None else 0.0
+        )
+
+    def begin(self, loss: torch.Tensor | None = None, *, weight: float | None = None, seen: bool = True) -> None:
+        """loss: whose gradients come, where that is known. weight: of these; None: by samples. seen: the backward pass
+        begins here; else it came to its first gradient already."""
         batch = self._loader.current
+        self._refuse_training("a backward pass")
         if batch is None:
             raise BadInput("run.backward outside the loop over the loader: there is no batch that is being trained")
         if self.broken:
@@ -71,8 +84,9 @@ class BackwardPass:
         if not muted:
             first = not self.gradients_pending
             self._sampled_batches = self.accumulation.begin(batch, first=first, local=self.local)
+        self._weight = weight
         opened = Pass(
-            batch=batch,
+            batch=batch if weight is None else replace(batch, weight=weight),
             params=self._schedule.planned_at(batch.step).params,
             sampled=self._sampled_batches > 0,
             muted=muted,

@@ -9,12 +9,30 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final, Protocol
 
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.errors import BadInput
 
 MAX_SAMPLES: Final = 2**40  # of an epoch, so that its number and a place in it fit one integer
+MEETING_STEP: Final = 2**62
+"""Beyond every step: proposals of a meeting carry it, plus the number of the meeting."""
+
+
+class Meeting(StrEnum):
+    """A call that all ranks make together, outside of what training exchanges."""
+
+    SYNCHRONIZE = "run.synchronize"
+    EVALUATION = "run.evaluation, or iterates run.evaluation_loader"
+    SUM = "run.sum"
+    GATHER = "run.gather"
+    WEIGHT = "run.backward with a weight"
+    END = "the end of its last epoch"
+
+    @property
+    def step(self) -> int:
+        return MEETING_STEP + list(Meeting).index(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +69,22 @@ class Proposal:
 
     @staticmethod
     def of(batch: BatchSlice, own: Agreed, updates: int) -> Proposal:
-        memory, place = own.memory, batch.epoch * MAX_SAMPLES + batch.start
-        known = (own.plan_id, int(own.stop), memory.step, memory.every, own.view)
-        return Proposal(*known, batch.step, place, batch.total, updates)
+        place = batch.epoch * MAX_SAMPLES + batch.start
+        return Proposal(*Proposal._known(own), batch.step, place, batch.total, updates)
+
+    @staticmethod
+    def of_meeting(meeting: Meeting, own: Agreed, updates: int) -> Proposal:
+        return Proposal(*Proposal._known(own), meeting.step, 0, 0, updates)
+
+    @staticmethod
+    def _known(own: Agreed) -> tuple[int, int, int, int, int]:
+        return own.plan_id, int(own.stop), own.memory.step, own.memory.every, own.view
+
+    @property
+    def doing(self) -> str:
+        """For messages: what the rank does that proposed this."""
+        meeting = next((one for one in Meeting if one.step == self.step), None)
+        return f"trains step {self.step}" if meeting is None else f"is at {meeting}"
 
 
 class ProposalExchange(Protocol):
@@ -96,12 +127,16 @@ class Agreement:
         if self._exchange is not None:
             self._exchange.updated(self._updates)
 
-    def confirm(self) -> None:
-        """Between two passes, on every rank alike: all have made as many updates. Raises PeerLost, BadInput."""
+    def meet(self, meeting: Meeting, own: Agreed) -> None:
+        """Wait until every rank calls this between the same two passes, and take up what all propose here.
+
+        own: what this rank knows. Raises PeerLost; BadInput where another rank does something else, or has made another
+        number of updates."""
         if self._exchange is not None:
+            self.act()  # what is under way is collected first
             self._passes += 1
-            self._exchange.propose(self._passes, Proposal(0, 0, 0, 0, 0, 0, 0, 0, self._updates))
-            merged(self._exchange.collect(self._passes, self._deadline_s))
+            self._exchange.propose(self._passes, Proposal.of_meeting(meeting, own, self._updates))
+            self._agreed = merged(self._exchange.collect(self._passes, self._deadline_s))
             self._acted_on = self._passes
 
     def act(self) -> float:
@@ -126,6 +161,11 @@ def merged(proposals: Sequence[tuple[str, Proposal]]) -> Agreed:
     """What follows from the proposals of one pass. Pure. Raises BadInput where they are not of the same batch."""
     first_who, first = proposals[0]
     for who, one in proposals:
+        if one.step != first.step and max(one.step, first.step) >= MEETING_STEP:
+            raise BadInput(
+                f"ranks are out of step: {first_who} {first.doing}, {who} {one.doing}. Every rank must make the same "
+                "calls between the same two batches: take this one out of `if run.is_main:` and the like"
+            )
         if one.step != first.step:
             raise BadInput(
                 f"ranks are out of step: {first_who} is in step {first.step}, {who} in step {one.step}. Every rank "

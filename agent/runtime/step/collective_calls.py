@@ -1,0 +1,146 @@
+"""The calls of a script that all ranks make together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.data.evaluation import gathered, gathered_parts
+from atoll.agent.runtime.data.loader import Loader
+from atoll.agent.runtime.membership.succession import Succession
+from atoll.agent.runtime.step.backward.backward_pass import BackwardPass
+from atoll.agent.runtime.step.backward.gathered_features import GatheredFeatures
+from atoll.agent.runtime.step.evaluated_model import EvaluatedModel
+from atoll.agent.runtime.step.plans.agreement import Agreed, Meeting
+from atoll.agent.runtime.step.state.state_keeper import StateKeeper
+from atoll.agent.runtime.step.step_exchange import StepExchange
+from atoll.errors import BadInput
+
+
+class CollectiveCalls:
+    """Used on the training thread alone."""
+
+    def __init__(
+        self,
+        session: Session,
+        model: nn.Module,
+        loader: Loader[Any],
+        backward: BackwardPass,
+        succession: Succession,
+        state: StateKeeper,
+        *,
+        exchange: Callable[[], StepExchange],
+        own: Callable[[], Agreed],
+        loss_scale: Callable[[], float],
+        leave_if_lost: Callable[[], AbstractContextManager[None]],
+        broken_if_lost: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """exchange: of the view. own: what this rank knows. loss_scale: a GradScaler's factor on the losses of now.
+        leave_if_lost, broken_if_lost: around what needs other ranks, outside of a pass and in one."""
+        self._session, self._loader, self._backward = session, loader, backward
+        self._succession, self._state = succession, state
+        self._exchange, self._own, self._loss_scale = exchange, own, loss_scale
+        self._leave_if_lost, self._broken_if_lost = leave_if_lost, broken_if_lost
+        self.model = EvaluatedModel(model)
+        self.epochs = 0  # that the script trains in all, as far as it said
+        self.training_ended = False
+        """All ranks have the same model, and may end: no call waits for others but those that need their numbers."""
+
+    def synchronize(self) -> None:
+        """Between two steps: bring everything that was not sent yet into the weights."""
+        if self._backward.open or self._backward.gradients_pending:
+            raise BadInput(
+                "run.synchronize between run.backward and optimizer.step(); call it after the step. A script that "
+                "accumulates gradients has to step at its epoch's last batch too: `if ... or run.last_batch:`"
+            )
+        self.model.refuse_training("run.synchronize")
+        self._succession.abandon("run.synchronize needs all ranks")
+        if not self.training_ended:
+            self._state.change_begins()
+            with self._leave_if_lost():
+                self._exchange().flush(Meeting.SYNCHRONIZE, self._own())
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Inside, the model is the one that a checkpoint of this moment holds, the same on every rank; behind the last
+        batch of the last epoch the one that training ends with. Training goes on afterwards as if nothing had been.
+        Inside another one it does nothing."""
+        if self.model.is_shown or self.training_ended or self._session.joins:
+            yield
+            return
+        if self._backward.open:
+            raise BadInput("run.evaluation in the middle of a backward pass; call it before run.backward or after it")
+        if self._state.snapshot.part is not None:
+            raise BadInput(
+                "an evaluation needs the whole model, and each worker has a stage of it. Evaluate a checkpoint: "
+                "`atoll export`, in a script of its own"
+            )
+        with ExitStack() as shown:
+            with self._leave_if_lost():
+                self._meet(Meeting.EVALUATION)
+                self._state.change_begins()
+                if self._loader.position.epoch + 1 >= self.epochs and not self._loader.batches_left:
+                    self._exchange().flush(Meeting.END, self._own())  # no training follows: this is the last model
+                shown.enter_context(self.model.shown(self._exchange(), self._session.group))
+            yield
+
+    def sum(self, numbers: Sequence[float]) -> tuple[float, ...]:
+        """Each of these numbers added up over the ranks."""
+        with self._leave_if_lost():
+            self._meet(Meeting.SUM)
+            return tuple(numbers if (group := self._session.group) is None else group.sum_numbers(numbers))
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensors of all ranks."""
+        with self._leave_if_lost():
+            self._meet(Meeting.GATHER)
+            return gathered(self._session.group, tensor)
+
+    def total_count(self, count: float) -> float:
+        """In a pass that begins: the sum over ranks of what they count. A rank that is lost counts nothing."""
+        group, total = self._session.group, count
+        if group is not None and not self._backward.broken:
+            with self._broken_if_lost():
+                self._exchange().meet(Meeting.WEIGHT, self._own())
+                (total,) = group.sum_numbers([count])
+        return total
+
+    def gather_for_loss(self, own: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """In a forward pass: all ranks' rows, with gradients, and the place of this rank's first."""
+        batch, group = self._loader.current, self._session.group
+        if batch is None:
+            raise BadInput("run.gather_for_loss outside the loop over the loader: there is no batch that is trained")
+        counts = batch.weight > 0  # else what it has is an empty slice's, for show
+        rank, parts = 0, [own.detach() if counts else own.detach()[:0]]
+        if group is not None and not self._backward.broken:
+            with self._broken_if_lost():
+                rank, parts = group.rank, gathered_parts(group, parts[0])
+        of_all = sum(map(len, parts))
+        first = sum(map(len, parts[:rank])) if counts else of_all
+        everyone = torch.cat(parts if counts else [*parts, own.detach()])
+        gathered_rows: torch.Tensor = GatheredFeatures.apply(own, everyone, first, partial(self._summed, of_all))  # type: ignore[no-untyped-call]
+        return gathered_rows, first
+
+    def _summed(self, of_all: int, gradient: torch.Tensor) -> torch.Tensor:
+        """In a backward pass: the gradient of the whole batch's loss by the rows of all ranks, divided by what this
+        rank's pass weighs, for it will count so. Behind the first `of_all` rows are those that count for nothing."""
+        group, weight, scale = self._session.group, self._backward.weight, self._loss_scale()
+        if group is None or self._backward.broken:
+            return gradient
+        wide = gradient.detach().to("cpu", torch.promote_types(gradient.dtype, torch.float32)).contiguous()
+        whole = wide[:of_all] * (weight / scale) if weight > 0 else torch.zeros_like(wide[:of_all])  # 0 * NaN is NaN
+        with self._broken_if_lost():
+            group.sum_in_place(whole, "summing gradients of gathered rows")
+        factor = scale / weight if weight > 0 else 0.0
+        return torch.cat([whole * factor, torch.zeros_like(wide[of_all:])]).to(gradient.device)
+
+    def _meet(self, meeting: Meeting) -> None:
+        self._succession.abandon(f"{meeting} needs all ranks")
+        if not self.training_ended:
+            self._exchange().meet(meeting, self._own())

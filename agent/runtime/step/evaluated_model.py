@@ -1,0 +1,86 @@
+"""The model as all ranks share it, shown in place of this rank's own while the script evaluates it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import xxhash
+from torch import nn
+
+from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
+from atoll.agent.runtime.step.step_exchange import StepExchange
+from atoll.agent.runtime.transport.process_groups import Group
+from atoll.errors import BadInput
+
+
+class EvaluatedModel:
+    """`shown` shows the model that a checkpoint of this moment holds. Parameters that train come from the strategy;
+    buffers and frozen parameters, where ranks differ in them, from rank 0, which writes them into checkpoints."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.is_shown = False
+
+    def refuse_training(self, what: str) -> None:
+        """Raises BadInput while the model is shown."""
+        if self.is_shown:
+            raise BadInput(
+                f"{what} during an evaluation. Leave the block `with run.evaluation():` first; iterate "
+                "run.evaluation_loader to its end, or drop its iterator"
+            )
+
+    @contextmanager
+    def shown(self, exchange: StepExchange, group: Group | None) -> Iterator[None]:
+        """Collective. Afterwards every value is as it was before. Raises PeerLost."""
+        own: list[tuple[torch.Tensor, torch.Tensor]] = []
+        exchange.show_shared()
+        self.is_shown = True
+        try:
+            own = self.level(group)
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, kept in own:
+                    tensor.copy_(kept)
+            exchange.show_own()
+            self.is_shown = False
+
+    @torch.no_grad()
+    def level(self, group: Group | None) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Collective: overwrite what does not train with rank 0's values, where ranks differ. Returns what was
+        overwritten, each with a copy of its own values. Raises PeerLost."""
+        if group is None:
+            return []
+        frozen = {name: one.detach() for name, one in self._model.named_parameters() if not one.requires_grad}
+        untrained = {**frozen, **dict(self._model.named_buffers())}
+        own = {name: [str(one.dtype), list(one.shape), _digest(one)] for name, one in untrained.items()}
+        ranks = [json.loads(said) for said in group.gather_bytes(json.dumps(own).encode())]
+        differing = [
+            untrained[name]
+            for name, (*kind, digest) in ranks[0].items()
+            if all(name in said and said[name][:2] == kind for said in ranks)
+            if any(said[name][2] != digest for said in ranks)
+        ]
+        kept = [one.clone() for one in differing]
+        group.broadcast_tensors(differing)
+        return list(zip(differing, kept, strict=True))
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return xxhash.xxh3_128_hexdigest(bytes_of(tensor.detach().cpu().contiguous()))
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """As model.eval() and torch.no_grad(); afterwards each module is in the mode in which it was."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
