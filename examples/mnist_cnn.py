@@ -26,6 +26,7 @@ def main() -> None:
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model, optimizer, loader = run.prepare(model, optimizer, train, batch_size=options.batch_size)
+    held_out = run.evaluation_loader(test, batch_size=1000)
     criterion = nn.CrossEntropyLoss()
 
     for epoch in run.epochs(options.epochs):
@@ -36,10 +37,12 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             run.report(loss=loss.item())
-        model.eval()
-        with torch.no_grad():
-            images, labels = (t.to(run.device) for t in test.tensors)
-            accuracy = (model(images).argmax(1) == labels).float().mean().item()
+        right = torch.zeros((), device=run.device)
+        with run.evaluation():
+            for images, labels in held_out:  # this worker's part of it
+                right += (model(images).argmax(1) == labels).sum()
+        (total,) = run.sum(right.item())
+        accuracy = total / len(test)
         run.report(accuracy=accuracy)
         if run.is_main:
             print(f"epoch {epoch + 1}: test accuracy {accuracy:.2%}", flush=True)

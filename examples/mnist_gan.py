@@ -55,8 +55,7 @@ def main() -> None:
             run.backward(loss_g)  # leaves gradients in the discriminator, which its own zero_grad() clears
             optimizer_g.step()
             run.report(loss_d=loss_d.item(), loss_g=loss_g.item())
-        run.synchronize()  # needed under stale-sparse only
-        with torch.no_grad():
+        with run.evaluation():
             drawn = generator(torch.randn(1000, NOISE, device=run.device))
         away = (drawn.mean(dim=0) - average).abs().mean().item()
         run.report(away=away)

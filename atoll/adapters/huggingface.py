@@ -3,8 +3,9 @@ before `trainer.train()`."""
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -43,9 +44,22 @@ def attach(run: Run, trainer: Trainer) -> None:
     model, optimizer = trainer.model, trainer.create_optimizer()
     assert isinstance(model, nn.Module)
     _, _, loader = run.prepare(model, optimizer, trainer.get_train_dataloader())
+    trainer.evaluation_loop = _evaluated(run, trainer.evaluation_loop)
+    trainer._save_checkpoint = _evaluated(run, trainer._save_checkpoint)
     epochs = TrainerEpochs(run, trainer, loader)
     trainer.get_train_dataloader = lambda: epochs
     trainer.add_callback(epochs)
+
+
+def _evaluated(run: Run, looks: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the Trainer's method, which all workers call, look at the model that they share."""
+
+    @functools.wraps(looks)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with run.evaluation():
+            return looks(*args, **kwargs)
+
+    return call
 
 
 class TrainerEpochs(TrainerCallback):  # type: ignore[misc]

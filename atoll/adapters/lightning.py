@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from math import ceil
@@ -44,6 +44,7 @@ class AtollStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         super().__init__(device=run.device, **options)
         self._run = run
         self._epochs: RunEpochs | None = None
+        self._evaluation = ExitStack()
         self._show_rank()
 
     def _show_rank(self) -> None:
@@ -78,6 +79,16 @@ class AtollStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         super().on_train_end()
         assert self._epochs is not None
         self._epochs.end()
+
+    def on_validation_start(self) -> None:
+        """All workers validate the model that they share."""
+        super().on_validation_start()
+        if not self.lightning_module.trainer.sanity_checking:  # before the run is prepared
+            self._evaluation.enter_context(self._run.evaluation())
+
+    def on_validation_end(self) -> None:
+        self._evaluation.close()
+        super().on_validation_end()
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         module = self.lightning_module

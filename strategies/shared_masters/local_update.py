@@ -181,6 +181,9 @@ class MastersUpdate(ABC):
         self._channel.deliver_up_to(self._ordered if wait else self._required)
         self._weights.boundary(wait_for=self._ordered if wait else None)
 
+    @abstractmethod
+    def send_update(self) -> None: ...
+
     def show_shared(self) -> None:
         taken = self._forward.taken
         self.boundary(wait=True)

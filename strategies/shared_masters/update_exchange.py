@@ -229,6 +229,12 @@ class UpdateExchange(MastersUpdate):
     def after_update(self) -> None:
         self._updated = True
 
+    def send_update(self) -> None:
+        if self._updated and self._replica is not None:
+            self.boundary(wait=False)  # all of the island's workers level their weights there
+        elif self._updated:
+            self._put_in()
+
     def boundary(self, *, wait: bool) -> None:
         if self._has_bad_weights():
             self._take_shared_weights()

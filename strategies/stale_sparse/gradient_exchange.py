@@ -123,6 +123,8 @@ class GradientExchange(MastersUpdate):
                 if layer.number not in self._came:
                     self._send_earlier(layer)
 
+    def send_update(self) -> None: ...  # its gradients left in the pass
+
     def before_update(self) -> None:
         if self._round == self._resolved:
             return  # a second step() without a backward pass between has nothing to apply

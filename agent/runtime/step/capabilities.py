@@ -199,6 +199,9 @@ class LocalUpdate(StepPhases, Protocol):
         """All ranks are equal; training goes on at `position`, of the checkpoint `origin` where there is one.
         Collective. share: this rank's, of a whole batch there."""
 
+    def send_update(self) -> None:
+        """Begin to send what was updated since the last boundary, which else does it."""
+
     def show_shared(self) -> None:
         """Wait for all updates, then give parameters the shared values, which are the same on every rank."""
 

@@ -36,19 +36,20 @@ class EvaluatedModel:
     def shown(self, exchange: StepExchange, group: Group | None) -> Iterator[None]:
         """Collective. Afterwards every value is as it was before. Raises PeerLost."""
         own: list[tuple[torch.Tensor, torch.Tensor]] = []
-        exchange.show_shared()
+        with _outside_inference():
+            exchange.show_shared()
         self.is_shown = True
         try:
-            own = self.level(group)
+            with _outside_inference():
+                own = self.level(group)
             yield
         finally:
-            with torch.no_grad():
+            with _outside_inference():
                 for tensor, kept in own:
                     tensor.copy_(kept)
-            exchange.show_own()
+                exchange.show_own()
             self.is_shown = False
 
-    @torch.no_grad()
     def level(self, group: Group | None) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Collective: overwrite what does not train with rank 0's values, where ranks differ. Returns what was
         overwritten, each with a copy of its own values. Raises PeerLost."""
@@ -67,6 +68,13 @@ class EvaluatedModel:
         kept = [one.clone() for one in differing]
         group.broadcast_tensors(differing)
         return list(zip(differing, kept, strict=True))
+
+
+@contextmanager
+def _outside_inference() -> Iterator[None]:
+    """What is made under the script's torch.inference_mode() could not be trained with afterwards."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def _digest(tensor: torch.Tensor) -> str:

@@ -218,6 +218,8 @@ class StepExchange:
     def meet(self, meeting: Meeting, own: Agreed) -> None:
         """Wait until every rank calls this between the same two passes. own: what this rank knows. Raises BadInput
         where another rank does something else, or has made another number of updates."""
+        if self._local is not None:
+            self._local.send_update()  # or a rank that does not meet would wait for it, and not say what it does
         self._agreement.meet(meeting, own)
 
     def flush(self, meeting: Meeting, own: Agreed) -> None:

@@ -129,7 +129,7 @@ class Training:
             self.loader,
             self._backward,
             self.succession,
-            self.state,
+            state=self.state,
             exchange=lambda: self._exchange,
             own=self._own,
             loss_scale=self._scaled_steps.loss_scale,

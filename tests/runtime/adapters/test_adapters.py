@@ -7,7 +7,7 @@ from math import ceil
 from pathlib import Path
 
 import pytest
-from zmq_agent import FakeAgent
+from zmq_agent import FakeAgent, torchrun_like
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -114,3 +114,12 @@ def test_a_loop_of_accelerate_trains_by_shares(tmp_path: Path) -> None:
         assert {(s.local_batch, s.total_batch) for s in agent.steps[1]} == {(8, 32)}
         losses = [dict(one.values)["loss"] for one in agent.metrics[0]]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(("adapter", "library"), [("huggingface", "transformers"), ("lightning", "pytorch_lightning")])
+def test_trainers_evaluate_the_weights_that_all_workers_share(tmp_path: Path, adapter: str, library: str) -> None:
+    """Under local-steps each worker's validation was of its own weights, and the mean of those was shown."""
+    needs(library)
+    with (tmp_path / "log").open("wb") as log:
+        codes = torchrun_like("adapter_evaluations.py", adapter, islands=("west", "east"), log=log)
+    assert codes == [0, 0], (tmp_path / "log").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,31 @@ def test_all_ranks_evaluate_the_model_of_the_checkpoint_and_training_goes_on_as_
 ) -> None:
     """A script evaluated each rank's own weights under local-steps: nothing had said that it must call run.synchronize
     first, which changes what is trained. Eight strategies and settings; the script says what holds."""
-    ports = ",".join(str(free_port()) for _ in range(16))
+    ports = ",".join(str(free_port()) for _ in range(17))
     with (tmp_path / "log").open("wb") as log:
         codes = torchrun_like("evaluated_models.py", ports, str(tmp_path), start=start, log=log)
     assert codes == [0, 0], (tmp_path / "log").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_an_island_of_several_workers_evaluates_the_same_model(tmp_path: Path, start: Start) -> None:
+    ports = ",".join(str(free_port()) for _ in range(5))
+    islands = ("west", "west", "east")
+    arguments = (ports, str(tmp_path), "local-steps")
+    with (tmp_path / "log").open("wb") as log:
+        codes = torchrun_like("evaluated_models.py", *arguments, world_size=3, islands=islands, start=start, log=log)
+    assert codes == [0, 0, 0], (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("strategy", ["dense", "local-steps"])
+@pytest.mark.parametrize(("calls", "named"), [("sum", "run.sum"), ("evaluation", "iterates run.evaluation_loader")])
+def test_a_call_that_one_rank_makes_alone_ends_the_run_with_its_name(
+    tmp_path: Path, start: Start, strategy: str, calls: str, named: str
+) -> None:
+    """Under `if run.is_main:` it waited for 300 s, in a collective that the others were not in."""
+    arguments = (str(free_port()), str(tmp_path), strategy, calls)
+    with (tmp_path / "log").open("wb") as log:
+        codes = torchrun_like("evaluated_models.py", *arguments, start=start, log=log, deadline_s=60)
+    said = (tmp_path / "log").read_text()
+    assert re.search(rf"BadInput: ranks are out of step: .* is at .*{re.escape(named)}.*`if run\.is_main:`", said), said
+    assert codes in ([1, 1], [1, 75])  # who is not in time to hear it has lost a peer

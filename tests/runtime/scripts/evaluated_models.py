@@ -71,13 +71,14 @@ def evaluated(run: atoll.Run, model: nn.Module, held_out: Any) -> tuple[float, d
     """What all ranks find, and the model that they found it with; by the block, and by the loader alone."""
     assert model.training
     with run.evaluation():
-        assert not (model.training or torch.is_grad_enabled())
+        assert not model.training
+        assert not torch.is_grad_enabled()
         (total,) = run.sum(sum(loss_sum(model, rows) for rows in held_out))
         shown = {name: one.clone() for name, one in model.state_dict().items()}
     assert model.training
     assert torch.is_grad_enabled()
     model.eval()
-    with torch.no_grad():
+    with torch.inference_mode():
         (again,) = run.sum(sum(loss_sum(model, rows) for rows in held_out))
     model.train()
     assert again == total
@@ -145,8 +146,56 @@ def compare(directory: Path, step: int, total: float, shown: dict[str, torch.Ten
     assert total == pytest.approx(expected, rel=1e-5), step
 
 
+def one_rank_alone(label: str, calls: str) -> None:
+    """Rank 0 makes a call that belongs to all ranks, and the other one trains on: both end with the reason."""
+    run = atoll.init(strategy=STRATEGIES[label])
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    model, optimizer, loader = run.prepare(model, optimizer, TRAINED, batch_size=11)
+    held_out = run.evaluation_loader(HELD_OUT, batch_size=4)
+    for _ in run.epochs(2):
+        for x, y in loader:
+            run.backward(nn.functional.mse_loss(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+            if run.step == 2 and run.is_main:
+                run.sum(1.0) if calls == "sum" else list(held_out)
+
+
+def training_is_refused_meanwhile() -> None:
+    """A pass, a batch and an update in an evaluation; an iterator that is kept counts as one. Then training goes on."""
+    with opened("dense") as run:
+        model = nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        model, optimizer, loader = run.prepare(model, optimizer, TRAINED, batch_size=11)
+        held_out = run.evaluation_loader(HELD_OUT, batch_size=4)
+        steps = 0
+        for _ in run.epochs(1):
+            for x, y in loader:
+                kept = iter(held_out)
+                next(kept)
+                with pytest.raises(BadInput, match=r"a backward pass during an evaluation\. Leave the block"):
+                    run.backward(nn.functional.mse_loss(model(x), y))
+                with pytest.raises(BadInput, match=r"optimizer\.step\(\) during an evaluation"):
+                    optimizer.step()
+                del kept
+                for _ in held_out:
+                    break
+                run.backward(nn.functional.mse_loss(model(x), y))
+                with run.evaluation():  # what waits for its update is as it was
+                    pass
+                optimizer.step()
+                optimizer.zero_grad()
+                steps += 1
+        assert steps == 4
+
+
 if __name__ == "__main__":
-    for one in STRATEGIES:
+    if len(sys.argv) > 4:
+        one_rank_alone(*sys.argv[3:])
+        sys.exit()
+    training_is_refused_meanwhile()
+    for one in sys.argv[3:] or STRATEGIES:
         alone = train(one, DIRECTORY / f"{one}, alone", evaluates=False)
         beside = train(one, DIRECTORY / f"{one}, evaluated", evaluates=True)
         assert beside[0] == alone[0], one

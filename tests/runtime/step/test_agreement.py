@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from atoll.agent.runtime.data.sampler import BatchSlice
-from atoll.agent.runtime.step.plans.agreement import Agreed, Agreement, Proposal, merged
+from atoll.agent.runtime.step.plans.agreement import Agreed, Agreement, Meeting, Proposal, merged
 from atoll.agent.runtime.transport.proposals import KEPT_PASSES, BroadcastProposals
 from atoll.errors import BadInput, PeerLost
 
@@ -230,6 +230,6 @@ def test_at_the_end_all_confirm_that_they_made_as_many_updates() -> None:
 
 def confirm(agreement: Agreement, refused: list[str]) -> None:
     try:
-        agreement.confirm()
+        agreement.meet(Meeting.END, NOTHING)
     except BadInput as error:
         refused.append(str(error))
