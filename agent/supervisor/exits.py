@@ -15,6 +15,7 @@ _RANK: Final = re.compile(r"^\[rank\d+\]: ")
 """What torch puts before each line of a traceback where there is a process group."""
 _RAISED: Final = re.compile(r"(\w+\.)*[A-Z]\w*(:|$)")
 """An exception's line; what a script printed last is no reason by itself."""
+_MISSING_FILE: Final = re.compile(r"FileNotFoundError: \[Errno 2\] .*: '([^']*)'$")
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])")
 _CONTROL: Final = re.compile(r"[^\t\x20-\x7e\xa0-\U0010ffff]")
 
@@ -36,7 +37,7 @@ def classify(ended: Ended, kill: tuple[ExitKind, str] | None) -> Exit:
     if code < 0:
         return Exit(ExitKind.SIGNALLED, code, f"killed by {signal_name(-code)}{_memory_hint(ended)}")
     if _RAISED.match(words):
-        return Exit(ExitKind.FAILED, code, words)
+        return Exit(ExitKind.FAILED, code, f"{words}{_travel_hint(words)}"[:MAX_REASON])
     said = f"its last line: {words}"[: MAX_REASON // 2] if words else "without a word"
     return Exit(ExitKind.FAILED, code, f"exit code {code}, {said}")
 
@@ -53,6 +54,15 @@ def _memory_hint(ended: Ended) -> str:
     if ended.exit_code == -signal.SIGKILL and ended.out_of_memory:
         return ": the kernel ran out of memory meanwhile. Use smaller batches or fewer workers on this node"
     return ""
+
+
+def _travel_hint(words: str) -> str:
+    missing = _MISSING_FILE.match(words)
+    if missing is None or missing[1].startswith("/"):
+        return ""
+    return (
+        ". Of what lies beside a script only *.py travels to the nodes; with --workdir FOLDER all in that folder does"
+    )
 
 
 def last_words(output: bytes) -> str:

@@ -272,7 +272,8 @@ def _next_stage(state: State, worker: Worker, stop: Stop, now_s: float) -> tuple
     if not stop.signal and worker.progress.saves(now_s) and now_s < stop.next_at_s + SAVING_S:
         return state, []
     if stop.signal == signal.SIGTERM:
-        return _kill(state, worker, stop.kind, f"{stop.reason} (killed: it did not stop on SIGTERM)")
+        longer = "; stop_grace_s in the job file gives it longer" if stop.kind is ExitKind.STOPPED else ""
+        return _kill(state, worker, stop.kind, f"{stop.reason} (killed: it did not stop on SIGTERM{longer})")
     stop = replace(stop, signal=signal.SIGTERM, next_at_s=now_s + TERM_S)
     return _put(state, replace(worker, stop=stop)), [SendSignal(worker.key, signal.SIGTERM)]
 

@@ -65,6 +65,7 @@ class CollectiveCalls:
             self._state.change_begins()
             with self._leave_if_lost():
                 self._exchange().flush(Meeting.SYNCHRONIZE, self._own())
+            torch.clear_autocast_cache()
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:

@@ -72,9 +72,11 @@ class EvaluatedModel:
 
 @contextmanager
 def _outside_inference() -> Iterator[None]:
-    """What is made under the script's torch.inference_mode() could not be trained with afterwards."""
+    """Change tensors in such a way that they can be trained with after the script's torch.inference_mode(), and that
+    autocast sees it."""
     with torch.inference_mode(False), torch.no_grad():
         yield
+    torch.clear_autocast_cache()
 
 
 def _digest(tensor: torch.Tensor) -> str:

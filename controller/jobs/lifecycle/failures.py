@@ -32,6 +32,8 @@ needs it again. With the backoff these take more than two minutes."""
 LATE_DOUBLINGS: Final = 3
 # What a script dies of before it has done anything, on every machine alike: its code does not load.
 LOAD_ERRORS: Final = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
+# What Atoll raises where a script asks for something that it cannot do.
+REFUSALS: Final = ("atoll.errors.BadInput", "atoll.errors.SettingError")
 GOOD_RUN_S: Final = 600.0
 """A run that trains for this long has left its job's failures behind: `max_restarts` counts failures in a row, so that
 one a day does not end a job of weeks. What fails sooner than this again and again uses its restarts up."""
@@ -144,8 +146,10 @@ def left_early_text(ranks: Sequence[int]) -> str:
 
 def _script_failure(job: JobRecord, reason: str, exit: ExitRecord) -> RunJudgement:
     failure, exit_code = _compared(job, exit), exit.code or 1
-    if exit.kind is WorkerExitKind.FAILED and exit.reason.partition(":")[0] in LOAD_ERRORS:
-        text = f"{reason}; the code does not load, so another try would not help"
+    raised = exit.reason.partition(":")[0] if exit.kind is WorkerExitKind.FAILED else ""
+    if raised in LOAD_ERRORS or (raised in REFUSALS and not exit.step):
+        why = "the code does not load" if raised in LOAD_ERRORS else "Atoll refused it before the first step"
+        text = f"{reason}; {why}, so another try would not help"
         return RunJudgement(JobPhase.FAILED, text, exit_code, counts=True, failure=failure)
     if failure.times > 1:
         text = f"{reason}; the run before failed the same way at step {exit.step}, so a third try would not help"

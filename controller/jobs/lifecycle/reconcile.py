@@ -51,6 +51,8 @@ from atoll.errors import BadInput, NoFeasiblePlan
 LOST_GRACE_S: Final = 3.0
 GRACE_S: Final[Mapping[Cause, float]] = {Cause.GROW: 10.0, Cause.SHRINK: 10.0, Cause.CANCEL: 2.0}
 """Where the job says nothing else: for reaching a step boundary. After a loss there is none to reach."""
+PLAIN_GRACE_S: Final = 28.0
+"""As GRACE_S, of scripts without Atoll, which get SIGTERM: with what an agent adds, 30 s as from torchrun."""
 
 
 def next_step(observed: ObservedJob, clock: PassClock) -> JobStep:
@@ -298,7 +300,7 @@ def _left_early(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobS
 def _stopping(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep:
     job = observed.job
     if job.cancel and run.cause is not Cause.CANCEL:
-        run = replace(run, cause=Cause.CANCEL, grace_s=_grace_s(job, Cause.CANCEL), why="cancelled")
+        run = replace(run, cause=Cause.CANCEL, grace_s=_grace_s(observed, Cause.CANCEL), why="cancelled")
     if any(m.exit is None for m in run.members):
         return JobStep(job, run, actions=tuple(orders.stops(observed, run)))
     trained = limited_to(run, observed.views.newest)
@@ -320,14 +322,16 @@ def _stop(observed: ObservedJob, run: RunRecord, cause: Cause, text: str, clock:
     recovery = recovery_at_fence(observed, limited_to(run, observed.views.newest), cause, text, clock)
     over = (view for view in observed.views.kept if view.state is not ViewState.ABANDONED)
     views = tuple(move_view(view, ViewState.ABANDONED, "the run is stopped", clock.unix_s) for view in over)
-    fenced = replace(run, fenced=True, cause=cause, grace_s=_grace_s(observed.job, cause), why=text, recovery=recovery)
+    fenced = replace(run, fenced=True, cause=cause, grace_s=_grace_s(observed, cause), why=text, recovery=recovery)
     return replace(_moved(advance(observed.job, JobPhase.STOPPING, text, clock.unix_s), fenced), views=views)
 
 
-def _grace_s(job: JobRecord, cause: Cause) -> float:
+def _grace_s(observed: ObservedJob, cause: Cause) -> float:
     if (grace_s := GRACE_S.get(cause)) is None:
         return LOST_GRACE_S
-    return job.spec.stop_grace_s or grace_s
+    workers = observed.workers.values()
+    plain = bool(workers) and not any(worker.uses_atoll for worker in workers)
+    return observed.job.spec.stop_grace_s or (PLAIN_GRACE_S if plain else grace_s)
 
 
 def _moved(job: JobRecord, run: RunRecord | None) -> JobStep:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from atoll.agent.supervisor.events import (
     CloseRequested,
     CodeReady,
@@ -27,6 +29,7 @@ from atoll.agent.supervisor.events import (
     StopRequested,
     Ticked,
 )
+from atoll.agent.supervisor.exits import classify
 from atoll.agent.supervisor.machine import REMEMBERED, Phase, State, Worker, handle
 from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_TRAINING, ViewReport, ViewTimes
 from atoll.worker_key import WorkerKey
@@ -272,6 +275,24 @@ def test_script_that_exits_well_on_sigterm_has_not_finished() -> None:
     is a stop, not the end of the training: the job would count as done."""
     state, _ = play(*running(hello=False), CloseRequested(3.0, "its agent was asked to end", 0.0), ended(A, 0))
     assert (kind(state), reason(state)) == (ExitKind.STOPPED, "its agent was asked to end")
+
+
+@pytest.mark.parametrize(("path", "hints"), [("config.json", True), ("data/words.txt", True), ("/data/words", False)])
+def test_a_file_that_did_not_travel_is_told_with_the_option_that_takes_it_along(path: str, hints: bool) -> None:
+    words = f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'"
+    told = classify(Ended(A, 1, False, words), None).reason
+    assert told.startswith(words)
+    assert ("--workdir FOLDER" in told) == hints
+
+
+def test_who_is_killed_at_the_end_of_its_grace_is_told_with_the_setting() -> None:
+    """A plain script that saves on SIGTERM was killed after 4 s, and nothing said what would give it longer."""
+    state, _ = play(*running(hello=False), StopRequested("job-1", 1, 28.0, "cancelled", 0.0))
+    assert play(Ticked(29.0), state=state)[1] == []
+    state, _ = play(Ticked(30.0), ended(A, -9), state=state)
+    assert (
+        reason(state) == "cancelled (killed: it did not stop on SIGTERM; stop_grace_s in the job file gives it longer)"
+    )
 
 
 def test_who_saves_is_left_to_it_as_long_as_bytes_move() -> None:

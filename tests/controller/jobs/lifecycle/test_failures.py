@@ -145,6 +145,18 @@ def test_a_script_that_does_not_load_is_not_tried_again(reason: str) -> None:
     assert verdict.reason == f"rank 0 on a failed: {reason}; the code does not load, so another try would not help"
 
 
+@pytest.mark.parametrize(("error", "step"), [("BadInput", 0), ("SettingError", 0), ("BadInput", 7)])
+def test_what_atoll_refused_before_the_first_step_is_not_tried_again(error: str, step: int) -> None:
+    """A model that run.prepare refuses was started twice. Of a later step, another try may go another way."""
+    reason = f"atoll.errors.{error}: LBFGS evaluates the loss several times in one step"
+    failed = replace(exited(WorkerExitKind.FAILED, 1, reason), step=step)
+    verdict = judge(stopping(), ended(run("a", "b"), failed, PEER_LOST))
+    assert verdict.after is (JobPhase.QUEUED if step else JobPhase.FAILED)
+    assert step or verdict.reason.endswith(
+        f"{reason}; Atoll refused it before the first step, so another try would not help"
+    )
+
+
 def test_a_crash_from_inside_counts_as_the_scripts_own() -> None:
     crash = exited(WorkerExitKind.SIGNALLED, -11, "killed by signal 11")
     assert judge(stopping(), ended(run("a", "b"), PEER_LOST, crash)).counts

@@ -330,6 +330,15 @@ def test_a_job_says_itself_how_long_its_workers_get_to_reach_a_step_boundary() -
     assert [a.grace_s for a in next_step(stopping, clock()).actions if isinstance(a, StopRun)] == [45.0]
 
 
+def test_a_script_without_atoll_gets_as_long_to_end_as_from_torchrun() -> None:
+    """It had 4 s from SIGTERM to SIGKILL on a cancel."""
+    found = [
+        next_step(observed(job(cancel=True), run("a"), node("a", {0: worker(uses_atoll=uses)})), clock()).run
+        for uses in (False, True)
+    ]
+    assert [one.grace_s for one in found if one is not None] == [28.0, 2.0]
+
+
 def test_unequal_devices_get_a_new_plan_and_what_was_learned_is_kept() -> None:
     nodes = node("a", {0: worker()}), node("b", {1: worker()})
     ranks = {
