@@ -155,7 +155,7 @@ def batches(built: Built) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """This worker's share of each global batch, in the order that Atoll's own loader takes."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     samples, whole = len(built.dataset), built.batch * world_size
-    order = EpochOrder(samples, SEED, shuffle=True)
+    order = EpochOrder(lambda: samples, SEED, shuffle=True)
     for epoch in range(EPOCHS):
         for start in range(0, samples - whole + 1, whole):
             begin = start + rank * built.batch

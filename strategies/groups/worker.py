@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from atoll.agent.runtime.api.engine_inputs import pair_of
+from atoll.agent.runtime.data.loader import sample_count
 from atoll.agent.runtime.data.orders import EpochOrder, Generators, mixed_seed
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.pipeline.clipping import clip_over_stages
@@ -65,7 +66,7 @@ class RoundEngine:
         self._session, self._parts, self._channel = session, parts, context.channel
         (self._optimizer,) = context.optimizers
         self._model, self._place = context.model, parts.place
-        self._order = EpochOrder(len(parts.dataset), session.seed, parts.shuffle)  # type: ignore[arg-type]
+        self._order = EpochOrder(lambda: sample_count(parts.dataset), session.seed, parts.shuffle)
         self._state = ReplicaState(context.model, self._optimizer)
         self._signals = Signals(context.scheduler, session.view, parts.place)
         in_step = not context.settings.overlaps

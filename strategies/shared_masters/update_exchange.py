@@ -58,6 +58,7 @@ class UpdateExchange(MastersUpdate):
         self._counts = False  # the pass that is open, or the last
         self._accumulated = False  # a pass since the last update
         self._updated = False  # since the last sync round
+        self._passed = False  # since the last boundary
         self._hooks = [layer.parameter.register_hook(partial(self._on_gradient, layer)) for layer in self._layers]  # type: ignore[no-untyped-call]
         self._optimizers = context.optimizers
         self._moments: SecondMoments | None = None
@@ -206,6 +207,7 @@ class UpdateExchange(MastersUpdate):
             self._replica.gradients.backward_done()
 
     def combined(self) -> Norms:
+        self._passed = True
         if self._replica is not None:
             self._replica.gradients.combined()
         if self._pace.at_masters:
@@ -248,9 +250,12 @@ class UpdateExchange(MastersUpdate):
             self._incidents.add(self.state.updates + 1, text)
 
     def _has_bad_weights(self) -> bool:
-        """Whether the exchange met weights that are not finite. Collective in the island."""
-        found = self.tally.take_bad_blocks() > 0
-        return found if self._replica is None else self._replica.any(found)
+        """Whether the exchange met weights that are not finite. Collective in the island, after a pass and its update:
+        a worker whose script left out one of them must not wait here for others that wait in a pass."""
+        if self._replica is None:
+            return self.tally.take_bad_blocks() > 0
+        trained, self._passed = self._updated and self._passed, False
+        return trained and self._replica.any(self.tally.take_bad_blocks() > 0)
 
     @torch.no_grad()
     def _take_shared_weights(self) -> None:

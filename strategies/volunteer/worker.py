@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.data.loader import sample_count
 from atoll.agent.runtime.data.orders import EpochOrder
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.data.split import split_batch
@@ -66,7 +67,7 @@ class VolunteerEngine:
         self._session, self._parts, self._channel = session, parts, context.channel
         self._coarsest = context.settings.thin_links
         (self._optimizer,) = context.optimizers
-        self._order = EpochOrder(len(parts.dataset), session.seed, parts.shuffle)  # type: ignore[arg-type]
+        self._order = EpochOrder(lambda: sample_count(parts.dataset), session.seed, parts.shuffle)
         self._replicas: Group | None = None  # who hold this stage
         self._told: dict[str, float] = {}
         self._updated = -1  # the last step that changed the model

@@ -80,7 +80,7 @@ class Resumed:
 
 def position_of(header: Header) -> Position:
     """Where training goes on."""
-    return Position(epoch=header.epoch, consumed=header.consumed, step=header.loader_step)
+    return Position(header.epoch, header.consumed, header.loader_step, header.samples)
 
 
 def find(session: Session, directory: Path, model: Fingerprint) -> Recovered | None:

@@ -148,6 +148,7 @@ class Snapshot:
             step=self.position.step,
             epoch=self.position.epoch,
             consumed=self.position.consumed,
+            samples=self.position.samples,
             loader_step=self.position.step,
             world_size=session.place.world_size,
             seed=session.seed,

@@ -37,7 +37,7 @@ class EvaluationLoader:
         model is that of all ranks. Raises BadInput."""
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise BadInput(f"run.evaluation_loader got batch_size = {batch_size!r}; it must be 1 or more")
-        self._samples = sample_count(dataset)
+        sample_count(dataset)
         self._dataset, self._batch_size, self._collate_fn = dataset, batch_size, collate_fn
         self._part, self._evaluation, self._device = part, evaluation, device
 
@@ -53,7 +53,7 @@ class EvaluationLoader:
 
     def _range(self) -> range:
         rank, shares = self._part()
-        counts = split_batch(self._samples, shares)
+        counts = split_batch(sample_count(self._dataset), shares)
         begin = sum(counts[:rank])
         return range(begin, begin + counts[rank])
 

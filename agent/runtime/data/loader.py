@@ -141,6 +141,7 @@ class Loader(Generic[BatchT]):
             min_local_batch=settings.min_local_batch,
             batch_of=settings.batch_of,
         )
+        self._drop_last = settings.drop_last
         self._seeds = (seed, rank)
         self._ahead: deque[BatchSlice] = deque()  # not handed out yet
         self._handed_out = False  # `current` is being trained on: not complete yet
@@ -162,7 +163,7 @@ class Loader(Generic[BatchT]):
 
     @property
     def samples(self) -> int:
-        """Of an epoch; 0 of a stream, which does not say."""
+        """Of the epoch under way; 0 of a stream, which does not say."""
         return self.order.samples or 0
 
     @property
@@ -203,6 +204,8 @@ class Loader(Generic[BatchT]):
 
     def seek(self, position: Position) -> None:
         """Go on from here, e.g. from a checkpoint. What was handed out and not completed is forgotten."""
+        if position.samples:
+            self.order.restore(position.epoch, position.samples)
         if min(position.epoch, position.consumed, position.step) < 0 or self._is_past(position.consumed):
             raise BadInput(
                 f"{position} is not in this dataset of {self.samples} samples. Was the checkpoint of another?"
@@ -218,7 +221,8 @@ class Loader(Generic[BatchT]):
         processes stay. Raises BadInput where `position` is of another epoch; of a dataset with a length not where the
         next one begins."""
         if self.samples and position.epoch == self.position.epoch + 1 and position.consumed == 0:
-            position = Position(self.position.epoch, self.samples, position.step)  # what follows the loop runs first
+            # What follows the loop runs first.
+            position = Position(self.position.epoch, self.samples, position.step, self.samples)
         if position.epoch != self.position.epoch or self._is_past(position.consumed):
             raise BadInput(f"{position} is in another epoch than {self.position}, where the script is")
         self.current, self._handed_out = None, False
@@ -246,6 +250,13 @@ class Loader(Generic[BatchT]):
         if self._exhausted:
             self.begin_epoch(self.position.epoch + 1)
         self._stop_pass()
+        samples = self.order.samples
+        self.order.begin(self.position.epoch, self.position.consumed)
+        if self.order.samples != samples:
+            self._end_workers()  # theirs is as long as it was
+        _refuse_all_dropped(self.order, self._slicer.own_batch, self._drop_last)
+        if self._rows is not None:
+            self._rows.read()
         return self._iterate(self._pass)
 
     def close(self) -> None:
@@ -257,7 +268,7 @@ class Loader(Generic[BatchT]):
         """The DataLoader that fetches what `_slice_ahead` names."""
         stream = is_stream(settings.dataset)
         dataset: Dataset[Any] = StreamedSamples() if stream else settings.dataset
-        rows = tensor_rows(dataset) if settings.collate_fn in (None, default_collate) else None
+        rows = self._rows = tensor_rows(dataset) if settings.collate_fn in (None, default_collate) else None
         fetched: Any = dataset if rows is None else rows
         collate_fn: Any = settings.collate_fn if rows is None else as_is
         init_fn: Any = settings.worker_init_fn
@@ -405,13 +416,17 @@ def _order(settings: LoaderSettings, seed: int) -> Order:
         raise BadInput(f"num_workers = {workers} must be 0 or more, prefetch_factor = {prefetch} at least 1")
     if is_stream(settings.dataset):
         return StreamOrder(cast("Iterable[Any]", settings.dataset), seed)
-    order = EpochOrder(sample_count(settings.dataset), seed, settings.shuffle, settings.sampler)
-    if settings.drop_last and order.samples < batch:
+    order = EpochOrder(lambda: sample_count(settings.dataset), seed, settings.shuffle, settings.sampler)
+    _refuse_all_dropped(order, batch, settings.drop_last)
+    return order
+
+
+def _refuse_all_dropped(order: Order, batch: int, drop_last: bool) -> None:
+    if drop_last and order.samples is not None and order.samples < batch:
         raise BadInput(
             f"the dataset's {order.samples} samples are fewer than one global batch of {batch}, and drop_last "
             "drops them all. Use a smaller batch or drop_last=False"
         )
-    return order
 
 
 def _all_once(sampler: Iterable[Any]) -> bool:

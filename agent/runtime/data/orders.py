@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from hashlib import blake2b
@@ -27,7 +27,16 @@ class Order(Protocol):
 
     @property
     def samples(self) -> int | None:
-        """Of an epoch; None where that shows at its end only."""
+        """Of the epoch that was begun last; None where that shows at its end only."""
+
+    def read_length(self) -> int | None:
+        """Return the samples of an epoch that would begin now; None where that shows at its end only."""
+
+    def begin(self, epoch: int, consumed: int) -> None:
+        """An iteration begins at this position. Raises BadInput where the samples do not fit it."""
+
+    def restore(self, epoch: int, samples: int) -> None:
+        """A checkpoint says how many samples this epoch has, which goes on here."""
 
     def left(self, epoch: int, consumed: int, most: int) -> int:
         """How many samples come behind so many; where that takes reading, it is found out up to `most`."""
@@ -46,28 +55,59 @@ class Order(Protocol):
 
 
 class EpochOrder:
-    """Of a dataset with a length, from (seed, epoch) alone."""
+    """Of a dataset with a length, from (seed, epoch, length) alone. The length is read at each epoch's begin."""
 
-    def __init__(self, samples: int, seed: int, shuffle: bool, sampler: Iterable[Any] | None = None) -> None:
-        """sampler: in place of all samples once, shuffled or not. Raises BadInput where it has no length."""
+    def __init__(
+        self, length: Callable[[], int], seed: int, shuffle: bool, sampler: Iterable[Any] | None = None
+    ) -> None:
+        """length: of the dataset, now. sampler: in place of all samples once, shuffled or not. Raises BadInput where it
+        has no length."""
         self._seed = seed
         self._shuffle = shuffle
         self._sampler = sampler
         self._epoch = -1
         self._order: torch.Tensor | list[Any] = []  # int64 [samples]; of a sampler what it gives
-        self._samples = samples if sampler is None else _length(sampler)
+        self._length = length if sampler is None else lambda: _length(sampler)
+        self._what = "dataset" if sampler is None else type(sampler).__name__
+        self._samples = self._length()
+        self._begun = -1  # the epoch that has `_samples`
 
     @property
     def samples(self) -> int:
         return self._samples
 
+    def read_length(self) -> int:
+        return self._length()
+
+    def restore(self, epoch: int, samples: int) -> None:
+        self._begun, self._samples, self._epoch = epoch, samples, -1
+
+    def begin(self, epoch: int, consumed: int) -> None:
+        _tell_epoch(self._sampler, epoch)
+        samples = self._length()
+        if consumed and epoch == self._begun and samples != self._samples:
+            raise BadInput(
+                f"the {self._what} has {samples} samples in the middle of epoch {epoch}, which began with "
+                f"{self._samples}. Change its length between two epochs only; after a resume give it the length of the "
+                "epoch that goes on, before the loop over the loader"
+            )
+        if consumed > samples:
+            raise BadInput(
+                f"training has come to sample {consumed} of epoch {epoch}, and the {self._what} has {samples}. Was the "
+                "checkpoint of another?"
+            )
+        if (epoch, samples) != (self._begun, self._samples):
+            self.restore(epoch, samples)
+
     def left(self, epoch: int, consumed: int, most: int) -> int:
-        return self._samples - consumed
+        return max(0, self._samples - consumed)
 
     def cut(self, epoch: int, consumed: int, most: int) -> int:
         return min(most, self.left(epoch, consumed, most))
 
     def indices(self, epoch: int, begin: int, end: int) -> list[Any]:
+        if epoch != self._begun:
+            self._refuse_other_length(epoch)
         if not self._shuffle and self._sampler is None:
             return list(range(begin, end))
         if epoch != self._epoch:
@@ -78,6 +118,15 @@ class EpochOrder:
         return chosen.tolist() if isinstance(chosen, torch.Tensor) else chosen
 
     def completed(self, epoch: int, consumed: int) -> None: ...
+
+    def _refuse_other_length(self, epoch: int) -> None:
+        """An engine of its own cuts batches of this epoch without `begin`."""
+        if (samples := self._length()) != self._samples:
+            raise BadInput(
+                f"the {self._what} has {samples} samples in epoch {epoch} and had {self._samples} at "
+                "run.prepare_pipeline, where the strategy counts the updates of all epochs. Keep its length"
+            )
+        self._begun = epoch
 
     def digest(self) -> int:
         if self._sampler is None:
@@ -128,6 +177,13 @@ class StreamOrder:
     @property
     def samples(self) -> None:
         return None
+
+    def read_length(self) -> None:
+        return None
+
+    def begin(self, epoch: int, consumed: int) -> None: ...
+
+    def restore(self, epoch: int, samples: int) -> None: ...
 
     def left(self, epoch: int, consumed: int, most: int) -> int:
         self._go_to(epoch, consumed)

@@ -12,9 +12,21 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 class TensorRows(Dataset[list[torch.Tensor]]):
     """A TensorDataset, or a Subset of one, that answers for a whole batch at once."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], chosen: torch.Tensor | None) -> None:
-        self._tensors = tuple(tensors)  # one per column, [samples, ...]
-        self._chosen = chosen  # int64 [chosen samples]; None: all
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = dataset
+        self._tensors: tuple[torch.Tensor, ...] = ()  # one per column, [samples, ...]
+        self._chosen: torch.Tensor | None = None  # int64 [chosen samples]; None: all
+        self.read()
+
+    def read(self) -> None:
+        """Take over the dataset's tensors and indices as they are now: a script may change them between two epochs."""
+        dataset, self._chosen = self._dataset, None
+        while isinstance(dataset, Subset):
+            indices = torch.as_tensor(list(dataset.indices), dtype=torch.int64)
+            self._chosen = indices if self._chosen is None else indices[self._chosen]
+            dataset = dataset.dataset
+        assert isinstance(dataset, TensorDataset)  # or tensor_rows had found another
+        self._tensors = dataset.tensors
 
     def __len__(self) -> int:
         return len(self._tensors[0]) if self._chosen is None else len(self._chosen)
@@ -32,14 +44,10 @@ class TensorRows(Dataset[list[torch.Tensor]]):
 
 def tensor_rows(dataset: Dataset[Any]) -> TensorRows | None:
     """The same samples in the same order, or None where `dataset` is more than tensors (a subclass, another kind)."""
-    chosen: torch.Tensor | None = None
-    while type(dataset) is Subset:
-        indices = torch.as_tensor(list(dataset.indices), dtype=torch.int64)
-        chosen = indices if chosen is None else indices[chosen]
-        dataset = dataset.dataset
-    if type(dataset) is not TensorDataset or not dataset.tensors:
-        return None
-    return TensorRows(dataset.tensors, chosen)
+    innermost = dataset
+    while type(innermost) is Subset:
+        innermost = innermost.dataset
+    return TensorRows(dataset) if type(innermost) is TensorDataset and innermost.tensors else None
 
 
 def as_is(batch: Any) -> Any:

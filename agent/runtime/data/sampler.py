@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.agent.runtime.data.orders import Order
@@ -18,6 +18,7 @@ class Position:
     epoch: int
     consumed: int  # samples of this epoch, from the start of its order
     step: int  # global batches completed since the job began
+    samples: int = field(default=0, compare=False)  # of this epoch; 0: not known, as of a stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class BatchSlice:
     weight: float  # local / total: what this rank's mean gradient counts in that of the global batch
     share: float  # of a whole batch, as the plan splits it; over all ranks 1, and above 0 on each
     shares: tuple[float, ...] = ()  # all ranks'
+    samples: int = field(default=0, compare=False)  # of this epoch; 0: not known, as of a stream
 
 
 class BatchSlicer:
@@ -68,10 +70,11 @@ class BatchSlicer:
         return self._schedule.planned_at(step).total_batch or self.own_batch
 
     def own_batches(self) -> int:
-        """Of a whole epoch, were all as large as the script gave them. Raises TypeError for a stream."""
-        if self._order.samples is None:
+        """Of an epoch that began now, were all as large as the script gave them. Raises TypeError for a stream."""
+        samples = self._order.read_length()
+        if samples is None:
             raise TypeError("a stream has no length: where its epoch ends shows when it does")
-        return self._batches(self._order.samples, self.own_batch)
+        return self._batches(samples, self.own_batch)
 
     def share_at(self, step: int) -> float:
         """This rank's share of a whole batch in `step`: its samples there, or one where it would have none."""
@@ -103,7 +106,17 @@ class BatchSlicer:
         counts = self._split(total, self._schedule.planned_at(position.step).shares)
         local = counts[self.rank]
         weight, share = local / total, shares[self.rank]
-        batch_slice = BatchSlice(position.step, position.epoch, start, total, local, weight, share, shares)
+        batch_slice = BatchSlice(
+            position.step,
+            position.epoch,
+            start,
+            total,
+            local,
+            weight,
+            share,
+            shares,
+            self._order.samples or 0,
+        )
         begin = start + sum(counts[: self.rank])
         if local == 0:
             # A rank without samples still takes part in the collectives, which needs a backward pass.
@@ -125,4 +138,5 @@ class BatchSlicer:
 
 def after(batch_slice: BatchSlice) -> Position:
     """The position once this batch is completed."""
-    return Position(batch_slice.epoch, batch_slice.start + batch_slice.total, batch_slice.step + 1)
+    end = batch_slice.start + batch_slice.total
+    return Position(batch_slice.epoch, end, batch_slice.step + 1, batch_slice.samples)

@@ -118,6 +118,7 @@ class StepExchange:
             self._alone = half.capability if isinstance(half.capability, AloneReducer) else None
         lag = self._local.lag if self._local is not None else 0
         self._prepared = PreparedParameters(model, optimizers) if group is not None else None
+        self._proposals = proposals
         self._agreement = Agreement(proposals, agreed, lag=lag, deadline_s=session.collective_timeout_s)
         self._waited_s = self._stall_s = 0.0
         self._sent_bytes = 0  # before this step
@@ -181,7 +182,9 @@ class StepExchange:
         where something is trained that was not at run.prepare."""
         if self._prepared is not None:
             self._prepared.check()
-        if not opened.local:
+        if opened.local:
+            self._agreement.pass_alone()
+        else:
             self._agreement.propose(opened.batch, own)
         self._phases.begin(opened)
         if self._local is not None:
@@ -197,6 +200,8 @@ class StepExchange:
     def agree(self, own: Agreed) -> Agreed:
         """At a boundary: what all ranks know alike by now."""
         self._waited_s += self._agreement.act()
+        if self._agreement.must_meet:
+            self.meet(Meeting.UPDATE, own)
         return self._agreement.reached(own)
 
     def before_update(self) -> None:
@@ -214,6 +219,10 @@ class StepExchange:
     def boundary(self, *, wait: bool) -> None:
         """Between two steps. wait: until every update is in the weights, on every rank alike."""
         self._phases.boundary(wait=wait)
+
+    def batch_over(self) -> None:
+        """The script has done with a batch."""
+        self._agreement.batch_over()
 
     def meet(self, meeting: Meeting, own: Agreed) -> None:
         """Wait until every rank calls this between the same two passes. own: what this rank knows. Raises BadInput
@@ -262,8 +271,9 @@ class StepExchange:
         return Origin(session.run, session.view, step, session.place.world_size, copied)
 
     def check_alike(self) -> None:
-        """Raises BadInput where a peer is known to have made other updates than this rank."""
-        self._channel.proposals.check()
+        """Raises BadInput where a peer is known to be in another pass, or to have made other updates."""
+        if self._proposals is not None:
+            self._proposals.check()
 
     def waited(self) -> float:
         """Seconds the training thread waited for others since the last call."""

@@ -457,6 +457,7 @@ class Training:
                     parameter.grad = None
                 self._backward.gradients_pending = False
             return
+        self._exchange.batch_over()
         plan = self._schedule.plan_at(batch.step)
         self._reporter.report(
             batch,

@@ -5,25 +5,26 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
+from contextlib import suppress
+from dataclasses import astuple, replace
 from typing import Final
 
 import torch
 
 from atoll.agent.runtime.agent_link.waiting import waiting
-from atoll.agent.runtime.step.plans.agreement import Proposal, other_updates
+from atoll.agent.runtime.step.plans.agreement import Proposal, merged, why_apart
 from atoll.agent.runtime.transport.collectives import UnderWay
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput, PeerLost
 
-_PROPOSAL: Final = struct.Struct("<QBQQQQQQQ")  # the fields of a Proposal
+_PROPOSAL: Final = struct.Struct("<QBQQQQQQQQQQ")  # the fields of a Proposal
 KEPT_PASSES: Final = 32
 """More than twice the passes that proposals may be late: a peer may be as far ahead of what is acted on here."""
 _DOING: Final = "agreeing on the plan"
 
 
 class ReducedProposals:
-    """One MIN all-reduce of 18 integers, each field and its negative, on a group of its own: it overlaps the backward
+    """One MIN all-reduce of 24 integers, each field and its negative, on a group of its own: it overlaps the backward
     pass and never waits behind gradients. `collect` follows each `propose`."""
 
     def __init__(self, group: Group) -> None:
@@ -42,10 +43,16 @@ class ReducedProposals:
         self._under_way.wait()
         bounds = [int(one) for one in self._bounds.tolist()]
         half = len(bounds) // 2
-        return [("one", Proposal(*bounds[:half])), ("another", Proposal(*(-one for one in bounds[half:])))]
+        return [("one rank", Proposal(*bounds[:half])), ("another rank", Proposal(*(-one for one in bounds[half:])))]
 
-    def updated(self, updates: int) -> None:
+    def updated(self, updates: int, unreached: int) -> None:
         """The next pass's proposal says it, and nobody waits before."""
+
+    def check(self) -> None:
+        """A rank that refused this pass has ended: its peers find the cause in the same numbers."""
+        if self._under_way is not None and self._under_way.work.is_completed():
+            with suppress(PeerLost):
+                merged(self.collect(0, 0.0))
 
 
 class BroadcastProposals:
@@ -58,7 +65,7 @@ class BroadcastProposals:
         self._heard: dict[int, dict[int, Proposal]] = {}
         self._done = 0  # passes up to this one were acted on
         self._broken: str | None = None
-        self._updates = 0  # that this rank made by now
+        self._updates = self._unreached = 0  # that this rank made by now, and those without a pass
         self._differs: str | None = None
         self._changed = threading.Condition()
 
@@ -68,6 +75,7 @@ class BroadcastProposals:
             self._compare(number)
         if self._world_size > 1:
             self._broadcast(number, _PROPOSAL.pack(*astuple(own)))
+        self.check()
 
     def hear(self, number: int, rank: int, payload: bytes | memoryview) -> str | None:
         """A peer's proposal. Returns why it was refused, None if it was taken."""
@@ -85,20 +93,21 @@ class BroadcastProposals:
             self._changed.notify_all()
         return None
 
-    def updated(self, updates: int) -> None:
+    def updated(self, updates: int, unreached: int) -> None:
         with self._changed:
-            self._updates = updates
+            self._updates, self._unreached = updates, unreached
             for number in self._heard:
                 self._compare(number)
+        self.check()
 
     @property
     def differs(self) -> str | None:
-        """Who made other updates than this rank, once a proposal said so."""
+        """Why a peer is not in the same pass as this rank, once a proposal said so."""
         with self._changed:
             return self._differs
 
     def check(self) -> None:
-        """Raises BadInput where a peer's proposal said that it made other updates than this rank."""
+        """Raises BadInput where a peer's proposal of a pass cannot go together with this rank's."""
         if (differs := self.differs) is not None:
             raise BadInput(differs)
 
@@ -126,11 +135,13 @@ class BroadcastProposals:
         """Whoever began this pass has made all updates before it. Where this rank did not begin it, for it waits for an
         update, it has made fewer than it will have then."""
         heard = self._heard[number]
-        own = heard.get(self._rank)
         for rank, theirs in heard.items():
-            updates = own.updates if own is not None else max(self._updates, theirs.updates)
-            if theirs.updates != updates and self._differs is None:
-                self._differs = other_updates(f"rank {self._rank}", updates, f"rank {rank}", theirs.updates)
+            own = heard.get(self._rank) or replace(
+                theirs,
+                updates=max(self._updates, theirs.updates),
+                unreached=max(self._unreached, theirs.unreached),
+            )
+            self._differs = self._differs or why_apart(f"rank {self._rank}", own, f"rank {rank}", theirs)
 
     def _complete(self, number: int) -> bool:
         return len(self._heard.get(number, {})) == self._world_size

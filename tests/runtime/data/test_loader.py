@@ -491,3 +491,93 @@ def test_a_stream_is_read_by_the_training_process_and_its_batches_are_made_of_it
         StreamOrder(one, 1).digest() for one in ([1, 2, 3], [2, 4], [{"x": torch.ones(2)}], [{"x": torch.zeros(2)}])
     }
     assert len(digests) == 4
+
+
+class Growing(Sampler[int]):
+    """A sampler whose length is the dataset's at that time, backwards."""
+
+    def __init__(self, data: Numbers) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self.data) - 1, -1, -1))
+
+
+@pytest.mark.parametrize("form", ["in order", "shuffled", "sampler", "tensors", "subset"])
+def test_the_length_is_read_at_each_epoch_as_torch_reads_it(form: str) -> None:
+    """A dataset that grew was cut off, and one that shrank raised IndexError from inside. Plain torch reads the length
+    when the loop over its DataLoader begins."""
+    data = Numbers(10)
+    dataset: Any = {
+        "tensors": TensorDataset(torch.arange(10)),
+        "subset": Subset(TensorDataset(torch.arange(40)), list(range(10))),
+    }.get(form, data)
+    options: dict[str, Any] = {"sampler": Growing(data)} if form == "sampler" else {"shuffle": form == "shuffled"}
+    loader = make(dataset=dataset, batch_size=4, **options)
+    plain: DataLoader[Any] = DataLoader(dataset, batch_size=4, **options)
+    for epoch, samples in enumerate([10, 17, 3, 3]):
+        data.samples = samples
+        if form == "tensors":
+            dataset.tensors = (torch.arange(samples) + epoch,)
+        if form == "subset":
+            dataset.indices = list(range(epoch, epoch + samples))
+        rows, expected = (
+            [torch.cat(one) if one.__class__ is list else one for one in each] for each in (loader, plain)
+        )
+        assert len(loader) == len(plain) == len(rows)
+        if form == "shuffled":
+            assert sorted(flat(row.tolist() for row in rows)) == list(range(samples))
+        else:
+            assert [row.tolist() for row in rows] == [row.tolist() for row in expected]
+
+
+def test_a_resume_goes_on_in_an_epoch_of_another_length() -> None:
+    """1. A dataset of 6 samples grows to 20 in epoch 1; a checkpoint is at sample 12 of it, or at its end. 2. The next
+    run's dataset has 6 samples at first: it must be as long again before the loop. 3. What is left comes, once."""
+    data = Numbers(6)
+    loader = make(dataset=data, batch_size=4, shuffle=True)
+    first = [batch.tolist() for batch in loader]
+    data.samples = 20
+    second: list[list[int]] = []
+    for batch in loader:
+        second.append(batch.tolist())
+        if len(second) == 4:
+            middle = loader.position
+    assert (middle.consumed, middle.samples, len(first)) == (12, 20, 2)
+
+    data = Numbers(6)
+    loader = make(dataset=data, batch_size=4, shuffle=True)
+    loader.seek(middle)
+    loader.begin_epoch(1)
+    assert loader.batches_left == 2
+    with pytest.raises(BadInput, match="6 samples in the middle of epoch 1, which began with 20"):
+        iter(loader)
+    data.samples = 20
+    assert [batch.tolist() for batch in loader] == second[3:]
+
+    data = Numbers(6)
+    loader = make(dataset=data, batch_size=4, shuffle=True)
+    loader.seek(Position(1, 20, 7, 20))
+    loader.begin_epoch(1)
+    assert loader.batches_left == 0
+    loader.show_again()
+    data.samples = 20
+    assert [batch.tolist() for batch in loader] == second[-1:]
+
+
+def test_a_length_that_does_not_fit_is_refused_where_the_epoch_begins() -> None:
+    data = Numbers(10)
+    loader = make(dataset=data, batch_size=4, drop_last=True)
+    for epoch, (samples, why) in enumerate([(3, "3 samples are fewer than one global batch of 4"), (0, "is empty")]):
+        data.samples = samples
+        loader.begin_epoch(epoch)
+        with pytest.raises(BadInput, match=why):
+            iter(loader)
+    data.samples = 10
+    loader.begin_epoch(2)
+    next(batches := iter(loader))
+    data.samples = 9
+    next(batches)  # an epoch under way stays as it began, as in torch

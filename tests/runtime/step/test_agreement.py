@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from atoll.agent.runtime.data.sampler import BatchSlice
-from atoll.agent.runtime.step.plans.agreement import Agreed, Agreement, Meeting, Proposal, merged
+from atoll.agent.runtime.step.plans.agreement import MAX_SAMPLES, Agreed, Agreement, Meeting, Proposal, merged
 from atoll.agent.runtime.transport.proposals import KEPT_PASSES, BroadcastProposals
 from atoll.errors import BadInput, PeerLost
 
 DEADLINE_S = 30.0
 NOTHING = Agreed(0, False)
+END = {"step": Meeting.END.step, "samples": 0, "total": 0}
 
 
 def batch_slice(step: int, start: int = 0, total: int = 8) -> BatchSlice:
@@ -136,12 +138,72 @@ def test_ranks_at_different_batches_are_told_so() -> None:
         ranks.all[0].act()
 
 
-def test_ranks_in_different_steps_or_with_batches_of_other_sizes_are_told_so() -> None:
-    first = Proposal.of(batch_slice(7), NOTHING, 0)
-    with pytest.raises(BadInput, match="rank 0 is in step 7, rank 1 in step 8"):
-        merged([("rank 0", first), ("rank 1", Proposal.of(batch_slice(8), NOTHING, 0))])
-    with pytest.raises(BadInput, match="different batches in step 7"):
-        merged([("rank 0", first), ("rank 1", Proposal.of(batch_slice(7, total=9), NOTHING, 0))])
+@pytest.mark.parametrize(
+    ("own", "theirs", "said"),
+    [
+        (
+            {},
+            {"step": 8},
+            "out of step: rank 0 is in step 7, rank 1 in step 8. Every rank must call run.backward equally",
+        ),
+        ({}, {"total": 9}, "different batches in step 7: .* not on a local loss"),
+        (
+            {},
+            {"step": 8, "skipped": 1},
+            "rank 1 skipped a batch that others trained, before step 8.* multiply the loss",
+        ),
+        ({"unreached": 1, "updates": 1}, {}, r"rank 0 called optimizer.step\(\) for a batch of which no backward pass"),
+        ({}, {"samples": 24}, "dataset has 20 samples on rank 0 and 24 on rank 1 in epoch 0.*alike on every"),
+        ({"samples": 0}, {"samples": 0, "place": MAX_SAMPLES}, "at 0 of 1. The stream is not as long on every rank"),
+        ({"samples": 0}, {"samples": 0, "total": 3}, "stream is not as long on every rank.* itertools.islice"),
+        (
+            {"samples": 0},
+            END,
+            "rank 0 trains step 7, rank 1 is at the end of its last epoch. The stream is not as long",
+        ),
+        (END, {}, "rank 0 is at the end of its last epoch, rank 1 trains step 7.* decide a break"),
+        (
+            {},
+            {"step": Meeting.SUM.step},
+            "rank 0 trains step 7, rank 1 is at run.sum. Every rank must make the same calls",
+        ),
+        (END, {**END, "updates": 1}, "different numbers of updates: rank 0 0 in this run, rank 1 1"),
+        ({**END, "skipped": 1}, END, None),
+    ],
+)
+def test_each_way_to_be_apart_has_its_own_cause_and_next_step(
+    own: dict[str, int], theirs: dict[str, int], said: str | None
+) -> None:
+    """Streams of other lengths, a loss that reaches no parameter and a skipped batch were all "out of step"."""
+    usual = replace(Proposal.of(batch_slice(7), NOTHING, updates=0), samples=20)
+    proposals = [("rank 0", replace(usual, **own)), ("rank 1", replace(usual, **theirs))]
+    if said is None:
+        assert merged(proposals) == NOTHING
+        return
+    with pytest.raises(BadInput, match=said):
+        merged(proposals)
+
+
+def test_a_batch_without_a_pass_is_noticed_whether_an_update_was_made_or_not() -> None:
+    """1. Both train a batch. 2. Rank 1 has a loss that reaches no parameter and calls optimizer.step(): the ranks meet
+    before the next collective, in which rank 0 would wait. 3. Or it skips the batch."""
+    for update, said in ((True, "rank 1 called optimizer.step"), (False, "rank 1 skipped a batch")):
+        ranks = Ranks(2, at_once=True)
+        for agreement in ranks.all:
+            agreement.propose(batch_slice(0), NOTHING)
+        for agreement in ranks.all:
+            agreement.act()
+            agreement.updated()
+            agreement.batch_over()
+        if update:
+            ranks.all[1].updated()
+        ranks.all[1].batch_over()
+        ranks.all[0].propose(batch_slice(1), NOTHING)
+        assert ranks.all[1].must_meet == update
+        with pytest.raises(BadInput, match=said):
+            ranks.all[1].meet(Meeting.UPDATE, NOTHING) if update else ranks.all[1].propose(batch_slice(2), NOTHING)
+        with pytest.raises(BadInput, match=said):
+            ranks.all[0].act()
 
 
 def test_what_makes_no_sense_is_refused_with_a_reason() -> None:
@@ -205,10 +267,9 @@ def test_a_rank_that_is_a_pass_behind_has_not_made_other_updates_yet() -> None:
         ranks.all[1].propose(batch_slice(number), NOTHING)
         ranks.deliver()
     ranks.exchanges[0].check()
-    for _ in range(2):
-        ranks.all[0].updated()
+    ranks.all[0].updated()
     with pytest.raises(BadInput, match="rank 0 2 in this run, rank 1 1"):  # of pass 2, which rank 0 is too late for
-        ranks.exchanges[0].check()
+        ranks.all[0].updated()
 
 
 def test_at_the_end_all_confirm_that_they_made_as_many_updates() -> None:

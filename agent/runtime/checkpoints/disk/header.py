@@ -80,6 +80,7 @@ class Header:
     seed: int
     model: Fingerprint
     view: int = 1  # of that run
+    samples: int = 0  # of the epoch, all of it; 0: not known
     format: int = FORMAT
     created_by: str = field(default_factory=lambda: f"atoll {version('atoll')}")
 
@@ -102,6 +103,7 @@ class Header:
             )
         numbers: dict[str, Any] = {name: data.get(name) for name in _NUMBERS}
         numbers["view"] = data.get("view", 1)  # it came later
+        numbers["samples"] = data.get("samples", 0)  # likewise
         for name, value in numbers.items():
             if type(value) is not int or not 0 <= value < (2**64 if name == "seed" else 2**63):
                 raise CheckpointError(f"{name} = {value!r} in its header is not a whole number of 0 or more")
@@ -126,7 +128,7 @@ def check_fits(header: Header, model: Fingerprint) -> None:
     )
 
 
-_NUMBERS: Final = ("run", "step", "epoch", "consumed", "loader_step", "world_size", "seed", "view")
+_NUMBERS: Final = ("run", "step", "epoch", "consumed", "loader_step", "world_size", "seed", "view", "samples")
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -29,6 +29,7 @@ class Meeting(StrEnum):
     GATHER = "run.gather"
     WEIGHT = "run.backward with a weight"
     END = "the end of its last epoch"
+    UPDATE = "an optimizer.step() without a backward pass"
 
     @property
     def step(self) -> int:
@@ -65,26 +66,34 @@ class Proposal:
     step: int
     place: int  # epoch * MAX_SAMPLES + the batch's first sample in the epoch's order
     total: int  # samples of the batch of all ranks
+    samples: int  # of the epoch; 0 of a stream
+    skipped: int  # batches before, in this run, without a backward pass and without an update
+    unreached: int  # updates in batches without a backward pass
     updates: int  # made by this rank before
 
     @staticmethod
-    def of(batch: BatchSlice, own: Agreed, updates: int) -> Proposal:
+    def of(batch: BatchSlice, own: Agreed, *, skipped: int = 0, unreached: int = 0, updates: int) -> Proposal:
         place = batch.epoch * MAX_SAMPLES + batch.start
-        return Proposal(*Proposal._known(own), batch.step, place, batch.total, updates)
+        where = (batch.step, place, batch.total, batch.samples)
+        return Proposal(*Proposal._known(own), *where, skipped, unreached, updates)
 
     @staticmethod
-    def of_meeting(meeting: Meeting, own: Agreed, updates: int) -> Proposal:
-        return Proposal(*Proposal._known(own), meeting.step, 0, 0, updates)
+    def of_meeting(meeting: Meeting, own: Agreed, *, skipped: int = 0, unreached: int = 0, updates: int) -> Proposal:
+        return Proposal(*Proposal._known(own), meeting.step, 0, 0, 0, skipped, unreached, updates)
 
     @staticmethod
     def _known(own: Agreed) -> tuple[int, int, int, int, int]:
         return own.plan_id, int(own.stop), own.memory.step, own.memory.every, own.view
 
     @property
+    def meeting(self) -> Meeting | None:
+        """The meeting that this is a proposal of; None for a pass."""
+        return next((one for one in Meeting if one.step == self.step), None)
+
+    @property
     def doing(self) -> str:
         """For messages: what the rank does that proposed this."""
-        meeting = next((one for one in Meeting if one.step == self.step), None)
-        return f"trains step {self.step}" if meeting is None else f"is at {meeting}"
+        return f"trains step {self.step}" if self.meeting is None else f"is at {self.meeting}"
 
 
 class ProposalExchange(Protocol):
@@ -98,8 +107,12 @@ class ProposalExchange(Protocol):
         """Wait for all ranks' proposals of pass `number`, each with who made it; or for the least and the greatest of
         each field. Those of earlier passes are forgotten."""
 
-    def updated(self, updates: int) -> None:
-        """This rank has made so many by now. What it waits for may be an update that another one is past making."""
+    def updated(self, updates: int, unreached: int) -> None:
+        """This rank has made so many by now. What it waits for may be an update that another one is past making. Raises
+        BadInput as `check`."""
+
+    def check(self) -> None:
+        """Raises BadInput where ranks are known to be in different passes. Does not wait."""
 
 
 class Agreement:
@@ -113,19 +126,35 @@ class Agreement:
         self.lag = lag
         """Of so many passes back proposals are acted on; 0: of the pass itself. Set on all ranks in the same pass."""
         self._passes = self._acted_on = 0  # begun in this run; the one whose proposals `_agreed` is of
-        self._updates = 0  # made in this run
+        self._updates = self._updates_before = 0  # made in this run; before the batch under way
+        self._batch_passes = self._skipped = self._unreached = 0  # of the batch under way; the others as of Proposal
+        self.must_meet = False
+        """An update without a pass was made: another rank may wait in a pass, so a meeting precedes any collective."""
 
     def propose(self, batch: BatchSlice, own: Agreed) -> None:
         """A pass begins. Raises PeerLost."""
         self._passes += 1
+        self._batch_passes += 1
         if self._exchange is not None:
-            self._exchange.propose(self._passes, Proposal.of(batch, own, self._updates))
+            self._exchange.propose(self._passes, Proposal.of(batch, own, **self._counts()))
 
     def updated(self) -> None:
-        """optimizer.step() is done, or was left out by a GradScaler."""
+        """optimizer.step() is done, or was left out by a GradScaler. Raises BadInput as `ProposalExchange.check`."""
         self._updates += 1
+        self._unreached += not self._batch_passes
         if self._exchange is not None:
-            self._exchange.updated(self._updates)
+            self._exchange.updated(self._updates, self._unreached)
+
+    def pass_alone(self) -> None:
+        """A backward pass of the batch under way begins that is agreed upon with nobody."""
+        self._batch_passes += 1
+
+    def batch_over(self) -> None:
+        """The script has done with a batch. After an update without a pass ranks meet before their next collective."""
+        updated = self._updates > self._updates_before
+        self._skipped += not self._batch_passes and not updated
+        self.must_meet = self.must_meet or (not self._batch_passes and updated)
+        self._batch_passes, self._updates_before = 0, self._updates
 
     def meet(self, meeting: Meeting, own: Agreed) -> None:
         """Wait until every rank calls this between the same two passes, and take up what all propose here.
@@ -135,9 +164,10 @@ class Agreement:
         if self._exchange is not None:
             self.act()  # what is under way is collected first
             self._passes += 1
-            self._exchange.propose(self._passes, Proposal.of_meeting(meeting, own, self._updates))
+            self._exchange.propose(self._passes, Proposal.of_meeting(meeting, own, **self._counts()))
             self._agreed = merged(self._exchange.collect(self._passes, self._deadline_s))
             self._acted_on = self._passes
+            self.must_meet = False
 
     def act(self) -> float:
         """After a pass, on every rank alike: take up what all proposed `lag` passes ago. Returns the seconds waited.
@@ -152,6 +182,9 @@ class Agreement:
         self._acted_on, self._agreed = number, merged(proposals)
         return waited_s
 
+    def _counts(self) -> dict[str, int]:
+        return {"skipped": self._skipped, "unreached": self._unreached, "updates": self._updates}
+
     def reached(self, own: Agreed) -> Agreed:
         """What holds now. own: what this rank knows, which in a run of one is all there is to know."""
         return self._agreed if self._exchange is not None else own
@@ -161,30 +194,90 @@ def merged(proposals: Sequence[tuple[str, Proposal]]) -> Agreed:
     """What follows from the proposals of one pass. Pure. Raises BadInput where they are not of the same batch."""
     first_who, first = proposals[0]
     for who, one in proposals:
-        if one.step != first.step and max(one.step, first.step) >= MEETING_STEP:
-            raise BadInput(
-                f"ranks are out of step: {first_who} {first.doing}, {who} {one.doing}. Every rank must make the same "
-                "calls between the same two batches: take this one out of `if run.is_main:` and the like"
-            )
-        if one.step != first.step:
-            raise BadInput(
-                f"ranks are out of step: {first_who} is in step {first.step}, {who} in step {one.step}. Every rank "
-                "must call run.backward equally often for each batch; do not skip batches on some ranks only"
-            )
-        if (one.place, one.total) != (first.place, first.total):
-            epoch, start = divmod(first.place, MAX_SAMPLES)
-            other_epoch, other_start = divmod(one.place, MAX_SAMPLES)
-            raise BadInput(
-                f"ranks train different batches in step {first.step}: {first_who} is at sample {start} of epoch "
-                f"{epoch}, {who} at {other_start} of {other_epoch}. Every rank must leave the loop over the loader at "
-                "the same batch: decide a break on what all ranks know alike, not on a local loss"
-            )
-        if one.updates != first.updates:
-            raise BadInput(other_updates(first_who, first.updates, who, one.updates))
+        if (apart := why_apart(first_who, first, who, one)) is not None:
+            raise BadInput(apart)
     memory = MemoryProgress(min(one.memory_step for _, one in proposals), max(one.memory_every for _, one in proposals))
     views = {one.view for _, one in proposals}
     view = views.pop() if len(views) == 1 else 0  # who knows of another one than the others tells them in a later pass
     return Agreed(min(one.plan_id for _, one in proposals), any(one.stop for _, one in proposals), memory, view)
+
+
+def why_apart(who: str, one: Proposal, other_who: str, other: Proposal) -> str | None:
+    """Return why two ranks' proposals of a pass cannot go together, with the next step; None where they can."""
+    meets = [one.meeting is not None, other.meeting is not None]
+    if not all(meets) and (left_out := _left_out(who, one, other_who, other)) is not None:
+        return left_out
+    if one.step != other.step and any(meets):
+        return _elsewhere(who, one, other_who, other)
+    if one.samples != other.samples:
+        return (
+            f"the dataset has {one.samples} samples on {who} and {other.samples} on {other_who} in epoch "
+            f"{one.place // MAX_SAMPLES}. Where its length changes between two epochs, change it alike on every "
+            "rank: by the epoch's number, not by what one rank has seen"
+        )
+    if one.step != other.step:
+        return (
+            f"ranks are out of step: {who} is in step {one.step}, {other_who} in step {other.step}. Every rank "
+            "must call run.backward equally often for each batch, and under run.no_sync() in the same passes"
+        )
+    if (one.place, one.total) != (other.place, other.total):
+        return _other_batches(who, one, other_who, other)
+    return other_updates(who, one.updates, other_who, other.updates) if one.updates != other.updates else None
+
+
+def _left_out(who: str, one: Proposal, other_who: str, other: Proposal) -> str | None:
+    """Explain batches of which one rank made no backward pass and the other did."""
+    if one.unreached != other.unreached:
+        found = who if one.unreached > other.unreached else other_who
+        return (
+            f"{found} called optimizer.step() for a batch of which no backward pass reached a parameter of the model, "
+            f"at or before step {max(one.step, other.step)}: its loss does not depend on the prepared model, or "
+            "backward was left out. Others wait for its gradients. Compute every rank's loss from the model that "
+            "run.prepare gave back; where a rank has nothing to learn from a batch, multiply its loss by 0"
+        )
+    if one.skipped != other.skipped:
+        found = who if one.skipped > other.skipped else other_who
+        return (
+            f"{found} skipped a batch that others trained, before step {max(one.step, other.step)}: it made no "
+            "backward pass of it that reached a parameter of the model. Every rank must call backward for each batch: "
+            "in place of `continue`, multiply the loss by 0, or decide it on what all ranks know alike (run.sum)"
+        )
+    return None
+
+
+def _elsewhere(who: str, one: Proposal, other_who: str, other: Proposal) -> str:
+    """Explain that a rank trains where the other meets, or that they meet for different calls."""
+    said = f"ranks are out of step: {who} {one.doing}, {other_who} {other.doing}. "
+    if {one.meeting, other.meeting} != {None, Meeting.END}:
+        return said + (
+            "Every rank must make the same calls between the same two batches: take this one out of `if run.is_main:` "
+            "and the like"
+        )
+    if max(one.samples, other.samples) == 0:
+        return said + _STREAMS
+    return (
+        said + "Every rank must train the same batches of as many epochs: decide a break on what all ranks know alike"
+    )
+
+
+def _other_batches(who: str, one: Proposal, other_who: str, other: Proposal) -> str:
+    (epoch, start), (other_epoch, other_start) = divmod(one.place, MAX_SAMPLES), divmod(other.place, MAX_SAMPLES)
+    said = (
+        f"ranks train different batches in step {one.step}: {who} is at sample {start} of epoch {epoch}, {other_who} "
+        f"at {other_start} of {other_epoch}. "
+    )
+    if one.samples == 0 and (epoch != other_epoch or one.total != other.total):
+        return said + _STREAMS
+    return said + (
+        "Every rank must leave the loop over the loader at the same batch: decide a break on what all ranks know "
+        "alike, not on a local loss"
+    )
+
+
+_STREAMS: Final = (
+    "The stream is not as long on every rank. Every worker must read the same whole stream, of which Atoll gives each "
+    "its part: do not split it by rank, and cut all to the same length, e.g. with itertools.islice"
+)
 
 
 def other_updates(who: str, updates: int, other_who: str, other: int) -> str:
