@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 from atoll.agent.runtime.data.loader import LoaderSettings, sample_count
+from atoll.agent.runtime.data.to_device import moved
 from atoll.agent.runtime.pipeline.places import StagePlace
 from atoll.agent.runtime.step.capabilities import EngineParts
 from atoll.errors import BadInput
@@ -62,7 +63,7 @@ def pair_of(batch: Any, device: torch.device) -> tuple[Any, Any]:
             "run.prepare_pipeline trains on pairs: dataset or collate_fn have to give (inputs, targets), and gave a "
             f"{type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "")
         )
-    inputs, targets = (one.to(device) if isinstance(one, torch.Tensor) else one for one in batch)
+    inputs, targets = (moved(one, device, non_blocking=False) for one in batch)
     return inputs, targets
 
 

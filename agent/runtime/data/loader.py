@@ -64,6 +64,11 @@ class LoaderSettings:
     def from_dataloader(given: DataLoader[Any], batch_size: int | None) -> LoaderSettings:
         """Take over a DataLoader's settings; its batch size counts as the whole job's. Raises BadInput."""
         batches = given.batch_sampler
+        if batches is None:
+            raise BadInput(
+                "the DataLoader has batch_size=None, so its dataset gives whole batches. Atoll cuts batches itself, as "
+                "large as the plan says: let the dataset give one sample at a time, and pass batch_size"
+            )
         if type(batches) is not BatchSampler:
             own = type(batches).__name__
             raise BadInput(
@@ -268,7 +273,8 @@ class Loader(Generic[BatchT]):
         """The DataLoader that fetches what `_slice_ahead` names."""
         stream = is_stream(settings.dataset)
         dataset: Dataset[Any] = StreamedSamples() if stream else settings.dataset
-        rows = self._rows = tensor_rows(dataset) if settings.collate_fn in (None, default_collate) else None
+        plain = settings.collate_fn in (None, default_collate) and settings.worker_init_fn is None
+        rows = self._rows = tensor_rows(dataset) if plain else None
         fetched: Any = dataset if rows is None else rows
         collate_fn: Any = settings.collate_fn if rows is None else as_is
         init_fn: Any = settings.worker_init_fn

@@ -431,6 +431,24 @@ def test_settings_of_a_dataloader_are_taken_over() -> None:
 def test_dataloader_that_cuts_batches_in_its_own_way_is_refused() -> None:
     with pytest.raises(BadInput, match="its own list; Atoll cuts batches itself"):
         LoaderSettings.from_dataloader(DataLoader(DATA, batch_sampler=[[0, 1], [2, 3]]), 4)
+    with pytest.raises(BadInput, match="batch_size=None, so its dataset gives whole batches"):
+        LoaderSettings.from_dataloader(DataLoader(DATA, batch_size=None), 4)
+    forked: DataLoader[Any] = DataLoader(DATA, batch_size=4, num_workers=1, multiprocessing_context="fork")
+    taken = LoaderSettings.from_dataloader(forked, None)
+    with pytest.raises(BadInput, match='\'fork\' cannot be used: use "forkserver" or "spawn"'):
+        Loader(taken, rank=0, seed=1, schedule=PlanSchedule(1), boundary=lambda: None)
+    given: DataLoader[Any] = DataLoader(
+        DATA,
+        batch_size=4,
+        num_workers=2,
+        prefetch_factor=3,
+        persistent_workers=True,
+        timeout=7,
+        multiprocessing_context="spawn",
+    )
+    taken = LoaderSettings.from_dataloader(given, None)
+    assert (taken.prefetch_factor, taken.persistent_workers, taken.timeout_s) == (3, True, 7)
+    assert taken.multiprocessing_context == "spawn"
     split = DistributedSampler(DATA, num_replicas=2, rank=0)
     with pytest.raises(BadInput, match=r"DistributedSampler gives each worker a part already.*shuffle=True"):
         LoaderSettings.from_dataloader(DataLoader(DATA, batch_size=4, sampler=split), None)
@@ -581,3 +599,27 @@ def test_a_length_that_does_not_fit_is_refused_where_the_epoch_begins() -> None:
     next(batches := iter(loader))
     data.samples = 9
     next(batches)  # an epoch under way stays as it began, as in torch
+
+
+@pytest.mark.parametrize(
+    "collate",
+    [
+        lambda rows: None,
+        len,
+        lambda rows: {"pair": (rows, {"deep": torch.tensor(rows)}), "text": "words"},
+        lambda rows: torch.tensor(rows).expand(3, len(rows)),  # its first dimension is not the batch
+        lambda rows: (one for one in rows),
+        Counter,
+    ],
+    ids=["None", "a number", "nested", "transposed", "a generator", "Counter"],
+)
+def test_the_script_gets_what_its_collate_function_gave(collate: Callable[[list[int]], Any]) -> None:
+    given: list[Any] = []
+
+    def keeping(rows: list[int]) -> Any:
+        given.append(collate(rows))
+        return given[-1]
+
+    got = list(make(6, batch_size=4, shuffle=False, collate_fn=keeping, device=torch.device("cpu")))
+    assert len(got) == len(given) == 2
+    assert all(one is other for one, other in zip(got, given, strict=True))

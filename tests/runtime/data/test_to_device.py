@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
+from atoll.agent.runtime.api.engine_inputs import pair_of
 from atoll.agent.runtime.data.to_device import moved
 
 META = torch.device("meta")
@@ -151,3 +152,9 @@ def test_attributes_go_along_and_nothing_is_made_anew() -> None:
 @pytest.mark.parametrize("batch", [None, 3, "text", Quantity(), SimpleNamespace(x=torch.ones(1)), torch.Tensor, {1, 2}])
 def test_what_is_not_known_stays_as_it_is(batch: Any) -> None:
     assert moved(batch, META, non_blocking=False) is batch
+
+
+def test_an_engine_of_its_own_moves_inputs_of_every_form() -> None:
+    """Under `groups` and `volunteer` only a bare tensor was moved."""
+    inputs, targets = pair_of(({"ids": torch.ones(2)}, Frozen(torch.ones(1))), META)
+    assert devices(inputs) == devices(targets) == {"meta"}
