@@ -171,6 +171,7 @@ def _refusals(case: Case) -> Sequence[str]:
         'several optimizers with exchange = "gradients"': by_gradients and recipe.several,
         "on a gradient.*Clip with run.clip_grad_norm": by_gradients
         and (recipe.closure or case.wrapper == "clip-torch" or case.precision.startswith("float16")),
+        "the script wrote parameter .* after run.prepare": by_gradients and case.feature == "clamped",
         "was frozen at run.prepare and requires a gradient now": case.optimizer == "group-added" and several_ranks,
     }
     return [text for text, holds in found.items() if holds]
