@@ -201,7 +201,7 @@ class StepExchange:
         """At a boundary: what all ranks know alike by now."""
         self._waited_s += self._agreement.act()
         if self._agreement.must_meet:
-            self.meet(Meeting.UPDATE, own)
+            self._agreement.meet(Meeting.UPDATE, own)  # sends no update before: that is a collective
         return self._agreement.reached(own)
 
     def before_update(self) -> None:

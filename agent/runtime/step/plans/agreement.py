@@ -226,19 +226,20 @@ def why_apart(who: str, one: Proposal, other_who: str, other: Proposal) -> str |
 
 
 def _left_out(who: str, one: Proposal, other_who: str, other: Proposal) -> str | None:
-    """Explain batches of which one rank made no backward pass and the other did."""
+    """Explain batches of which one rank made no backward pass and the other did. At least one of both trains."""
+    step = max(each.step for each in (one, other) if each.meeting is None)
     if one.unreached != other.unreached:
         found = who if one.unreached > other.unreached else other_who
         return (
             f"{found} called optimizer.step() for a batch of which no backward pass reached a parameter of the model, "
-            f"at or before step {max(one.step, other.step)}: its loss does not depend on the prepared model, or "
+            f"at or before step {step}: its loss does not depend on the prepared model, or "
             "backward was left out. Others wait for its gradients. Compute every rank's loss from the model that "
             "run.prepare gave back; where a rank has nothing to learn from a batch, multiply its loss by 0"
         )
     if one.skipped != other.skipped:
         found = who if one.skipped > other.skipped else other_who
         return (
-            f"{found} skipped a batch that others trained, before step {max(one.step, other.step)}: it made no "
+            f"{found} skipped a batch that others trained, before step {step}: it made no "
             "backward pass of it that reached a parameter of the model. Every rank must call backward for each batch: "
             "in place of `continue`, multiply the loss by 0, or decide it on what all ranks know alike (run.sum)"
         )
