@@ -140,6 +140,8 @@ def impossible(case: Case) -> str:
         return "LSTM has no 16 bits on many CPUs"
     if case.feature == "parametrized" and case.precision == "mixed":
         return "spectral_norm takes one dtype"
+    if feature.sparse and case.wrapper in {"clip", "clip-torch"}:
+        return "clip_grad_norm_ takes no sparse gradients"
     if case.optimizer == "sgd-fused" and feature.idle_blocks:
         return "torch's fused SGD wants all momentum buffers from its first step on"
     if recipe.closure and case.precision.startswith("float16"):
@@ -198,6 +200,8 @@ def inexact(case: Case) -> str:
         )
     if case.world_size == 1:
         return ""
+    if recipe.moments and case.event == "plan-change":
+        return "a rank's momentum is of its own gradients, so a change of shares weighs all of it anew"
     if not recipe.linear:
         return "a mean of the ranks' updates is not the update by the mean gradient"
     if case.wrapper in {"clip", "clip-torch"}:

@@ -95,6 +95,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
             torch.optim.SGD([one for name, one in model.named_parameters() if name != "words.weight"], lr=0.05),
         ],
         takes_sparse=True,
+        several=True,
         sparse_form=False,
     ),
     "rmsprop": Recipe(_one(torch.optim.RMSprop, lr=0.005, eps=STEEP), sparse_form=False),
