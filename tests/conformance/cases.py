@@ -170,6 +170,7 @@ def _refusals(case: Case) -> Sequence[str]:
         "sparse": feature.sparse and not case.strategy.startswith("zen"),
         "needs dense float32, float16 or bfloat16 memory": case.feature == "float64" and case.sums_updates,
         "no sparse form": by_gradients and not recipe.sparse_form,
+        "got other parameters after run.prepare": by_gradients and case.optimizer == "group-added",
         'several optimizers with exchange = "gradients"': by_gradients and recipe.several,
         "on a gradient.*Clip with run.clip_grad_norm": by_gradients
         and (recipe.closure or case.wrapper == "clip-torch" or case.precision.startswith("float16")),
@@ -200,6 +201,8 @@ def inexact(case: Case) -> str:
         )
     if case.world_size == 1:
         return ""
+    if recipe.moments and feature.unused:
+        return "a rank without a gradient of a parameter keeps its momentum for later"
     if recipe.moments and case.event == "plan-change":
         return "a rank's momentum is of its own gradients, so a change of shares weighs all of it anew"
     if not recipe.linear:
@@ -213,6 +216,8 @@ def inexact(case: Case) -> str:
 
 def _deviation(case: Case) -> float:
     """Return the rounding that the precision allows."""
+    if case.optimizer == "muon-adamw":
+        return 0.25 if case.precision in {"bfloat16", "mixed"} else 0.05  # torch's Muon computes in bfloat16
     return {"float32": 2e-3, "bfloat16": 0.25, "mixed": 0.25}.get(case.precision, 0.05)
 
 

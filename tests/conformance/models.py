@@ -331,6 +331,8 @@ class Feature:
     """What a rank computes depends on its slice as a whole (batch statistics), so the reference takes slices too."""
     random: bool = False
     sparse: bool = False
+    unused: bool = False
+    """Parameters that some slices do not use have no gradient there."""
     idle_blocks: bool = False
     """Whole parameters, or rows of them, have no gradient in some steps."""
     writes: bool = False
@@ -343,7 +345,7 @@ FEATURES: Final[Mapping[str, Feature]] = {
     "frozen": Feature(Frozen),
     "frozen-mid-run": Feature(Mlp, before_step=_freeze),
     "reused": Feature(Reused),
-    "sometimes-unused": Feature(SometimesUnused, forward=_forward_marked, idle_blocks=True),
+    "sometimes-unused": Feature(SometimesUnused, forward=_forward_marked, unused=True, idle_blocks=True),
     "embedding": Feature(lambda: Words(sparse=False), idle_blocks=True),
     "embedding-sparse": Feature(lambda: Words(sparse=True), idle_blocks=True, sparse=True),
     "batch-norm": Feature(_normalized, by_slices=True),
@@ -358,7 +360,7 @@ FEATURES: Final[Mapping[str, Feature]] = {
     "ema": Feature(Mlp, average=True, writes=True),
     "lora": Feature(Lora),
     "recomputed": Feature(Recomputed),
-    "experts": Feature(Experts, idle_blocks=True),
+    "experts": Feature(Experts, unused=True, idle_blocks=True),
     "structured": Feature(Structured, forward=_forward_structured),
     "two-passes": Feature(Mlp, forward=_forward_twice),
     "clamped": Feature(Mlp, after_update=_clamp, writes=True),

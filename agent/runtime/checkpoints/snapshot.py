@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -60,6 +60,7 @@ class Snapshot:
         self._extras: dict[str, Any] = {}  # of the state dict what is neither parameter nor buffer
         self._copies_tracked = self._owns_tracked = False  # large tensors of what is tracked, from now on and so far
         self._groups: list[dict[str, Any]] = []
+        self._live_groups: list[dict[str, Any]] = []  # the optimizer's own at the boundary
         self._tracked_states: dict[str, StateDict] = {}
         self._taken = torch.cuda.Event() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
         self.position: Position | None = None
@@ -72,9 +73,9 @@ class Snapshot:
             kept = self._kept.saved.keys() | ModelTensors.of(self._model).parameters.keys()
             state = module_state(self._model)
             self._extras = {name: _copied(value, large=True) for name, value in state.items() if name not in kept}
+        self._live_groups = list(self._optimizer.param_groups)
         self._groups = [
-            {key: _copied(value) for key, value in group.items() if key != "params"}
-            for group in self._optimizer.param_groups
+            {key: _copied(value) for key, value in group.items() if key != "params"} for group in self._live_groups
         ]
         tracked = {name: one.state_dict() for name, one in self._tracked.items()}
         large = [one for state in tracked.values() for one in _tensors(state) if one.numel() > 1]
@@ -125,7 +126,7 @@ class Snapshot:
             path, _, key = name.rpartition(".")
             if key == "_extra_state" and path in modules:
                 modules[path].set_extra_state(_copied(value, large=True))
-        for group, kept_group in zip(self._optimizer.param_groups, self._groups, strict=True):
+        for group, kept_group in zip(self._kept_of(self._optimizer.param_groups), self._groups, strict=True):
             for key, value in kept_group.items():
                 put_into(group, key, _copied(value))
         for name, tracked in self._tracked.items():
@@ -219,10 +220,27 @@ class Snapshot:
             if id(parameter) in masters and name in model:
                 master = masters[id(parameter)]
                 model[name] = master.to(parameter.dtype) if narrow else master
-        optimizer = self._optimizer.state_dict()
-        groups = zip(optimizer["param_groups"], self._groups, strict=True)
-        optimizer["param_groups"] = [{**live, **kept} for live, kept in groups]
-        return {"model": model, "optimizer": optimizer, **self._beside()}
+        return {"model": model, "optimizer": self._optimizer_state(), **self._beside()}
+
+    def _optimizer_state(self) -> StateDict:
+        """Return the optimizer's state as of the boundary, without groups that the script added since."""
+        state = self._optimizer.state_dict()
+        live = self._kept_of(state["param_groups"])
+        numbers = {old: new for new, old in enumerate(number for group in live for number in group["params"])}
+        groups = [
+            {**group, **kept, "params": [numbers[one] for one in group["params"]]}
+            for group, kept in zip(live, self._groups, strict=True)
+        ]
+        kept = {key: value for key, value in state["state"].items() if key in numbers or not isinstance(key, int)}
+        of_parameters = {numbers.get(key, key): value for key, value in kept.items()}
+        return {**state, "state": of_parameters, "param_groups": groups}
+
+    def _kept_of(self, groups: Sequence[Any]) -> list[Any]:
+        """Return those that stand in the places of groups which the optimizer had at the boundary."""
+        if len(groups) == len(self._groups):
+            return list(groups)  # also where the script loaded a state, which makes new groups
+        known = {id(one) for one in self._live_groups}
+        return [one for one, live in zip(groups, self._optimizer.param_groups, strict=True) if id(live) in known]
 
     def _beside(self) -> dict[str, StateDict]:
         """State that is neither the model's nor the optimizer's."""

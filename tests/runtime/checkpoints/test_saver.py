@@ -20,6 +20,7 @@ from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.staging import StagingRing
+from atoll.agent.runtime.step.optimizers.as_one import as_one
 from atoll.agent.runtime.step.state.durable import NothingBeside
 from atoll.checkpoints import export
 from atoll.errors import CheckpointError
@@ -219,3 +220,34 @@ def test_an_optimizer_with_other_groups_is_named(tmp_path: Path) -> None:
     other = torch.optim.SGD([model.weight], lr=0.1)
     with pytest.raises(CheckpointError, match=r"groups of \[1, 1\] parameters, where this one has \[1\]"):
         Resumed(loaded).restore(model, other, snapshot.prepared)
+
+
+def test_an_emergency_checkpoint_leaves_out_groups_that_were_added_since_the_boundary(tmp_path: Path) -> None:
+    """1. Two optimizers, a boundary, and the script adds a group to the first one. 2. A peer is lost: the checkpoint
+    holds both optimizers as they were, which plain torch loads. 3. What is put back leaves the new group alone."""
+    model = nn.ModuleList([nn.Linear(3, 2), nn.Linear(2, 1)])
+
+    def optimizers() -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD([model[0].weight], lr=0.1, momentum=0.9), torch.optim.Adam(model[1].parameters())]
+
+    trained = optimizers()
+    model[1](model[0](torch.ones(4, 3))).sum().backward()
+    for one in trained:
+        one.step()
+    expected = [{"state": dict(one.state_dict()["state"]), "lr": one.param_groups[0]["lr"]} for one in trained]
+    snapshot = Snapshot(model, as_one(trained), {}, NothingBeside())
+    snapshot.take(Position(epoch=0, consumed=4, step=4))
+    snapshot.hold()
+    trained[0].add_param_group({"params": [model[0].bias], "lr": 0.5})
+    trained[0].param_groups[0]["lr"] = 0.7
+    saver = Saver(session_of(0, 1, tmp_path, []), snapshot)
+    fresh = as_one(optimizers())
+    Resumed(saver.loaded()).restore(model, fresh, snapshot.prepared)
+    for place, one in enumerate(expected):
+        loaded = fresh._optimizers[place].state_dict()  # type: ignore[union-attr]
+        assert loaded["param_groups"][0]["lr"] == one["lr"]
+        for number, state in one["state"].items():
+            assert all(torch.equal(torch.as_tensor(value), torch.as_tensor(state[key]))
+                       for key, value in loaded["state"][number].items() if value is not None)  # fmt: skip
+    snapshot.put_back()
+    assert [group["lr"] for group in trained[0].param_groups] == [0.1, 0.5]
