@@ -60,15 +60,23 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._client is not None:
-            self._client.close()
+        self.close_client()
         order = sorted(self.processes, key=lambda name: (name.startswith("etcd"), name.startswith("controller")))
         for name in order:
             self._stop(self.processes[name])
             shutil.rmtree(root_of(self.folder / name), ignore_errors=True)  # killed agents leave theirs
         if kind is not None:
-            for path in sorted(self.folder.glob("*.log")):
-                print(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}")
+            self.print_logs()
+
+    def print_logs(self) -> None:
+        for path in sorted(self.folder.glob("*.log")):
+            print(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}")
+
+    def close_client(self) -> None:
+        """The next one knows all controllers that there are by then."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
     def _stop(self, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is None:

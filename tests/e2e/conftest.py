@@ -9,6 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cluster import Cluster
+from shared_cluster import SharedCluster
 
 
 @pytest.fixture
@@ -16,6 +17,20 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """An empty cluster; the test starts what it needs."""
     with Cluster(tmp_path) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
+    cluster = SharedCluster(lambda: tmp_path_factory.mktemp("shared"), [1.0, 1.0])
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def pair(shared: SharedCluster) -> Iterator[Cluster]:
+    """A cluster of two agents without jobs, that other tests use too: whole again when the test ends."""
+    yield shared.whole()
+    shared.after_test()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -35,14 +35,13 @@ def status(cluster: Cluster, job: str) -> dict[str, Any]:
 
 
 def test_a_sparse_job_tells_its_rate_and_links_and_follows_an_adjustment_to_the_end(
-    cluster: Cluster, tmp_path: Path
+    pair: Cluster, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    cluster.local([1.0, 1.0])
     tiny = (str(SCRIPTS / "tiny.py"), "--name", "sparse", "--workers", "2", *SPARSE)
-    job = submitted(cluster, *tiny, "--", f"--out={out}", "--epochs=6", "--step-s=0.3")
-    cluster.wait_for(job, "links and steps", lambda j: j.progress.step > 20 and all(w.links for w in j.workers))
-    seen = status(cluster, job)
+    job = submitted(pair, *tiny, "--", f"--out={out}", "--epochs=6", "--step-s=0.3")
+    pair.wait_for(job, "links and steps", lambda j: j.progress.step > 20 and all(w.links for w in j.workers))
+    seen = status(pair, job)
     assert seen["spec"]["strategy"] == "stale-sparse"
     assert seen["progress"]["strategy_metrics"]["sparsity"] == 0.9
     assert 0 <= seen["progress"]["strategy_metrics"]["stall_share"] <= 1
@@ -54,42 +53,41 @@ def test_a_sparse_job_tells_its_rate_and_links_and_follows_an_adjustment_to_the_
         assert int(link["received_bytes"]) > 0
         assert not link.get("dropped")
 
-    adjusted = atoll(cluster, "adjust", job, "--sparsity", "0.5")
+    adjusted = atoll(pair, "adjust", job, "--sparsity", "0.5")
     assert adjusted.returncode == 0, adjusted.stderr
     assert "sparsity 0.5" in adjusted.stdout
-    changed = cluster.wait_for(
+    changed = pair.wait_for(
         job, "steps at the new sparsity", lambda j: j.progress.strategy_metrics.get("sparsity") == 0.5
     )
     assert changed.run == 1
-    assert "sparsity 50.00 %" in atoll(cluster, "status", job).stdout
+    assert "sparsity 50.00 %" in atoll(pair, "status", job).stdout
     hurry(out)
-    ended = cluster.wait_for_end(job)
-    assert (ended.phase, ended.run, ended.checkpoint_step) == (pb.PHASE_DONE, 1, 300), cluster.story(job)
+    ended = pair.wait_for_end(job)
+    assert (ended.phase, ended.run, ended.checkpoint_step) == (pb.PHASE_DONE, 1, 300), pair.story(job)
     for steps in trained_samples(out).values():
         assert Counter(sample for batch in steps.values() for sample in batch) == Counter(range(600))
 
 
-def test_a_killed_worker_of_a_sparse_job_costs_the_others_no_sample(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_killed_worker_of_a_sparse_job_costs_the_others_no_sample(pair: Cluster, tmp_path: Path) -> None:
     """1. The sparsity is adjusted, then rank 1 is killed. 2. The other keeps its process and stands still until rank 2
     takes the place, at that sparsity. 3. No sample counts twice in an epoch; only the killed worker's last ones may not
     count at all. 4. The run goes on from the newest step that is whole in memory, which is of the same epoch: nobody
     goes back over an epoch's end in place."""
     out = tmp_path / "out"
-    cluster.local([1.0, 1.0])
-    job = cluster.submit(
+    job = pair.submit(
         "tiny.py", f"--out={out}", "--epochs=1", "--samples=6000", "--step-s=0.06", workers=(2, 2),
         checkpoint_every=1000, strategy="stale-sparse", strategy_settings='{"sparsity":0.9}',
     )  # fmt: skip
-    cluster.wait_for_step(job, 10)
-    cluster.client.adjust(job, params={"sparsity": 0.8})
-    before = cluster.wait_for(
+    pair.wait_for_step(job, 10)
+    pair.client.adjust(job, params={"sparsity": 0.8})
+    before = pair.wait_for(
         job, "steps at the new sparsity, one in memory",
         lambda j: j.progress.strategy_metrics.get("sparsity") == 0.8 and j.memory_step > 0,
     )  # fmt: skip
     kill(before.workers[1].status.pid)
     hurry(out)
-    ended = cluster.wait_for_end(job)
-    assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 1, 0), cluster.story(job)
+    ended = pair.wait_for_end(job)
+    assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 1, 0), pair.story(job)
     assert ended.progress.strategy_metrics["sparsity"] == 0.8
     (steps,) = trained_samples(out).values()
     counts = Counter(sample for batch in steps.values() for sample in batch)
@@ -100,10 +98,9 @@ def test_a_killed_worker_of_a_sparse_job_costs_the_others_no_sample(cluster: Clu
     assert left[0] < joined[0] <= left[-1] + 1
 
 
-def test_wrong_settings_are_refused_in_words(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.local([1.0])
+def test_wrong_settings_are_refused_in_words(pair: Cluster, tmp_path: Path) -> None:
     tiny = str(SCRIPTS / "tiny.py")
-    dense = submitted(cluster, tiny, "--name", "dense", "--", f"--out={tmp_path / 'out'}", "--epochs=100")
+    dense = submitted(pair, tiny, "--name", "dense", "--", f"--out={tmp_path / 'out'}", "--epochs=100")
     cases = [
         (("submit", tiny, "--strategy", "sparse"), 2, "stale-sparse"),
         (("submit", tiny, "--strategy", "stale-sparse", "--sparsity", "1.5"), 2, "sparsity"),
@@ -113,21 +110,27 @@ def test_wrong_settings_are_refused_in_words(cluster: Cluster, tmp_path: Path) -
         (("adjust", dense, "--sparsity", "0.9"), 2, "of strategy dense: strategy_params.sparsity"),
     ]
     for arguments, code, word in cases:
-        refused = atoll(cluster, *arguments)
+        refused = atoll(pair, *arguments)
         assert refused.returncode == code, (arguments, refused.stdout, refused.stderr)
         assert word in refused.stderr, refused.stderr
         assert len(refused.stderr.strip().splitlines()) == 1, refused.stderr
-    assert atoll(cluster, "cancel", dense).returncode == 0
-    cluster.wait_for_end(dense)
+    assert atoll(pair, "cancel", dense).returncode == 0
+    pair.wait_for_end(dense)
 
 
 def test_unequal_workers_are_grouped_by_the_controller_and_train_every_sample_once(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """1. Of three workers one is three times slower. 2. The controller answers their signals, also when a window ends:
-    the fast two average without the slow one, which trains less. 3. Every sample counts once an epoch."""
+    """1. A job of three workers waits for a third device and says so, until one comes. 2. Of three workers one is three
+    times slower. 3. The controller answers their signals, also when a window ends: the fast two average without the
+    slow one, which trains less. 4. Every sample counts once an epoch."""
     out = tmp_path / "out"
-    cluster.local([1.0, 1.0, 1.0])
+    cluster.local([1.0, 1.0])
+    waits = cluster.submit("bad.py", "sleep", "0", workers=(3, 3))
+    seen = cluster.wait_for(waits, "a reason", lambda j: j.phase == pb.PHASE_QUEUED and "3" in j.reason)
+    assert "waiting" in seen.reason
+    cluster.agent("agent-2")
+    assert cluster.wait_for_end(waits).phase == pb.PHASE_DONE
     script = (str(SCRIPTS / "rounds.py"), "--workers", "3", "--strategy", "groups")
     job = submitted(cluster, *script, "--", f"--out={out}", "--slow-rank=2")
     ended = cluster.wait_for_end(job)
@@ -146,23 +149,20 @@ def test_unequal_workers_are_grouped_by_the_controller_and_train_every_sample_on
     assert trained[2] < min(trained[:2])
 
 
-def test_a_compressed_job_is_planned_by_what_its_workers_measured_and_explained(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_compressed_job_is_planned_by_what_its_workers_measured_and_explained(pair: Cluster, tmp_path: Path) -> None:
     """1. Workers tell what their tensors, their link and compression cost. 2. The controller's plan says which tensors
     are one group and how they go; it holds on all workers from one step on. 3. `atoll plans` says why, and its planner
     derives it again. 4. Every sample counts once."""
     out = tmp_path / "out"
-    cluster.local([1.0, 0.6])
     settings = tmp_path / "job" / "job.toml"  # what is beside it travels with the job
     settings.parent.mkdir()
     settings.write_text('strategy = "compressed"\n[compressed]\nalgorithm = "ef-sign"\nmin_bytes = 0\n')
     tiny = (str(SCRIPTS / "tiny.py"), "--name", "compressed", "--workers", "2", "--config", str(settings))
-    job = submitted(cluster, *tiny, "--", f"--out={out}", "--epochs=6", "--step-s=0.2")
-    cluster.wait_for(job, "a plan that groups tensors", lambda j: '"groups"' in j.plan.strategy_params)
-    cluster.wait_for(job, "steps under it", lambda j: all(w.last.plan >= j.plan.id for w in j.workers))
+    job = submitted(pair, *tiny, "--", f"--out={out}", "--epochs=6", "--step-s=0.2")
+    pair.wait_for(job, "a plan that groups tensors", lambda j: '"groups"' in j.plan.strategy_params)
+    pair.wait_for(job, "steps under it", lambda j: all(w.last.plan >= j.plan.id for w in j.workers))
     hurry(out)
-    plans = json.loads(atoll(cluster, "plans", job, "--json").stdout)["plans"]
+    plans = json.loads(atoll(pair, "plans", job, "--json").stdout)["plans"]
     grouped = next(one for one in plans if one["plan"]["planner"] == "tensor-groups")
     assert "groups" in grouped["plan"]["reason"]
     assert "predicted" in grouped["plan"]["reason"]
@@ -170,8 +170,8 @@ def test_a_compressed_job_is_planned_by_what_its_workers_measured_and_explained(
         [*ATOLL, "plan", "tensor-groups"], input=grouped["input"], capture_output=True, text=True, check=True
     )
     assert again.stdout.strip() == grouped["output"]
-    assert "EF-sign" in atoll(cluster, "status", job).stdout
-    ended = cluster.wait_for_end(job)
-    assert (ended.phase, ended.run, ended.checkpoint_step) == (pb.PHASE_DONE, 1, 300), cluster.story(job)
+    assert "EF-sign" in atoll(pair, "status", job).stdout
+    ended = pair.wait_for_end(job)
+    assert (ended.phase, ended.run, ended.checkpoint_step) == (pb.PHASE_DONE, 1, 300), pair.story(job)
     for steps in trained_samples(out).values():
         assert Counter(sample for batch in steps.values() for sample in batch) == Counter(range(600))

@@ -122,17 +122,23 @@ def become(folder: Path, script: str, env: Mapping[str, str], module: str = "") 
     return printed.decode(), process.returncode
 
 
-def fork(folder: Path, script: str, env: Mapping[str, str], module: str = "") -> Ended:
-    """The second fork of a server that ends before the script does."""
-    order = LaunchOrder((write(folder, script, module), "--x"), str(folder), env, module).to_json()
-    with server() as (process, line), tempfile.TemporaryFile() as output:
+@pytest.fixture(scope="module")
+def serving() -> Iterator[socket.socket]:
+    """A server from which one fork has come and ended. Most of what a launch costs is what a server imports."""
+    with server() as (process, line), tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
         assert line.recv(1) == warm_start.READY
-        first = LaunchOrder((write(folder / "first", "pass"),), str(folder / "first"), {}).to_json()
+        first = LaunchOrder((write(Path(folder), "pass"),), folder, {}).to_json()
         assert forked(line, first, output.fileno()).wait() == 0
-        worker = forked(line, order, output.fileno())
+        yield line
         line.close()
         assert process.wait(ENDS_S) == 0
-        code = worker.wait()
+
+
+def fork(line: socket.socket, folder: Path, script: str, env: Mapping[str, str], module: str = "") -> Ended:
+    """A later fork."""
+    order = LaunchOrder((write(folder, script, module), "--x"), str(folder), env, module).to_json()
+    with tempfile.TemporaryFile() as output:
+        code = forked(line, order, output.fileno()).wait()
         output.seek(0)
         return output.read().decode(), code
 
@@ -147,17 +153,17 @@ def fork(folder: Path, script: str, env: Mapping[str, str], module: str = "") ->
     ],
     ids=["where", "spawns", "interrupted", "becomes-cold"],
 )
-def test_script_cannot_tell(tmp_path: Path, script: str, code: int, ends_with: str) -> None:
+def test_script_cannot_tell(serving: socket.socket, tmp_path: Path, script: str, code: int, ends_with: str) -> None:
     """Names of `__main__`, arguments, paths, input, threads that outlive the script, pickles of its classes, children
     that are spawned, tracebacks, and the exit code: the same text to the last byte."""
     there = cold(tmp_path, script, {"RANK": "4"})
     assert there[0].endswith(ends_with)
     assert there[1] == code
     assert become(tmp_path, script, {"RANK": "4"}) == there
-    assert fork(tmp_path, script, {"RANK": "4"}) == there
+    assert fork(serving, tmp_path, script, {"RANK": "4"}) == there
 
 
-def test_module_cannot_tell(tmp_path: Path) -> None:
+def test_module_cannot_tell(serving: socket.socket, tmp_path: Path) -> None:
     """As above, of a module of a package with relative imports; its folder and PYTHONPATH are where it finds others."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package/beside.py").write_text("import sys\nARGV = sys.argv[1:]")
@@ -169,7 +175,7 @@ def test_module_cannot_tell(tmp_path: Path) -> None:
     assert there[0].endswith("ValueError: inner\n")
     assert there[1] == 1
     assert become(tmp_path, MODULE, env, "package.train") == there
-    assert fork(tmp_path, MODULE, env, "package.train") == there
+    assert fork(serving, tmp_path, MODULE, env, "package.train") == there
 
 
 def test_forks_have_nothing_in_common_that_is_drawn_and_show_whose_they_are(tmp_path: Path) -> None:
@@ -193,13 +199,15 @@ def test_forks_have_nothing_in_common_that_is_drawn_and_show_whose_they_are(tmp_
         for secret in ("a" * 32, "b" * 32):
             order = LaunchOrder((path,), str(tmp_path), {"ATOLL_WORKER_SECRET": secret})
             output.truncate(0)
-            assert forked(line, order.to_json(), output.fileno()).wait() == 0
+            worker = forked(line, order.to_json(), output.fileno())
+            if secret[0] == "b":  # the server ends before the script does
+                line.close()
+                process.wait(ENDS_S)
+            assert worker.wait() == 0
             output.seek(0)
             drawn, parent = output.read().decode().splitlines()
             assert int(parent) == os.getpid()
             seen.append(drawn.split(maxsplit=3))
-        line.close()
-        process.wait(ENDS_S)
     assert all(one != other for one, other in zip(*seen, strict=True)), seen
 
 

@@ -2,7 +2,7 @@
 
 Each rank appends one line per batch to OUT/run-N-rank-R.jsonl, before it is trained: {"step", "epoch", "ids", "loss"}.
 A run's last line may thus be of a step that was not completed; the next run then trains that step again.
-Once there is a file OUT/full-speed, steps take no longer than they must.
+Once there is a file OUT/full-speed, steps take no longer than they must, and with --ends-early no further epoch begins.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ parser.add_argument("--hang-at", type=int, default=-1, help="in this step the la
 parser.add_argument("--dropout", type=float, default=0.1)
 parser.add_argument("--disk-s", type=float, default=0.0, help="how long a disk takes for a piece of a checkpoint")
 parser.add_argument("--own-schedule", action="store_true", help="one that the run is not told of")
+parser.add_argument("--ends-early", action="store_true", help="with the epoch in which OUT/full-speed comes")
 parser.add_argument("--evaluate-s", type=float, default=0.0, help="pretended evaluation by rank 0 after training")
 options = parser.parse_args()
 
@@ -82,6 +83,8 @@ with (options.out / f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{rank}.jsonl")
             optimizer.step()
             optimizer.zero_grad()
             run.report(loss=loss.item())
+        if options.ends_early and any(run.sum(float((options.out / "full-speed").exists()))):
+            break
 if run.is_main:
     (options.out / "evaluating").touch()
     time.sleep(options.evaluate_s)
