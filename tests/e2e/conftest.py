@@ -21,14 +21,15 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
-    cluster = SharedCluster(lambda: tmp_path_factory.mktemp("shared"), [1.0, 1.0])
+    cluster = SharedCluster(lambda: tmp_path_factory.mktemp("shared"), [1.0, 0.5])
     yield cluster
     cluster.close()
 
 
 @pytest.fixture
 def pair(shared: SharedCluster) -> Iterator[Cluster]:
-    """A cluster of two agents without jobs, that other tests use too: whole again when the test ends."""
+    """A cluster without jobs, that other tests use too: whole again when the test ends. The second of its two agents is
+    half as fast."""
     yield shared.whole()
     shared.after_test()
 

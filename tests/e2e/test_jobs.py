@@ -10,22 +10,21 @@ from cluster import SCRIPTS, Cluster
 from atoll.v1 import jobs_pb2 as pb
 
 
-def test_unequal_workers_get_unequal_shares_and_finish(cluster: Cluster, tmp_path: Path) -> None:
+def test_unequal_workers_get_unequal_shares_and_finish(pair: Cluster, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    cluster.local([1.0, 0.3])
-    job = cluster.submit(
+    job = pair.submit(
         "tiny.py", f"--out={out}", "--epochs=6", "--batch-size=40", "--samples=2000", "--step-s=0.005",
         "--sample-s=0.001", workers=(2, 2),
     )  # fmt: skip
-    cluster.wait_for(
+    pair.wait_for(
         job,
         "a plan that follows the speeds",
         lambda j: bool(j.plan.id) and j.workers[0].share > 1.5 * j.workers[1].share,
     )
-    ended = cluster.wait_for_end(job, deadline_s=120)
-    assert ended.phase == pb.PHASE_DONE, cluster.story(job)
+    ended = pair.wait_for_end(job, deadline_s=120)
+    assert ended.phase == pb.PHASE_DONE, pair.story(job)
     assert ended.checkpoint_step == 300
-    cluster.wait_for_output(job, "trained to the end", rank=0)
+    pair.wait_for_output(job, "trained to the end", rank=0)
     assert json.loads((out / "final.json").read_text())["step"] == 300
 
 

@@ -1,4 +1,4 @@
-"""A replica of strategy groups is killed, with a real controller and agents."""
+"""Replicas of strategy groups, with a real controller and agents: of unequal speed, and one that is killed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,41 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, hurry, kill
+from cluster import SCRIPTS, Cluster, hurry, kill
+from test_strategies import atoll, submitted
 
 from atoll.v1 import jobs_pb2 as pb
+
+
+def test_unequal_workers_are_grouped_by_the_controller_and_train_every_sample_once(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """1. A job of three workers waits for a third device and says so, until one comes. 2. Of three workers one is three
+    times slower. 3. The controller answers their signals, also when a window ends: the fast two average without the
+    slow one, which trains less. 4. Every sample counts once an epoch."""
+    out = tmp_path / "out"
+    cluster.local([1.0, 1.0])
+    waits = cluster.submit("bad.py", "sleep", "0", workers=(3, 3))
+    seen = cluster.wait_for(waits, "a reason", lambda j: j.phase == pb.PHASE_QUEUED and "3" in j.reason)
+    assert "waiting" in seen.reason
+    cluster.agent("agent-2")
+    assert cluster.wait_for_end(waits).phase == pb.PHASE_DONE
+    script = (str(SCRIPTS / "rounds.py"), "--workers", "3", "--strategy", "groups")
+    job = submitted(cluster, *script, "--", f"--out={out}", "--slow-rank=2")
+    ended = cluster.wait_for_end(job)
+    assert (ended.phase, ended.run) == (pb.PHASE_DONE, 1), cluster.story(job)
+    metrics = ended.progress.strategy_metrics
+    assert 1 / 3 < metrics["group_share"] < 1
+    assert "strategy groups: grouping scheduled  groups of " in atoll(cluster, "status", job).stdout
+    told = [[json.loads(line) for line in (out / f"rank-{rank}.jsonl").read_text().splitlines()] for rank in range(3)]
+    assert [line["loss"] for line in told[0]] == [line["loss"] for line in told[2]]
+    for epoch in range(3):
+        counted = Counter(
+            sample for lines in told for line in lines if line["epoch"] == epoch for sample in line["ids"]
+        )
+        assert counted == Counter(range(360))
+    trained = [sum(len(line["ids"]) for line in lines) for lines in told]
+    assert trained[2] < min(trained[:2])
 
 
 @pytest.mark.timeout(300)
