@@ -13,8 +13,11 @@ from atoll.kernels.compress import BLOCK_ENTRIES
 
 
 def write_blocks(live: torch.Tensor, index: NDArray[np.uint32], values: NDArray[np.float32]) -> None:
-    """Write values [k, 16] into blocks of `live` (flat, [n], any device and floating type); else as `add_blocks`."""
-    scatter_blocks(live, on_device(index.view(np.int32), live.device), on_device(values, live.device))
+    """Write values [k, 16] into blocks of `live` (flat, [n], any device and floating type); else as `add_blocks`.
+
+    The tensor's version stays, on every device: what counts it up is a write of the script's."""
+    with torch.autograd._unsafe_preserve_version_counter(live):  # type: ignore[no-untyped-call]
+        scatter_blocks(live, on_device(index.view(np.int32), live.device), on_device(values, live.device))
 
 
 @torch.no_grad()

@@ -44,6 +44,7 @@ LAST = {
     "halves": False,
     "consumed": 0,
     "non_finite": 0,
+    "sampled_batches": 0,
     "strategy_metrics": {},
 }
 LINK = {

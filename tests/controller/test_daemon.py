@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from held_ports import free_port
 
 from atoll.controller.daemon import serve
+from atoll.controller.jobs.lifecycle.reconcile import PLAIN_GRACE_S
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.settings import ControllerSettings
 from atoll.controller.state import keys
@@ -185,7 +186,7 @@ async def test_cancel_stops_all_and_is_harmless_when_repeated(etcd: str, tmp_pat
         assert [worker.status.exit_kind for worker in cancelled.workers] == [drained, drained]
         again = await head.stub.Cancel(pb.CancelRequest(job=job), timeout=CALL_S)
         assert again.phase == pb.PHASE_CANCELLED
-        assert a.stopped[0].grace_s == 2.0
+        assert a.stopped[0].grace_s == PLAIN_GRACE_S  # nothing said that the script is Atoll's
         await a.until(lambda: len(a.forgotten) == 2)
         await a.disconnect()
 

@@ -227,9 +227,9 @@ def agree() -> None:
 
     assert propose(Agreed(3 + PLACE.rank, False), step=4) == Agreed(3, False)
     assert propose(Agreed(9, PLACE.rank == 1), step=5) == Agreed(9, True)
-    with pytest.raises(BadInput, match="one is in step 6, another in step 7"):
+    with pytest.raises(BadInput, match="one rank is in step 6, another rank in step 7"):
         propose(Agreed(9, False), step=6 + PLACE.rank)
-    with pytest.raises(BadInput, match="one is at sample 12 of epoch 0, another at 0 of 1"):
+    with pytest.raises(BadInput, match="one rank is at sample 12 of epoch 0, another rank at 0 of 1"):
         propose(Agreed(9, False), step=7, epoch=1 - PLACE.rank, start=12 * PLACE.rank)
 
 

@@ -254,7 +254,7 @@ def test_a_script_that_leaves_updates_out_on_one_rank_is_told_so_at_once(
         codes = agent.exit_codes()  # of the 300 s for which they waited
         assert 1 in codes, agent.said()
         assert set(codes) <= {1, 75}, agent.said()
-        assert re.search("(rank [01]|one) [0-9]+ in this run, (rank [01]|another) [0-9]+", agent.said())
+        assert re.search("(rank [01]|one rank) [0-9]+ in this run, (rank [01]|another rank) [0-9]+", agent.said())
 
 
 @EXCHANGES

@@ -91,7 +91,10 @@ def sweep(directory: Path, begins: Moment) -> None:
 def has_live_writer(temporary: Path) -> bool:
     """The directory is locked."""
     with disk_errors(f"listing {temporary}"):
-        files = list(temporary.iterdir())  # the lock's file was made under the directory's lock, which we hold
+        try:
+            files = list(temporary.iterdir())  # the lock's file was made under the directory's lock, which we hold
+        except FileNotFoundError:  # its writer found the same checkpoint whole, and removes its own without the lock
+            return False
     return any(_is_held(file) for file in files)
 
 
