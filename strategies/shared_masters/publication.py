@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from atoll.kernels import scatter_blocks
 from atoll.kernels.compress import BLOCK_ENTRIES
@@ -16,7 +17,7 @@ def write_blocks(live: torch.Tensor, index: NDArray[np.uint32], values: NDArray[
     """Write values [k, 16] into blocks of `live` (flat, [n], any device and floating type); else as `add_blocks`.
 
     The tensor's version stays, on every device: what counts it up is a write of the script's."""
-    with torch.autograd._unsafe_preserve_version_counter(live):  # type: ignore[no-untyped-call]
+    with _unsafe_preserve_version_counter(live):
         scatter_blocks(live, on_device(index.view(np.int32), live.device), on_device(values, live.device))
 
 
