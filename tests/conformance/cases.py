@@ -144,6 +144,8 @@ def impossible(case: Case) -> str:
         return "clip_grad_norm_ takes no sparse gradients"
     if case.optimizer == "sgd-fused" and feature.idle_blocks:
         return "torch's fused SGD wants all momentum buffers from its first step on"
+    if case.wrapper == "compile-fullgraph" and not feature.whole_graph:
+        return "torch.compile cannot trace its forward pass as one graph"
     if recipe.closure and case.precision.startswith("float16"):
         return "a GradScaler takes no closures"
     if feature.by_slices and case.event == "empty-slice":

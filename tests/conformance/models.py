@@ -335,6 +335,8 @@ class Feature:
     """Parameters that some slices do not use have no gradient there."""
     idle_blocks: bool = False
     """Whole parameters, or rows of them, have no gradient in some steps."""
+    whole_graph: bool = True
+    """torch.compile traces the forward pass with `fullgraph=True`."""
     writes: bool = False
     """The script, or the forward pass, writes what it computes from the weights of the moment."""
 
@@ -345,12 +347,14 @@ FEATURES: Final[Mapping[str, Feature]] = {
     "frozen": Feature(Frozen),
     "frozen-mid-run": Feature(Mlp, before_step=_freeze),
     "reused": Feature(Reused),
-    "sometimes-unused": Feature(SometimesUnused, forward=_forward_marked, unused=True, idle_blocks=True),
+    "sometimes-unused": Feature(
+        SometimesUnused, forward=_forward_marked, unused=True, idle_blocks=True, whole_graph=False
+    ),
     "embedding": Feature(lambda: Words(sparse=False), idle_blocks=True),
-    "embedding-sparse": Feature(lambda: Words(sparse=True), idle_blocks=True, sparse=True),
+    "embedding-sparse": Feature(lambda: Words(sparse=True), idle_blocks=True, sparse=True, whole_graph=False),
     "batch-norm": Feature(_normalized, by_slices=True),
     "sync-batch-norm": Feature(_synchronized),
-    "lstm": Feature(Lstm),
+    "lstm": Feature(Lstm, whole_graph=False),
     "dropout": Feature(_dropping, random=True),
     "channels-last": Feature(ChannelsLast),
     "odd-layouts": Feature(OddLayouts),
@@ -360,7 +364,7 @@ FEATURES: Final[Mapping[str, Feature]] = {
     "ema": Feature(Mlp, average=True, writes=True),
     "lora": Feature(Lora),
     "recomputed": Feature(Recomputed),
-    "experts": Feature(Experts, unused=True, idle_blocks=True),
+    "experts": Feature(Experts, unused=True, idle_blocks=True, whole_graph=False),
     "structured": Feature(Structured, forward=_forward_structured),
     "two-passes": Feature(Mlp, forward=_forward_twice),
     "clamped": Feature(Mlp, after_update=_clamp, writes=True),

@@ -10,9 +10,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
-class NoCompiler(ModuleType):
-    """What optimizers and init_process_group ask of torch._dynamo."""
+class OptimizedModule:
+    """What a compiled module would be; there is none."""
 
+
+class NoCompiler(ModuleType):
+    """What optimizers, init_process_group and Atoll's hooks ask of torch._dynamo."""
+
+    OptimizedModule = OptimizedModule
     trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
 
     @staticmethod
