@@ -36,6 +36,9 @@ class Meeting(StrEnum):
         return MEETING_STEP + list(Meeting).index(self)
 
 
+_MEETINGS: Final = {one.step: one for one in Meeting}
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryProgress:
     """Of checkpoints in memory. One rank's, or what holds for all."""
@@ -88,7 +91,7 @@ class Proposal:
     @property
     def meeting(self) -> Meeting | None:
         """The meeting that this is a proposal of; None for a pass."""
-        return next((one for one in Meeting if one.step == self.step), None)
+        return _MEETINGS.get(self.step)
 
     @property
     def doing(self) -> str:
