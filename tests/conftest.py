@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # for held_ports and shared_processes
 
-from shared_processes import is_shared
+from shared_processes import descendants, is_shared
 
 for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
@@ -32,10 +32,9 @@ settings.load_profile("atoll")
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     before = set(threading.enumerate())
-    children_before = {p.pid for p in psutil.Process().children(recursive=True)}
+    children_before = descendants()
     yield
-    started = [p for p in psutil.Process().children(recursive=True) if p.pid not in children_before]
-    children = [p for p in started if not is_shared(p)]
+    children = [p for p in descendants() - children_before if not is_shared(p)]
     _, alive = psutil.wait_procs(children, timeout=30)
     left = [t for t in threading.enumerate() if t not in before and not t.daemon]
     for thread in left:
