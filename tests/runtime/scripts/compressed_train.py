@@ -49,20 +49,10 @@ def lying(payload: memoryview, what: str) -> bytes:
     message = bytearray(payload)
     if what == "too much":
         message += bytes(10**6)
-    elif what == "entries":
-        struct.pack_into("<Q", message, 16, 10**9)
-    elif what == "form":
-        message[0] = 9
-    elif what == "longer":
-        message += bytes(8)
     elif what == "outside":
         (counts,) = struct.unpack_from("<I", message, 4)
         (there,) = struct.unpack_from("<I", message, 24 + 4 * counts)
         struct.pack_into("<I", message, 24 + 4 * counts + 4 * there, 2**31)
-    elif what == "short":
-        message = message[:10]
-    elif what == "range":
-        struct.pack_into("<Q", message, 8, struct.unpack_from("<Q", message, 8)[0] + 1024)
     else:
         raise ValueError(what)
     return bytes(message)

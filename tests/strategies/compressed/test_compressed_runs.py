@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,16 @@ pytestmark = pytest.mark.timeout(300)
 LARGEST = {"algorithm": "dgc", "density": 0.2, "min_bytes": 0}
 
 
-@pytest.mark.parametrize("islands", [(), ("west", "west", "east")], ids=["one", "two"])
-def test_every_algorithm_trains_alike_on_all_ranks_and_loses_nothing(start: Start, islands: tuple[str, ...]) -> None:
-    """By each algorithm, unequal and empty shares, accumulation: ranks end with the same bits. Where the gradient does
-    not depend on the weights, what arrived and what all ranks still keep are what dense sends. Momentum of gradients
-    that are not compressed is an optimizer's."""
-    world_size = len(islands) or 2
-    ports = ",".join(str(free_port()) for _ in range(51))
-    codes = torchrun_like("compressed_cases.py", ports, world_size=world_size, islands=islands, start=start)
-    assert codes == [0] * world_size
-
-
-def test_one_worker_alone_has_momentum_too(start: Start) -> None:
-    ports = ",".join(str(free_port()) for _ in range(5))
-    assert torchrun_like("compressed_cases.py", ports, world_size=1, start=start) == [0]
+@pytest.mark.parametrize("islands", [("alone",), ("west", "west", "east")], ids=len)
+def test_every_algorithm_loses_nothing_on_all_ranks_and_one_alone_has_momentum_too(
+    start: Start, islands: tuple[str, ...]
+) -> None:
+    """By each algorithm ranks end with the same bits. Where the gradient does not depend on the weights, what arrived
+    and what all ranks still keep are what dense sends. Momentum of gradients that are not compressed is an
+    optimizer's."""
+    ports = ",".join(str(free_port()) for _ in range(22))
+    codes = torchrun_like("compressed_cases.py", ports, world_size=len(islands), islands=islands, start=start)
+    assert codes == [0] * len(islands)
 
 
 def test_a_pass_that_is_broken_off_changes_nothing_of_momentum(start: Start, tmp_path: Path) -> None:
@@ -58,24 +55,23 @@ def test_a_pass_that_is_broken_off_changes_nothing_of_momentum(start: Start, tmp
 
 
 def test_plans_group_the_tensors_on_all_ranks_from_one_step_on(start: Start, tmp_path: Path) -> None:
-    """1. Two islands of two, unequal shares. 2. A plan makes one group of all tensors, divisible and on the CPU, a
-    later one of two that are not compressed. 3. Ranks end with the same weights, each step tells what left, and what
-    workers measured is told."""
-    with agent_of("compressed", tmp_path, 4, start=start, **LARGEST) as agent:
-        agent.place(["a", "a", "b", "c"], ["west", "west", "east", "east"])
-        agent.shares = (1.0, 2.0, 1.0, 1.0)
-        agent.start_workers("compressed_train.py", str(tmp_path), "--sleep-s", "0.05", "--epochs", "20")
-        agent.wait_for_step(5)
-        planned: dict[str, Any] = {"ways": ["cpu/cpu/divisible"], "groups": [[4, 0]]}
-        agent.send_plan(2, 0, (3.0, 1.0, 1.0, 0.001), **planned)
-        agent.wait_until(lambda: any(sample.plan == 2 for sample in agent.steps[0]))
-        agent.wait_for_step(agent.steps[0][-1].step + 3)
-        agent.send_plan(3, 0, (1.0, 1.0, 1.0, 1.0), ways=["none"], groups=[[1, 0], [3, 0]])  # type: ignore[arg-type]
-        assert agent.exit_codes() == [0] * 4, agent.said()
-    ended(tmp_path, 1, 4)
+    """1. Two islands, of two ranks and of one, unequal shares. 2. A plan makes one group of all tensors, divisible and
+    on the CPU, a later one of two that are not compressed. 3. Ranks end with the same weights, each step tells what
+    left, and what workers measured is told."""
+    plans: Sequence[dict[str, Any]] = (
+        {"ways": ["cpu/cpu/divisible"], "groups": [[4, 0]]},
+        {"ways": ["none"], "groups": [[1, 0], [3, 0]]},
+    )
+    with agent_of("compressed", tmp_path, 3, start=start, **LARGEST) as agent:
+        agent.place(["a", "a", "b"], ["west", "west", "east"])
+        agent.shares = (1.0, 2.0, 1.0)
+        agent.later_plans = [agent.plan(2, 6, (3.0, 1.0, 0.001), plans[0]), agent.plan(3, 14, (1.0,) * 3, plans[1])]
+        agent.start_workers("compressed_train.py", str(tmp_path))
+        assert agent.exit_codes() == [0] * 3, agent.said()
+    ended(tmp_path, 1, 3)
     by_plan: dict[int, set[float]] = {}
-    for rank in range(4):
-        assert [sample.step for sample in agent.steps[rank]] == list(range(160))
+    for rank in range(3):
+        assert [sample.plan for sample in agent.steps[rank]] == [1] * 6 + [2] * 8 + [3] * 10
         for sample in agent.steps[rank]:
             by_plan.setdefault(sample.plan, set()).add(round(sample.strategy_metrics["compression"], 2))
     assert set(by_plan) == {1, 2, 3}
@@ -221,11 +217,6 @@ def sums(out: Path, run: int, world_size: int) -> Tensors:
     [
         ("3:1:too much", "of which no message has more than"),
         ("3:1:outside", "its indices do not ascend, or reach beyond the last of"),
-        ("3:1:entries", "it has 1000000000 entries from"),
-        ("3:1:form", "form 9 means nothing"),
-        ("3:1:longer", "bytes of compressed entries, and"),
-        ("3:1:short", "its header alone has"),
-        ("3:1:range", "entries from .* were expected"),
     ],
 )
 def test_a_peer_that_lies_ends_the_run_with_a_clear_error(start: Start, tmp_path: Path, fault: str, says: str) -> None:
@@ -236,8 +227,7 @@ def test_a_peer_that_lies_ends_the_run_with_a_clear_error(start: Start, tmp_path
         assert re.search(f"rank 1 sent a message that cannot be: .*{says}", agent.said()), agent.said()
 
 
-@pytest.mark.parametrize("value", ["nan", "inf"])
-@pytest.mark.parametrize("way", ["device/device/indivisible", "cpu/cpu/divisible"])
+@pytest.mark.parametrize(("value", "way"), [("nan", "device/device/indivisible"), ("inf", "cpu/cpu/divisible")])
 def test_what_is_not_finite_arrives_on_all_ranks_in_the_same_step_and_harms_no_residual(
     start: Start, tmp_path: Path, value: str, way: str
 ) -> None:

@@ -3,6 +3,7 @@ changes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,18 +108,18 @@ def test_algorithms_that_compress_no_parts_are_those_that_say_so() -> None:
     assert whole == WHOLE_ALGORITHMS
 
 
-def simulated(folder: Path, **changes: Any) -> dict[str, Outcome]:
+def simulated(folder: Path, policies: Sequence[str]) -> dict[str, Outcome]:
     (folder / "link.csv").write_text("seconds,mbit_s\n0,20000\n40,200\n80,20000\n")
     trace = {"trace": "link.csv"}
-    what = built(folder, links={"a": trace, "b": trace}, max_s=120.0, learning={"samples": 1e9}, **changes)
-    return {one.policy: one for one in simulate(what, [*RULES, "parameters"], 0)}
+    what = built(folder, links={"a": trace, "b": trace}, max_s=120.0, learning={"samples": 1e9})
+    return {one.policy: one for one in simulate(what, policies, 0)}
 
 
 def test_the_real_planner_follows_a_link_and_is_as_fast_as_the_best_rule_of_each_stretch(tmp_path: Path) -> None:
     """1. Over a fast link nothing, or little, is compressed. 2. It gets thin: at the next measurement there is another
     plan. 3. It is fast again. Steps in the end of each stretch are no longer than by the best rule, and as long as was
     predicted."""
-    found = simulated(tmp_path)
+    found = simulated(tmp_path, [*RULES, "parameters"])
     planned = found["parameters"]
     for begin, end in ((20.0, 40.0), (65.0, 80.0), (100.0, 120.0)):
         steps_s = {
@@ -128,6 +129,7 @@ def test_the_real_planner_follows_a_link_and_is_as_fast_as_the_best_rule_of_each
         best = min(seconds for policy, seconds in steps_s.items() if policy != "parameters")
         assert steps_s["parameters"] <= 1.03 * best, (begin, steps_s)
     assert planned.steps > max(found[policy].steps for policy in RULES)
+    assert simulated(tmp_path, ["parameters"])["parameters"] == planned, "the same scenario gives the same outcome"
     by_planner = [plan for plan in planned.plans if plan.choice.planner == "tensor-groups"]
     first, thin = by_planner[:2]
     assert "nothing is compressed" in first.choice.reason
@@ -135,10 +137,6 @@ def test_the_real_planner_follows_a_link_and_is_as_fast_as_the_best_rule_of_each
     assert 40 < thin.at_s < 80
     for plan in (first, thin):
         assert plan.choice.predicted_s == pytest.approx(float(np.median(plan.seconds)), rel=0.02)
-
-
-def test_the_same_scenario_gives_the_same_outcome(tmp_path: Path) -> None:
-    assert simulated(tmp_path) == simulated(tmp_path)
 
 
 @pytest.mark.parametrize(

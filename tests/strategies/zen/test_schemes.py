@@ -59,9 +59,8 @@ def in_rank_order(terms: list[Coordinates]) -> dict[int, np.ndarray[tuple[int], 
     return sums
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize(("size", "width"), [(2, 3), (3, 1), (4, 64), (5, 300), (8, 1)])
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("width", [1, 3, 64, 300])
 def test_every_rank_gets_the_same_sum_and_hears_the_same_of_it(scheme: Scheme, size: int, width: int) -> None:
     """The first rank's choice, the slowest link, and how many units ranks had, are known to all; sums that are made in
     one shot have the bits of a sum in the order of ranks."""
@@ -109,8 +108,7 @@ def test_gradients_without_a_unit_are_a_gradient(scheme: Scheme, layout: Gradien
         assert not gradient.to_dense().any()
 
 
-@pytest.mark.parametrize("whole", [[1], [0, 1, 2]])
-@pytest.mark.parametrize("width", [1, 3, 300])
+@pytest.mark.parametrize(("width", "whole"), [(1, [1]), (3, [0, 1, 2]), (300, [1])])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_tensor_that_turns_dense_is_summed_in_messages_that_mailboxes_take(
     scheme: Scheme, width: int, whole: list[int]
@@ -133,9 +131,8 @@ def test_a_tensor_that_turns_dense_is_summed_in_messages_that_mailboxes_take(
     assert max(longest) <= largest(shape)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 17])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_no_scheme_has_more_stages_than_mailboxes_take(scheme: Scheme, size: int) -> None:
+def test_no_scheme_has_more_stages_than_mailboxes_take(scheme: Scheme) -> None:
     seen = [0]
 
     def change(rank: int, to: int, stage: int, message: memoryview) -> memoryview:
@@ -143,8 +140,10 @@ def test_no_scheme_has_more_stages_than_mailboxes_take(scheme: Scheme, size: int
         return message
 
     shape = UnitShape(50, 4)
-    run(scheme, shape, gradients(size, shape, 0.2), change)
-    assert max(seen) < stages_among(size)
+    for size in (1, 2, 3, 5, 8, 17):
+        seen[:] = [0]
+        run(scheme, shape, gradients(size, shape, 0.2), change)
+        assert max(seen) < stages_among(size)
 
 
 def _none(
@@ -166,8 +165,7 @@ def test_nan_and_infinity_arrive_everywhere(scheme: Scheme) -> None:
         ).all()
 
 
-@pytest.mark.parametrize("size", [2, 4, 8, 16])
-@pytest.mark.parametrize("density", [0.001, 0.01, 0.2])
+@pytest.mark.parametrize(("density", "size"), [(0.001, 4), (0.01, 8), (0.01, 16), (0.2, 2)])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_bytes_are_what_the_formula_says(scheme: Scheme, density: float, size: int) -> None:
     """What a rank sends, headers and all, is within 5 % of the planner's formula, and no rank is much busier; of uneven
@@ -272,8 +270,7 @@ def test_values_that_repeat_are_sent_once(count: int, distinct: int, width: int,
     assert again.values.tobytes() == part.values.tobytes()
 
 
-@pytest.mark.parametrize("size", [2, 4, 5])
-@pytest.mark.parametrize("scheme", ["agsparse", "sparcml"])
+@pytest.mark.parametrize(("scheme", "size"), [("agsparse", 4), ("sparcml", 2), ("sparcml", 5)])
 def test_bytes_of_values_that_repeat_are_what_the_formula_says(scheme: Scheme, size: int) -> None:
     """All ranks have the same units, so what SparCML sums does not repeat less than what it is of."""
     shape, mine = UnitShape(6000, 48), repeating(2000, 300, 48)

@@ -5,29 +5,25 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from held_ports import free_port
-from strategy_runs import agent_of, ended, undisturbed
+from strategy_runs import Tensors, agent_of, ended, undisturbed
 from zmq_agent import FakeAgent, Start, torchrun_like
 
 pytestmark = pytest.mark.timeout(300)
+Calm = Callable[..., Tensors]
 
 
-def ports(count: int) -> str:
-    return ",".join(str(free_port()) for _ in range(count))
-
-
-@pytest.mark.parametrize("islands", [(), ("west", "west", "east"), ("a", "b", "c")], ids=["one", "two", "three"])
-def test_it_trains_what_dense_trains_and_what_one_process_trains(start: Start, islands: tuple[str, ...]) -> None:
-    """1. Sparse gradients of Embedding and EmbeddingBag by SGD with and without momentum, Adagrad and SparseAdam, with
-    accumulation: the weights are those of one process that trains the whole batch. 2. By each scheme, sparse and dense
-    gradients: the weights are those of strategy dense, with two ranks bit for bit."""
-    world_size = len(islands) or 2
-    codes = torchrun_like("zen_equals_dense.py", ports(40), world_size=world_size, islands=islands, start=start)
-    assert codes == [0] * world_size
+def test_it_trains_what_dense_trains_and_what_one_process_trains(start: Start) -> None:
+    """Four ranks on three islands. 1. Sparse gradients of Embedding and EmbeddingBag by Adagrad, SparseAdam, and
+    clipped: the weights are those of one process that trains the whole batch. 2. By each scheme the weights are those
+    of strategy dense."""
+    islands, ports = ("a", "a", "b", "c"), ",".join(str(free_port()) for _ in range(12))
+    assert torchrun_like("zen_equals_dense.py", ports, world_size=4, islands=islands, start=start) == [0] * 4
 
 
 def test_places_and_shares_of_the_launch_are_used_and_every_step_is_told(start: Start, tmp_path: Path) -> None:
@@ -36,15 +32,13 @@ def test_places_and_shares_of_the_launch_are_used_and_every_step_is_told(start: 
     with agent_of("zen", tmp_path, 4, start=start) as agent:
         agent.place(["a", "a", "b", "c"], ["west", "west", "east", "east"])
         agent.shares = (1.0, 2.0, 1.0, 1.0)
-        agent.start_workers("zen_train.py", str(tmp_path), "--sleep-s", "0.05", "--epochs", "12")
-        agent.wait_for_step(5)
-        agent.send_plan(2, 0, (3.0, 1.0, 1.0, 0.001))
+        agent.later_plans = [agent.plan(2, 10, (3.0, 1.0, 1.0, 0.001))]
+        agent.start_workers("zen_train.py", str(tmp_path))
         assert agent.exit_codes() == [0] * 4, agent.said()
     ended(tmp_path, 1, 4)
     for rank in range(4):
         samples = agent.steps[rank]
-        assert [sample.step for sample in samples] == list(range(96))
-        assert {sample.plan for sample in samples} == {1, 2}
+        assert [(sample.step, sample.plan) for sample in samples] == [(step, 1 + (step >= 10)) for step in range(24)]
         for sample in samples:
             told = sample.strategy_metrics
             assert 0 <= told["density"] <= told["density_of_all"] <= 60 / 400
@@ -54,14 +48,13 @@ def test_places_and_shares_of_the_launch_are_used_and_every_step_is_told(start: 
     assert {rank: set(links) for rank, links in agent.links.items()} == {0: {1, 2}, 1: {0}, 2: {0, 3}, 3: {2}}
 
 
-@pytest.mark.parametrize("stage", [2, 3], ids=["push", "pull"])
-def test_a_rank_killed_in_a_push_or_pull_costs_one_step(start: Start, tmp_path: Path, stage: int) -> None:
+def test_a_rank_killed_in_a_pull_costs_one_step(start: Start, tmp_path: Path, calm: Calm) -> None:
     """1. Rank 1 is killed before it sends in step 5. 2. The other notices by its closed connection, saves what it has
     and ends with 75. 3. The next run goes on from there, SparseAdam's moments too: its weights are those of a run that
     nobody disturbed, bit for bit, and every sample counted once."""
-    expected = undisturbed("zen", tmp_path / "undisturbed", start, scheme="zen")
+    expected = calm()
     with agent_of("zen", tmp_path, 2, start=start, scheme="zen") as agent:
-        agent.start_workers("zen_train.py", str(tmp_path), "--fault", f"5:{stage}:die")
+        agent.start_workers("zen_train.py", str(tmp_path), "--fault", "5:3:die")
         assert agent.exit_codes() == [75, -9], agent.said()
     with agent_of("zen", tmp_path, 2, start=start, run=2, scheme="zen") as agent:
         agent.start_workers("zen_train.py", str(tmp_path))
@@ -80,12 +73,12 @@ def test_a_rank_killed_in_a_push_or_pull_costs_one_step(start: Start, tmp_path: 
     ("fault", "goes_on_from"), [("5:2:die between", 5), ("5:3:die behind", 6)], ids=["push", "pull"]
 )
 def test_a_rank_killed_between_two_messages_leaves_the_others_with_what_they_have(
-    start: Start, tmp_path: Path, fault: str, goes_on_from: int
+    start: Start, tmp_path: Path, calm: Calm, fault: str, goes_on_from: int
 ) -> None:
     """1. In step 5 rank 1 of three sends to rank 0 and is killed before it sends to rank 2. 2. What rank 0 got of a
     push is of no use without the others' pulls. With what it got of a pull it makes the step, and rank 2 cannot. 3. The
     next run goes on from the newest that anybody has, and ends with the bits of a run that nobody disturbed."""
-    expected = undisturbed("zen", tmp_path / "undisturbed", start, scheme="zen", world_size=3)
+    expected = calm(world_size=3)
     with agent_of("zen", tmp_path, 3, start=start, scheme="zen") as agent:
         agent.start_workers("zen_train.py", str(tmp_path), "--fault", fault)
         assert agent.exit_codes() == [75, -9, 75], agent.said()
@@ -100,9 +93,7 @@ def test_a_rank_killed_between_two_messages_leaves_the_others_with_what_they_hav
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("3:2:outside", "has unit 2147483648, beyond the last of 4000"),
         ("3:2:too much", r"table\.weight, of which no message has more than"),
-        ("3:2:count", "it says that 1000000 of at most"),
         ("3:3:partition", "of partition 77"),
     ],
 )
@@ -124,25 +115,22 @@ def test_a_gradient_that_is_dense_in_one_step_is_summed_as_one_on_all_ranks(star
     torch.testing.assert_close(turned, usual, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("scheme", ["zen", "agsparse"])
-def test_a_gradient_without_a_zero_goes_the_sparse_way_once_and_nothing_is_lost(
-    start: Start, tmp_path: Path, scheme: str
-) -> None:
+def test_a_gradient_without_a_zero_goes_the_sparse_way_once_and_nothing_is_lost(start: Start, tmp_path: Path) -> None:
     """1. Gradients are dense and mostly zero, and go the sparse way. 2. Rank 1's has no zero in step 6: it goes whole,
     also where it is longer so than by an all-reduce. 3. The weights are those of strategy dense."""
     arguments = ("--dense", "--words", "20000", "--fill-at", "6")
-    sparse = undisturbed("zen", tmp_path / "sparse", start, *arguments, scheme=scheme)
     with FakeAgent(tmp_path, run=2, world_size=2, start=start) as agent:
         agent.start_workers("zen_train.py", str(tmp_path), *arguments)
         assert agent.exit_codes() == [0, 0], agent.said()
     dense = ended(tmp_path, 2, 2)
-    assert all(torch.equal(sparse[name], dense[name]) for name in dense)
+    for scheme in ("zen", "agsparse"):
+        sparse = undisturbed("zen", tmp_path / scheme, start, *arguments, scheme=scheme)
+        assert all(torch.equal(sparse[name], dense[name]) for name in dense), scheme
 
 
-@pytest.mark.parametrize("value", ["nan", "inf"])
-def test_what_is_not_finite_arrives_on_all_ranks_in_the_same_step(start: Start, tmp_path: Path, value: str) -> None:
+def test_what_is_not_finite_arrives_on_all_ranks_in_the_same_step(start: Start, tmp_path: Path) -> None:
     """Rank 1's gradient has one such entry in step 4. The script sees it on each rank, and mends it there."""
-    weights = undisturbed("zen", tmp_path / "spoilt", start, "--bad", f"4:{value}", scheme="zen")
+    weights = undisturbed("zen", tmp_path / "spoilt", start, "--bad", "4:nan", scheme="zen")
     assert all(one.isfinite().all() for one in weights.values())
 
 
