@@ -11,12 +11,14 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from importlib import import_module
 from multiprocessing.connection import Client
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases import STRATEGIES, Case
+import trainers
+from cases import STRATEGIES, TRAINERS, Case
 from models import Batch, Samples, Stream
 from program import MAX_NORM, Outcome, train
 from torch import nn
@@ -49,7 +51,13 @@ class Atoll:
     def __init__(self, case: Case, number: int) -> None:
         name, settings = STRATEGIES[case.strategy]
         self._case, self._number = case, number
-        self.run = atoll.init(seed=1, strategy=registry.find(name).settings(**settings))
+        self.adapter: Any = None
+        join = atoll.init
+        if case.wrapper in TRAINERS:
+            trainers.forget_accelerates_state()
+            self.adapter = import_module(f"atoll.adapters.{case.wrapper}")
+            join = self.adapter.join
+        self.run = join(seed=1, strategy=registry.find(name).settings(**settings))
 
     def prepare(
         self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tracked: Mapping[str, Any]
@@ -112,6 +120,8 @@ def trained(case: Case, number: int) -> Outcome | None:
     """Return None where the run was stopped."""
     driver = Atoll(case, number)
     try:
+        if driver.adapter is not None:
+            return trainers.train(case, driver, trainers.Joined(driver.run, driver.adapter))
         return train(case, driver)
     except WorkerExit:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any, Final
@@ -31,7 +31,7 @@ STRATEGIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 PRECISIONS: Final = ("float32", "autocast", "float16", "float16-overflow", "bfloat16", "mixed")
 WRAPPERS: Final = (
     "plain", "own-backward", "accumulated", "no-sync", "clip", "clip-torch", "stream", "sampler", "compile",
-    "compile-fullgraph", "loader-workers",
+    "compile-fullgraph", "loader-workers", "huggingface", "lightning", "accelerate",
 )  # fmt: skip
 EVENTS: Final = ("none", "one-worker", "shares-98-2", "empty-slice", "plan-change", "resume", "one-nan")
 AXES: Final[Mapping[str, Sequence[str]]] = {
@@ -44,8 +44,10 @@ AXES: Final[Mapping[str, Sequence[str]]] = {
 }
 CHANGED_STEP: Final = 3
 """The step from which the second plan holds, in the cases that have one."""
-DEAR: Final = ("compile", "compile-fullgraph", "loader-workers")
-"""Wrappers that cost seconds a case: the short subset has each with few others."""
+TRAINERS: Final = ("huggingface", "lightning", "accelerate")
+"""Wrappers that make the loop themselves: trainers of other frameworks, as they are and on Atoll's adapters."""
+DEAR: Final = ("compile", "compile-fullgraph", "loader-workers", *TRAINERS)
+"""Wrappers that cost seconds a case: the short subset has none of them."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -146,6 +148,10 @@ def impossible(case: Case) -> str:
         return "torch's fused SGD wants all momentum buffers from its first step on"
     if case.wrapper == "compile-fullgraph" and not feature.whole_graph:
         return "torch.compile cannot trace its forward pass as one graph"
+    if case.wrapper in TRAINERS and (feature.needs_loop or recipe.needs_loop or feature.by_slices):
+        return "the trainer makes the loop, and takes one optimizer"
+    if case.wrapper in TRAINERS and case.precision not in {"float32", "bfloat16"}:
+        return "the trainer has a setting of its own for mixed precision"
     if recipe.closure and case.precision.startswith("float16"):
         return "a GradScaler takes no closures"
     if feature.by_slices and case.event == "empty-slice":
@@ -175,7 +181,7 @@ def _refusals(case: Case) -> Sequence[str]:
         "got other parameters after run.prepare": by_gradients and case.optimizer == "group-added",
         'several optimizers with exchange = "gradients"': by_gradients and recipe.several,
         "on a gradient.*Clip with run.clip_grad_norm": by_gradients
-        and (recipe.closure or case.wrapper == "clip-torch" or case.precision.startswith("float16")),
+        and (recipe.closure or case.wrapper in {"clip-torch", "huggingface"} or case.precision.startswith("float16")),
         "the script wrote parameter .* after run.prepare": by_gradients and case.feature == "clamped",
         "was frozen at run.prepare and requires a gradient now": case.optimizer == "group-added" and several_ranks,
     }
@@ -273,6 +279,6 @@ def short() -> Sequence[Case]:
     return covering(pairs(cheap), cheap)
 
 
-def long() -> Sequence[Case]:
-    """Return cases that cover every possible pair of a DEAR wrapper and another value."""
-    return covering({pair for pair in pairs(AXES) if dict(pair).get("wrapper") in DEAR})
+def long(wrappers: Container[str] = DEAR) -> Sequence[Case]:
+    """Return cases that cover every possible pair of one of these wrappers and another value."""
+    return covering({pair for pair in pairs(AXES) if dict(pair).get("wrapper") in wrappers})

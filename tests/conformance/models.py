@@ -340,6 +340,11 @@ class Feature:
     writes: bool = False
     """The script, or the forward pass, writes what it computes from the weights of the moment."""
 
+    @property
+    def needs_loop(self) -> bool:
+        """Whether it is made of what a script does between two steps."""
+        return self.before_step is not _nothing or self.after_update is not _nothing or self.average
+
 
 FEATURES: Final[Mapping[str, Feature]] = {
     "mlp": Feature(Mlp),

@@ -77,6 +77,11 @@ class Recipe:
     sparse_form: bool = True
     """Whether it is of the families that `exchange = "gradients"` applies to parts of a gradient."""
 
+    @property
+    def needs_loop(self) -> bool:
+        """Whether it is made of what a script does in its own loop."""
+        return self.before_step is not _nothing or self.closure or self.several or bool(self.schedule)
+
 
 RECIPES: Final[Mapping[str, Recipe]] = {
     "sgd": Recipe(_one(torch.optim.SGD, lr=0.05), linear=True, moments=False, takes_sparse=True),

@@ -116,7 +116,7 @@ def train(case: Case, driver: Driver) -> Outcome:
     feature, recipe = FEATURES[case.feature], RECIPES[case.optimizer]
     torch.manual_seed(driver.seed)
     model = feature.build()
-    _set_precision(model, case.precision)
+    set_precision(model, case.precision)
     start = state_of(model)
     parameters = frozenset(name for name, one in model.named_parameters() if one.requires_grad)
     optimizers = recipe.make(model)
@@ -159,7 +159,7 @@ def train(case: Case, driver: Driver) -> Outcome:
     return Outcome(start, end, losses, parameters)
 
 
-def _set_precision(model: nn.Module, precision: str) -> None:
+def set_precision(model: nn.Module, precision: str) -> None:
     if precision == "bfloat16":
         model.bfloat16()
     elif precision == "mixed":
@@ -176,13 +176,13 @@ def _passes(case: Case, driver: Driver, model: Any, batch: Batch, scaler: Any) -
     """Run forward and backward passes of a batch. Returns the mean loss."""
     total = 0.0
     for part, weight in driver.slices(batch):
-        loss = _loss(case, driver, model, part)
+        loss = loss_of_batch(case, driver, model, part)
         total += weight * loss.item()
         driver.backward(scaler.scale(loss * (weight / case.passes)))
     return total
 
 
-def _loss(case: Case, driver: Driver, model: Any, batch: Batch) -> torch.Tensor:
+def loss_of_batch(case: Case, driver: Driver, model: Any, batch: Batch) -> torch.Tensor:
     """Return the mean of the samples' squared errors, []."""
     x, y, sample = batch
     if case.precision == "bfloat16":
@@ -237,10 +237,6 @@ def _update(
     scaler.update()
     for one in optimizers:
         one.zero_grad()
-
-
-def reference(case: Case, seed: int = 1) -> Outcome:
-    return train(case, Plain(case, seed))
 
 
 def loss_of(case: Case, state: Tensors) -> float:

@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Final
 
 import torch
-from cases import Case, Exact, Refused, expected
+import trainers
+from cases import TRAINERS, Case, Exact, Refused, expected
 from models import FEATURES
 from pool import CaseHung, Ended, Failed, WorkerPool
-from program import SPOILED_STEP, Outcome, loss_of, reference
+from program import SPOILED_STEP, Outcome, Plain, loss_of, train
 
 SEEDS: Final = (1, 2, 3)
 SPREAD: Final = 0.25
@@ -53,6 +54,13 @@ def _check_refused(case: Case, want: Refused, ended: Sequence[Ended]) -> str:
         assert any(re.search(text, one.text) for text in want.texts), f"{case}: {one.text}"
     assert not any(isinstance(one, Outcome) for one in ended), f"{case}: a rank trained to the end"
     return "refused"
+
+
+def reference(case: Case, seed: int = 1) -> Outcome:
+    """Train the case without Atoll."""
+    if case.wrapper in TRAINERS:
+        return trainers.train(case, trainers.Alone(case, seed), None)
+    return train(case, Plain(case, seed))
 
 
 def _check_exact(case: Case, want: Exact, outcomes: Sequence[Outcome]) -> str:
