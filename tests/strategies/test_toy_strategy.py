@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -38,29 +39,33 @@ def with_toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
 
 
-def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
+def python(code: str, *arguments: str) -> str:
+    command, environment = [sys.executable, "-c", code, *arguments], {**os.environ, "COLUMNS": "200", "TERM": "dumb"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def atoll(*arguments: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "atoll.cli.main", *arguments]
-    environment = {**os.environ, "COLUMNS": "200", "TERM": "dumb"}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=environment)
-    return done.returncode, done.stdout + done.stderr
+def atoll(*commands: Sequence[str]) -> list[tuple[int, str]]:
+    """Run them in one process. Returns the exit code of each, and what it printed."""
+    said = python(
+        """if True:
+        import json
+        import sys
+        from typer.testing import CliRunner
+        from atoll.cli.main import app
+        done = [CliRunner().invoke(app, arguments) for arguments in json.loads(sys.argv[1])]
+        print(json.dumps([(one.exit_code, one.output) for one in done]))
+        """,
+        json.dumps(commands),
+    )
+    return [(code, output) for code, output in json.loads(said)]
 
 
 @pytest.mark.usefixtures("with_toy")
 def test_command_line_and_job_file_know_it(tmp_path: Path) -> None:
-    _, said = atoll("submit", "--help")
-    assert "dense|stale-sparse|local-steps|zen|groups|compressed|volunteer|toy" in said
-    assert "toy: how hard it plays" in said
-    assert "--adapt-strength" in said
-    assert "--strength" in atoll("adjust", "--help")[1]
     (tmp_path / "train.py").touch()
-    job = tmp_path / "job.toml"
-    for text, wrong in (
+    files = (
         (
             "strategy = 'toy'\n[toy]\nstrength = 2",
             "line 3: toy.strength = 2 is wrong: it should be less than or equal to 1",
@@ -68,24 +73,30 @@ def test_command_line_and_job_file_know_it(tmp_path: Path) -> None:
         ("strategy = 'toy'\n[toy]\nstrenght = 1", "line 3: unknown field 'toy.strenght'. Did you mean 'strength'?"),
         ("[toy]\nstrength = 1", "strategy = 'dense' takes no toy settings. Leave them out, or say strategy = 'toy'"),
         ("[adapt]\nstrength = true", "adapt.strength = true: strategy = 'dense' has no strength to adapt"),
-    ):
-        job.write_text(text)
-        code, said = atoll("submit", str(tmp_path / "train.py"), "--config", str(job))
+    )
+    submits = []
+    for number, (text, _) in enumerate(files):
+        (job := tmp_path / f"job-{number}.toml").write_text(text)
+        submits.append(("submit", str(tmp_path / "train.py"), "--config", str(job)))
+    (_, submit), (_, adjust), *refused = atoll(("submit", "--help"), ("adjust", "--help"), *submits)
+    assert "dense|stale-sparse|local-steps|zen|groups|compressed|volunteer|toy" in submit
+    assert "toy: how hard it plays" in submit
+    assert "--adapt-strength" in submit
+    assert "--strength" in adjust
+    for (code, said), (_, wrong) in zip(refused, files, strict=True):
         assert (code, wrong in said) == (2, True), said
 
 
 @pytest.mark.usefixtures("with_toy")
 def test_the_simulator_knows_it(tmp_path: Path) -> None:
     scenario = (ROOT / "examples" / "scenarios" / "cannikin-a.toml").read_text().replace("50_000", "2_000")
-    toy = tmp_path / "toy.toml"
-    toy.write_text(
-        scenario.replace('name = "cannikin-a"', 'name = "played"\nstrategy = "toy"') + "\n[toy]\nstrength = 0.5\n"
-    )
-    code, said = atoll("simulate", str(toy), "--policy", "even")
+    scenario = scenario.replace('name = "cannikin-a"', 'name = "played"\nstrategy = "toy"')
+    for strength in ("0.5", "5"):
+        (tmp_path / f"{strength}.toml").write_text(f"{scenario}\n[toy]\nstrength = {strength}\n")
+    commands = [("simulate", str(tmp_path / f"{strength}.toml"), "--policy", "even") for strength in ("0.5", "5")]
+    (code, said), (refused, why) = atoll(*commands)
     assert code == 0, said
-    toy.write_text(toy.read_text().replace("0.5", "5"))
-    code, said = atoll("simulate", str(toy))
-    assert (code, "toy" in said and "strength = 5" in said) == (2, True), said
+    assert (refused, "toy" in why and "strength = 5" in why) == (2, True), why
 
 
 @pytest.mark.usefixtures("with_toy")

@@ -1,5 +1,5 @@
-"""Ranks pull one layer in opposite directions, rank 0 down: python weighed.py OUT OPTIMIZER STEPS. OUT/rank-R has the
-layer's weights after the last step and a synchronization, for batches of 100 samples."""
+"""Ranks pull one layer in opposite directions, rank 0 down: python weighed.py OUT. OUT/rank-R has the layer's weights
+after one update by Adam, of a batch of 50 samples, and a synchronization."""
 
 from __future__ import annotations
 
@@ -11,19 +11,14 @@ from torch import nn
 
 import atoll
 
-out, family, steps = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 run = atoll.init(seed=1)
 model = nn.Linear(40, 3, bias=False)
 nn.init.zeros_(model.weight)
-optimizers = {
-    "adam": torch.optim.Adam(model.parameters(), lr=0.05),
-    "sgd": torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-}
-data = torch.utils.data.TensorDataset(torch.ones(100 * steps - 50, 40))
-model, optimizer, loader = run.prepare(model, optimizers[family], data, batch_size=100)
+adam, data = torch.optim.Adam(model.parameters(), lr=0.05), torch.utils.data.TensorDataset(torch.ones(50, 40))
+model, optimizer, loader = run.prepare(model, adam, data, batch_size=50)
 for _ in run.epochs(1):
     for (x,) in loader:
         run.backward((1 if run.rank == 0 else -1) * model(x).sum(dim=1).mean())
         optimizer.step()
         optimizer.zero_grad()
-torch.save(model.weight.detach(), out / f"rank-{run.rank}")
+torch.save(model.weight.detach(), Path(sys.argv[1]) / f"rank-{run.rank}")

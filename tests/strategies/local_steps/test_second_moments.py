@@ -98,9 +98,8 @@ SHAPES: Final = [
 ]
 
 
+@pytest.mark.parametrize(("make", "closure"), [*zip(MAKES.values(), (False, True, False), strict=True)], ids=MAKES)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("closure", [False, True])
-@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_v_is_the_ratio_times_its_own_entry_by_entry_whatever_gradients_come(
     make: Make, shape: tuple[int, ...], closure: bool
 ) -> None:
@@ -252,9 +251,8 @@ def test_what_16_bits_do_not_hold_is_told_anew() -> None:
     assert SecondMoments([adam], [weights]).told_after == 0
 
 
-@pytest.mark.parametrize("beta2", [0.95, 0.999])
 @pytest.mark.parametrize("kind", ["foreach", "fused", "closure", "large"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("dtype", "beta2"), [(torch.bfloat16, 0.95), (torch.float16, 0.999)])
 def test_moments_of_16_bits_are_summed_in_float32_and_never_negative(
     dtype: torch.dtype, kind: str, beta2: float
 ) -> None:

@@ -36,37 +36,12 @@ pytestmark = pytest.mark.timeout(300)
 EXCHANGES = pytest.mark.parametrize("exchange", ["updates", "gradients"])
 
 
-def ports(count: int) -> str:
-    return ",".join(str(free_port()) for _ in range(count))
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_when_nothing_is_left_out_or_late_it_trains_what_dense_trains(start: Start, world_size: int) -> None:
-    """Each of eleven cases in the same processes by dense and by both exchanges: momentum, Adam, weight decay, groups,
-    a schedule, tied and frozen parameters, accumulation, clipping, channels last. Losses, evaluations, weights and
-    moments agree to rounding. Adam and clipping agree by gradients only."""
-    codes = torchrun_like("stale_equals_dense.py", ports(40), world_size=world_size, start=start)
-    assert codes == [0] * world_size
-
-
 def test_what_scripts_do_works_by_both_exchanges(start: Start, tmp_path: Path) -> None:
-    """Every setting; batch norm, evaluations, loader's workers; bfloat16 parameters and a resume; layers that one rank
-    uses alone. The script says each; all ranks end with the same bits."""
-    assert torchrun_like("stale_cases.py", ports(26), str(tmp_path), start=start) == [0, 0]
-
-
-def test_all_ranks_of_two_islands_end_with_the_same_model(start: Start, tmp_path: Path) -> None:
-    """By hand, islands named by a variable; each rank makes its own keys. Updates, rate 0.9, one step late, float16."""
-    arguments = (str(tmp_path), "--settings", json.dumps({"sparsity": 0.9, "digest_every": 5}))
-    islands = ("west", "west", "east", "east")
-    codes = torchrun_like("stale_train.py", *arguments, world_size=4, islands=islands, start=start)
-    assert codes == [0] * 4
-    begun, ended = ([kept(tmp_path, 0, rank, what) for rank in range(4)] for what in ("begin", "end"))
-    masters, live = check_alike(ended, "masters"), check_alike(ended, "live")
-    for name, first in check_alike(begun, "masters").items():
-        assert torch.equal(live[name], masters[name]), name
-        assert not torch.equal(first, masters[name]), name
-    assert all(state["step"] == 27 for state in ended)
+    """Three ranks on two islands, started by hand: every setting; batch norm and evaluations; bfloat16 parameters
+    and a resume; a weight without a forward pass of its own. The script says each; all ranks end with the same bits."""
+    ports, islands = ",".join(str(free_port()) for _ in range(16)), ("west", "west", "east")
+    codes = torchrun_like("stale_cases.py", ports, str(tmp_path), world_size=3, islands=islands, start=start)
+    assert codes == [0] * 3
 
 
 def test_places_and_keys_of_the_launch_are_used_and_every_step_is_told(start: Start, tmp_path: Path) -> None:
@@ -75,14 +50,14 @@ def test_places_and_keys_of_the_launch_are_used_and_every_step_is_told(start: St
     with sparse(tmp_path, 4, start=start, sparsity=0.95, digest_every=4, exchange="gradients") as agent:
         agent.place(["a", "a", "b", "c"], ["west", "west", "east", "east"])
         agent.shares, agent.params = (1.0, 1.0, 1.0, 1.0), {"sparsity": 0.9}
-        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "10", "--sleep-s", "0.05")
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "6", "--sleep-s", "0.05")
         agent.wait_for_step(5)
         agent.send_plan(2, 0, (3.0, 1.0, 1.0, 1.0), sparsity=0.8)
         assert agent.exit_codes() == [0] * 4, agent.said()
     changes = set()
     for rank in range(4):
         samples = agent.steps[rank]
-        assert [sample.step for sample in samples] == list(range(90))
+        assert [sample.step for sample in samples] == list(range(54))
         assert {(sample.plan, sample.strategy_metrics["sparsity"]) for sample in samples} == {(1, 0.9), (2, 0.8)}
         changes.add(next(sample.step for sample in samples if sample.plan == 2))
         assert {sample.local_batch for sample in samples if sample.total_batch == 12} == {3, 6 if rank == 0 else 2}
@@ -93,7 +68,7 @@ def test_places_and_keys_of_the_launch_are_used_and_every_step_is_told(start: St
         spent_s = {name: sum(sample.strategy_metrics[name] for sample in samples) for name in ("select_s", "apply_s")}
         assert min(spent_s.values()) > 0, spent_s
         told = sum(link.sent_bytes for link in agent.links[rank].values())
-        sent = sum(sample.strategy_metrics["sent_bytes"] for sample in samples if sample.step <= 80)
+        sent = sum(sample.strategy_metrics["sent_bytes"] for sample in samples if sample.step <= 44)
         assert told / 4 < sent <= told  # on the wire, with what frames this small need beside
         assert [link for link in agent.links[rank].values() if link.dropped or not link.received_bytes] == []
     assert len(changes) == 1
@@ -203,32 +178,23 @@ def test_the_batch_and_the_learning_rate_change_and_nothing_is_trained_twice(
     check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, residuals, exchange)
 
 
-@pytest.mark.parametrize(("family", "steps"), [("adam", 1), ("sgd", 3)])
-def test_an_update_counts_as_the_share_of_the_batch_that_it_was_made_of(
-    start: Start, tmp_path: Path, family: str, steps: int
-) -> None:
-    """1. Rank 0 trains 94 of 100 samples, rank 1 six; their gradients are 1 and -1. 2. Everything is sent. Adam moves
-    by its rate whatever the size of a gradient: both moves counted half, and the masters stood still. 3. SGD with
-    momentum makes the update of the whole batch, also where the last one has 50 samples."""
+def test_an_update_counts_as_the_share_of_the_batch_that_it_was_made_of(start: Start, tmp_path: Path) -> None:
+    """1. Rank 0 trains 47 of 50 samples, rank 1 three; their gradients are 1 and -1. 2. Everything is sent. Adam moves
+    by its rate whatever the size of a gradient: both moves counted half, and the masters stood still."""
     with sparse(tmp_path, 2, start=start, sparsity=0.0, staleness=0, values="float32") as agent:
         agent.shares = (94.0, 6.0)
-        agent.start_workers("weighed.py", str(tmp_path), family, str(steps))
+        agent.start_workers("weighed.py", str(tmp_path))
         assert agent.exit_codes() == [0, 0], agent.said()
-    gradient = 0.94 - 0.06
-    ways = {"adam": gradient, "sgd": gradient * (1 + 1.9 + (1 + 0.9 + 0.81))}
     for rank in range(2):
         moved = torch.load(tmp_path / f"rank-{rank}", weights_only=True)
-        torch.testing.assert_close(moved, torch.full_like(moved, -0.05 * ways[family]), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(moved, torch.full_like(moved, -0.05 * (0.94 - 0.06)), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("staleness", "zero"), [(0, "after"), (1, "before")])
-def test_an_overflow_on_one_rank_leaves_its_part_of_the_round_empty(
-    start: Start, tmp_path: Path, staleness: int, zero: str
-) -> None:
+def test_an_overflow_on_one_rank_leaves_its_part_of_the_round_empty(start: Start, tmp_path: Path) -> None:
     """1. Each rank scales its loss with a GradScaler. 2. Gradients of rank 1 overflow twice, and its scaler makes no
     update. 3. The other waited 300 s for its part. It comes, with nothing new: all gradients but those count."""
-    with sparse(tmp_path, 2, start=start, sparsity=0.5, staleness=staleness, values="float32", digest_every=1) as agent:
-        agent.start_workers("left_out.py", str(tmp_path), "scaler", zero)
+    with sparse(tmp_path, 2, start=start, sparsity=0.5, values="float32", digest_every=1) as agent:
+        agent.start_workers("left_out.py", str(tmp_path), "scaler", "before")
         assert agent.exit_codes() == [0, 0], agent.said()
         assert agent.checkpoint_step == 24
     ended = [torch.load(tmp_path / f"rank-{rank}", weights_only=True) for rank in range(2)]
@@ -240,8 +206,10 @@ def test_an_overflow_on_one_rank_leaves_its_part_of_the_round_empty(
         torch.testing.assert_close((begun - weights).double(), 0.01 * sum(summed), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("how", ["once", "always"])
-@pytest.mark.parametrize(("exchange", "staleness"), [("updates", 0), ("updates", 1), ("gradients", 1), ("dense", 0)])
+@pytest.mark.parametrize(
+    ("how", "exchange", "staleness"),
+    [("once", "updates", 0), ("always", "updates", 1), ("once", "gradients", 1), ("always", "dense", 0)],
+)
 def test_a_script_that_leaves_updates_out_on_one_rank_is_told_so_at_once(
     start: Start, tmp_path: Path, how: str, exchange: str, staleness: int
 ) -> None:
@@ -274,13 +242,13 @@ def test_the_last_checkpoint_is_of_the_model_that_training_ended_with(
 
 
 @EXCHANGES
-def test_a_stop_at_the_end_of_each_epoch_changes_nothing(start: Start, tmp_path: Path, exchange: str) -> None:
-    """1. AdamW, everything sent, no step late. 2. The same job again, stopped at the end of epochs 1 and 2: each run
-    that goes on shows the last batch of the epoch before once more. 3. The weights are the same: moments went through
-    both stops."""
+def test_a_stop_at_the_end_of_an_epoch_changes_nothing(start: Start, tmp_path: Path, exchange: str) -> None:
+    """1. AdamW, everything sent, no step late. 2. The same job again, stopped at the end of epoch 1: the run that goes
+    on shows the last batch of the epoch before once more. 3. The weights are the same: moments went through the
+    stop."""
     settings = {"sparsity": 0.0, "staleness": 0, "values": "float32", "exchange": exchange}
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    for out, run, await_stop_at in ((whole, 1, -1), (stopped, 1, 8), (stopped, 2, 17), (stopped, 3, -1)):
+    for out, run, await_stop_at in ((whole, 1, -1), (stopped, 1, 8), (stopped, 2, -1)):
         out.mkdir(exist_ok=True)
         with sparse(out, 2, start=start, run=run, **settings) as agent:
             agent.start_workers("stale_train.py", str(out), "--adamw", "--await-stop-at", str(await_stop_at))
@@ -291,7 +259,7 @@ def test_a_stop_at_the_end_of_each_epoch_changes_nothing(start: Start, tmp_path:
             assert agent.warnings == []
     check_every_sample_once(stopped, epochs=3)
     expected = check_alike([kept(whole, 1, rank, "end") for rank in range(2)], "masters")
-    actual = check_alike([kept(stopped, 3, rank, "end") for rank in range(2)], "masters")
+    actual = check_alike([kept(stopped, 2, rank, "end") for rank in range(2)], "masters")
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -353,7 +321,6 @@ def test_a_killed_rank_costs_seconds_and_only_its_own_residual(start: Start, tmp
     [
         (0, 0, "by the script"),
         (2, 0, "at the end"),
-        (1, int(signal.SIGKILL), "by the script"),
         (1, int(signal.SIGKILL), "at the end"),
     ],
 )
