@@ -38,12 +38,12 @@ class WrittenWeights:
         for layer in self._layers:
             live = layer.live.cpu()
             if not torch.equal(layer.master.to(live.dtype), live):
-                _refuse(layer)
+                _refuse(layer, ", or a bit of this worker's memory changed")
 
 
-def _refuse(layer: Layer) -> NoReturn:
+def _refuse(layer: Layer, otherwise: str = "") -> NoReturn:
     raise BadInput(
-        f'the script wrote parameter {layer.name} after run.prepare. With exchange = "gradients" sparse optimizers '
+        f'the script wrote parameter {layer.name} after run.prepare{otherwise}. With exchange = "gradients" sparse optimizers '
         "update the shared parameters, which never take over what is written to a worker's copy. Use "
         'exchange = "updates" or another strategy, or write to it before run.prepare'
     )

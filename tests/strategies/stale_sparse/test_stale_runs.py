@@ -374,14 +374,16 @@ def test_a_paused_rank_is_lost_within_the_limit_of_silence(start: Start, tmp_pat
 
 @EXCHANGES
 def test_a_flipped_bit_stops_the_run_and_names_the_tensor(start: Start, tmp_path: Path, exchange: str) -> None:
-    """One bit of one weight of rank 1 changes in memory: the next comparison finds it."""
+    """One bit of one weight of rank 1 changes in memory: the next comparison finds it, with the other ranks or, where all
+    updates are in by then, of the shared parameter with the one that is trained."""
     arguments = (str(tmp_path), "--epochs", "1000", "--flip-at", "6")
     settings = json.dumps({"sparsity": 0.9, "digest_every": 4, "exchange": exchange})
     with (tmp_path / "said").open("wb") as log:
         codes = torchrun_like("stale_train.py", *arguments, "--settings", settings, start=start, log=log)
     said = (tmp_path / "said").read_text()
     assert all(codes), said
-    assert "the weights of 2.weight differ between ranks" in said
-    assert f"(1 of {2 if exchange == 'updates' else 6} tensors differ)" in said, "small layers are one tensor"
+    if exchange == "updates" or "parameter 2.weight after run.prepare, or a bit of this worker's memory" not in said:
+        assert "the weights of 2.weight differ between ranks" in said
+        assert f"(1 of {2 if exchange == 'updates' else 6} tensors differ)" in said, "small layers are one tensor"
     steps = [kept(tmp_path, 0, rank, "end")["step"] for rank in range(2)]
     assert all(6 <= step <= 14 for step in steps), steps
