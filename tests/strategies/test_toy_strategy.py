@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from warm import WarmStock
 from zmq_agent import FakeAgent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,7 +186,7 @@ def test_it_trains_with_what_a_plan_gives_it_and_its_messages_are_answered(tmp_p
         answer = json.dumps({"answer": 3 * json.loads(body)["question"]})
         return [(rank, answer), (1 - rank, answer)]
 
-    with FakeAgent(tmp_path, world_size=2) as agent:
+    with WarmStock() as stock, FakeAgent(tmp_path, world_size=2, start=stock.start) as agent:
         agent.spec.strategy, agent.spec.strategy_settings = "toy", '{"strength":0.5}'
         agent.answers = answers
         agent.start_workers("regression.py", str(tmp_path), "--epochs=20")

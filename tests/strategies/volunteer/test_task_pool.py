@@ -287,7 +287,7 @@ class Interleavings(RuleBasedStateMachine):
 
 
 TestInterleavings = Interleavings.TestCase
-TestInterleavings.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestInterleavings.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 def test_an_answer_that_is_held_has_no_deadline_and_counts_once() -> None:
