@@ -85,14 +85,17 @@ def test_the_noise_of_accumulated_gradients_is_that_of_the_samples(
         assert agent.exit_codes() == [0, 0], agent.said()
     assert (agent.prepared.optimizer, agent.prepared.batches_per_update) == ("adaptive", 4)
     estimator, seen = NoiseEstimator(), []
-    for both in zip(agent.steps[0], agent.steps[1], strict=True):
+    by_step = [{one.step: one for one in agent.steps[rank]} for rank in range(2)]
+    told_by_both = sorted(by_step[0].keys() & by_step[1].keys())  # a worker keeps 256 steps for an agent that is slow
+    for step in told_by_both:
+        both = [by_step[rank][step] for rank in range(2)]
         told = [norms_of(step_from_wire(one)) for one in both]
         if all(told):
             seen.append(both[0].sampled_batches)
         for one in filter(None, told):
-            estimator.observe(both[0].step, one)
+            estimator.observe(step, one)
     assert set(seen) == {sampled}
-    assert len(seen) == pytest.approx(40, abs=3)
+    assert len(seen) == pytest.approx(len(told_by_both) / 10, abs=3)
     estimate = estimator.estimate()
     assert estimate is not None
     assert estimate.noise_scale == pytest.approx(20, rel=0.2)
