@@ -75,7 +75,7 @@ class OwnedJob(UpdateJob):
                 close(self.of[rank][tensor].live.double(), master - residuals[rank] / self.weights[rank])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     islands=st.sampled_from(ISLANDS),
     values=st.sampled_from(["float32", "float16", "int8", "int4", "int2"]),

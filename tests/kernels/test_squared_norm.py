@@ -31,8 +31,9 @@ def test_it_is_the_float64_sum_of_squares(device: str, entries: int) -> None:
     assert squared_norm(x) == pytest.approx(reference(x), rel=1e-13, abs=0)
 
 
-@pytest.mark.parametrize("offset", [1, 2, 3, 5, 7])
-@pytest.mark.parametrize("entries", [33, 1025, 2**18 + 9])
+@pytest.mark.parametrize(
+    ("entries", "offset"), [*((33, n) for n in (1, 2, 3, 5, 7)), (1025, 1), (1025, 7), (2**18 + 9, 3)]
+)
 def test_misaligned_slices_are_read_where_they_begin_and_end(device: str, offset: int, entries: int) -> None:
     whole = normal(entries + 16, device)
     whole[:offset] = torch.inf
@@ -41,7 +42,7 @@ def test_misaligned_slices_are_read_where_they_begin_and_end(device: str, offset
     assert squared_norm(x) == pytest.approx(reference(x), rel=1e-13)
 
 
-@pytest.mark.parametrize("at", [0, 17, 2**18 - 1, 2**18, 2**18 + 32])
+@pytest.mark.parametrize("at", [0, 2**18 - 1, 2**18, 2**18 + 32])
 def test_one_nan_anywhere_makes_the_result_nan(device: str, at: int) -> None:
     x = torch.zeros(2**18 + 33, device=device)
     x[at] = torch.nan
@@ -80,7 +81,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads_or_the_processor(entrie
 
 
 @given(x=arrays(np.float32, st.integers(0, 300), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_finite_buffer_agrees_with_numpy(x: np.ndarray) -> None:
     expected = math.fsum(np.square(x.astype(np.float64)))
     assert squared_norm(x) == pytest.approx(expected, rel=1e-13, abs=0)

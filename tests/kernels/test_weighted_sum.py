@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from atoll.errors import BadInput
 from atoll.kernels import _native, weighted_sum
 
-SIZES = [0, 1, 31, 32, 33, 1023, 1025, 2**18 + 1, 2**20 + 1]
+SIZES = [0, 1, 31, 32, 33]
 F32 = NDArray[np.float32]
 
 
@@ -43,8 +44,9 @@ def as_numpy(tensors: Sequence[torch.Tensor]) -> list[F32]:
     return [tensor.cpu().numpy() for tensor in tensors]
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
-@pytest.mark.parametrize("entries", SIZES)
+@pytest.mark.parametrize(
+    ("entries", "count"), [*itertools.product(SIZES, (0, 1, 2, 3, 5)), (1023, 3), (1025, 5), (2**20 + 1, 2)]
+)
 def test_every_bit_is_that_of_numpy(device: str, entries: int, count: int) -> None:
     inputs = normal(entries, device, count)
     weights = [0.3, -1.7, 1 / 3, 1e-3, 2.0][:count]
@@ -53,14 +55,14 @@ def test_every_bit_is_that_of_numpy(device: str, entries: int, count: int) -> No
     assert same_bits(out, reference(as_numpy(inputs), weights, entries))
 
 
-@pytest.mark.parametrize("place", [0, 1, 2, 3])
-@pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("entries", [33, 2**18 + 1025])
+@pytest.mark.parametrize(
+    ("entries", "count", "place"), [(33, 1, 0), (33, 2, 0), (33, 2, 1), (33, 4, 0), (33, 4, 3), (2**18 + 1025, 4, 2)]
+)
 def test_out_may_be_any_one_of_the_inputs(device: str, entries: int, count: int, place: int) -> None:
     inputs = normal(entries, device, count)
     weights = [0.5, 0.25, -3.0, 0.1][:count]
     expected = reference(as_numpy([x.clone() for x in inputs]), weights, entries)
-    out = inputs[place % count]
+    out = inputs[place]
     weighted_sum(out, inputs, weights)
     assert same_bits(out, expected)
 
@@ -71,8 +73,10 @@ def test_out_may_be_several_of_the_inputs(device: str) -> None:
     assert x.eq(7.0).all()
 
 
-@pytest.mark.parametrize("offsets", [(1, 0, 0), (0, 3, 5), (7, 7, 1)])
-@pytest.mark.parametrize("entries", [9, 1025, 2**18 + 3])
+@pytest.mark.parametrize(
+    ("entries", "offsets"),
+    [(9, (1, 0, 0)), (9, (0, 3, 5)), (1025, (7, 7, 1)), (1025, (1, 0, 0)), (2**18 + 3, (0, 3, 5))],
+)
 def test_misaligned_slices_write_nothing_outside(device: str, entries: int, offsets: tuple[int, int, int]) -> None:
     whole, *others = normal(entries + 8, device, 3)
     out, a, b = (x[o : o + entries] for x, o in zip([whole, *others], offsets, strict=True))
@@ -114,7 +118,7 @@ def test_buffers_of_other_shapes_are_read_as_rows(device: str) -> None:
     assert bucket.tolist() == [0.0] * 5 + [0.5 * i for i in range(12)] + [0.0] * 3
 
 
-@pytest.mark.parametrize("entries", [1025, 2**18 + 1, 2**20 + 1])
+@pytest.mark.parametrize("entries", [1025, 2**18 + 1])
 def test_the_bits_do_not_depend_on_the_number_of_threads_or_the_processor(entries: int) -> None:
     inputs, weights = normal(entries, "cpu", 4), [0.1, 0.7, -0.3, 1e-4]
     expected = torch.empty(entries)
@@ -141,7 +145,7 @@ any_float = st.floats(width=32)
     ),
     data=st.data(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_buffers_at_all_agree_with_numpy(inputs: list[F32], data: st.DataObject) -> None:
     weights = data.draw(st.lists(any_float, min_size=len(inputs), max_size=len(inputs)))
     with np.errstate(all="ignore"):
