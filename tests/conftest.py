@@ -25,7 +25,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says nothing on a machine that does other things as well; every test has a timeout anyway.
-settings.register_profile("atoll", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("atoll", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("atoll")
 
 

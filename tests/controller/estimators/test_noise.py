@@ -38,7 +38,7 @@ def train(estimator: NoiseEstimator, rng: np.random.Generator, sqnorm: float, st
 def test_unequal_batches_are_unbiased_within_three_standard_errors(sqnorm: float) -> None:
     """Of many runs of 60 sampled steps; what the ratio of two noisy means is biased by is of second order."""
     found = []
-    for seed in range(120):
+    for seed in range(60):
         estimator = NoiseEstimator()
         train(estimator, np.random.default_rng(seed), sqnorm, range(0, 600, 10))
         estimate = estimator.estimate()
@@ -52,7 +52,7 @@ def test_unequal_batches_are_unbiased_within_three_standard_errors(sqnorm: float
 @pytest.mark.parametrize("sqnorm", [1.0, 0.05])
 def test_the_error_said_is_the_error_made(sqnorm: float) -> None:
     found, said = [], []
-    for seed in range(100):
+    for seed in range(60):
         estimator = NoiseEstimator()
         train(estimator, np.random.default_rng(seed), sqnorm, range(60))
         estimate = estimator.estimate()

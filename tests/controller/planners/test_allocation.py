@@ -51,7 +51,7 @@ def servers(plan: AllocationPlan) -> list[list[int]]:
     return [sorted({*stage.frontal, *stage.backward}) for stage in plan.stages]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(clusters())
 def test_every_device_and_layer_has_one_place_and_no_order_of_the_stages_is_shorter(case: AllocationInput) -> None:
     """1. Each reliable device serves one stage, each volunteer helps one, each layer is in one. 2. No order of these
@@ -79,7 +79,7 @@ def test_every_device_and_layer_has_one_place_and_no_order_of_the_stages_is_shor
             assert mean_edge(case, [client], own) <= nearest * (1 + 1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.floats(0.1, 5), min_size=1, max_size=9),
     st.lists(st.floats(0.1, 5), min_size=1, max_size=4),

@@ -39,7 +39,7 @@ def every_grouping(case: FusionInput) -> list[tuple[int, ...]]:
     return [cuts for count in range(len(case.tensors)) for cuts in itertools.combinations(inner, count)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cases)
 def test_no_grouping_is_sooner(case: FusionInput) -> None:
     plan = plan_fusion(case)

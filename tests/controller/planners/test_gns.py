@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -61,6 +62,7 @@ def least_variance(covariance: F64) -> F64:
 Combine = Callable[[Sequence[int], Sequence[float], float], tuple[float, float]]
 
 
+@functools.cache
 def estimates(sqnorm: float, weighted: Combine) -> NDArray[np.float64]:
     """(trace, sqnorm) [TRIALS, 2]."""
     return np.array([weighted(BATCHES, local, whole) for local, whole in steps(sqnorm)])

@@ -232,7 +232,7 @@ def clusters(draw: st.DrawFn) -> GroupsInput:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(clusters())
 def test_larger_clusters_keep_the_promise(case: GroupsInput) -> None:
     """Of one stage any `history` groups in a row connect all replicas. Of several, those that were validated do. No

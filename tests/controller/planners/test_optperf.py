@@ -130,7 +130,7 @@ def test_a_batch_beyond_the_bounds_is_infeasible_and_says_so() -> None:
         plan_optperf(of(9, (model(1, 0, 1, 0, low=1, high=4),) * 2, Overlap(gamma=0.5, t_o=0, t_u=0)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(clusters())
 def test_the_optimum_equals_that_of_a_linear_program(case: OptPerfInput) -> None:
     plan = plan_optperf(case)
@@ -145,7 +145,7 @@ def test_the_optimum_equals_that_of_a_linear_program(case: OptPerfInput) -> None
     assert plan.step_time >= plan.optperf * (1 - 1e-12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(node_models(widest=5), min_size=1, max_size=4), overlaps, st.integers(0, 12))
 def test_no_other_whole_split_is_faster(nodes: list[NodeModel], overlap: Overlap, more: int) -> None:
     """Against trying all splits of what is beyond the least batches."""

@@ -22,7 +22,7 @@ def by_trying(sizes: Sequence[int], replicas: int, lost: int) -> float:
 
 
 @given(st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_probabilities_are_those_of_trying_every_set_of_lost_machines(data: st.DataObject) -> None:
     replicas = data.draw(st.integers(1, 4))
     size = st.integers(replicas, 2 * replicas - 1)

@@ -17,7 +17,7 @@ def drawn(seed: int, count: int) -> F64:
     return edge
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 7))
 def test_no_order_is_shorter(seed: int, count: int) -> None:
     edge = drawn(seed, count)
@@ -38,11 +38,11 @@ def test_stages_on_a_line_are_ordered_along_it_when_annealed() -> None:
 
 
 def test_annealing_is_near_the_exact_order() -> None:
-    """Where both can be had, annealing is within 2 % in the mean of ten cases."""
+    """Where both can be had, annealing is within 2 % in the mean of four cases."""
     from atoll.controller.planners import stage_order
 
     ratios = []
-    for seed in range(10):
+    for seed in range(4):
         edge = drawn(seed, EXACT_STAGES - 2)
         annealed = tuple(stage_order._annealed(edge))
         ratios.append(order_cost(edge, annealed) / order_cost(edge, shortest_order(edge)))

@@ -48,7 +48,7 @@ def every_cut(case: StagesInput) -> list[tuple[int, ...]]:
     return [(0, *rest) for rest in itertools.combinations(range(1, len(case.layers)), len(case.devices) - 1)]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(pipelines())
 def test_no_cut_has_a_faster_bottleneck(case: StagesInput) -> None:
     best = min((bottleneck_s(case, cuts) for cuts in every_cut(case)), default=math.inf)

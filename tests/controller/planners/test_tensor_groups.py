@@ -59,7 +59,7 @@ def every(case: CompressionInput) -> float:
     return case.forward_s + best_s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(cases())
 def test_of_few_tensors_no_grouping_is_sooner(case: CompressionInput) -> None:
     plan = plan_grouping(case)

@@ -138,7 +138,8 @@ def test_a_thousand_streams_that_end_at_once_lose_no_node_before_its_lease_ends(
 
     def lost() -> list[str]:
         now = PassClock(clock.now_s, 0.0, sessions.awaiting_since_s, 3.0)
-        return [one.record.name for one in all_of_them if is_lost(sessions.nodes().get(one.record.name), now)]
+        known = sessions.nodes()
+        return [one.record.name for one in all_of_them if is_lost(known.get(one.record.name), now)]
 
     clock.sleep(0.01, lambda: sessions.forget_lost(()))
     known = sessions.nodes()
