@@ -44,16 +44,13 @@ WHERE = """
     """
 SPAWNS = """
     import multiprocessing, os, sys
-    from torch.utils.data import DataLoader, Dataset
-    class Squares(Dataset):
-        def __len__(self):
-            return 3
-        def __getitem__(self, index):
-            return index * index, os.getcwd(), sys.argv[1]
+    def square(number):
+        return number * number, __name__, os.getcwd(), sys.argv[1]
     if __name__ == "__main__":
         print(multiprocessing.get_start_method(allow_none=True))
         for how in ("spawn", "fork"):
-            print(list(DataLoader(Squares(), num_workers=1, multiprocessing_context=how)))
+            with multiprocessing.get_context(how).Pool(1) as pool:
+                print(pool.map(square, range(3)))
         sys.exit("that was all")
     """
 INTERRUPTED = """
@@ -112,9 +109,9 @@ def server(stdout: int | None = None) -> Iterator[tuple[subprocess.Popen[bytes],
         yield process, ours
 
 
-def become(folder: Path, script: str, env: Mapping[str, str], module: str = "") -> Ended:
+def become(folder: Path, script: str, env: Mapping[str, str]) -> Ended:
     """The server itself, which is told before it is one."""
-    order = LaunchOrder((write(folder, script, module), "--x"), str(folder), env, module).to_json()
+    order = LaunchOrder((write(folder, script), "--x"), str(folder), env).to_json()
     with server(subprocess.PIPE) as (process, line):
         line.sendall(len(order).to_bytes(warm_start.NUMBER_BYTES, "little") + order)
         line.close()
@@ -159,8 +156,9 @@ def test_script_cannot_tell(serving: socket.socket, tmp_path: Path, script: str,
     there = cold(tmp_path, script, {"RANK": "4"})
     assert there[0].endswith(ends_with)
     assert there[1] == code
-    assert become(tmp_path, script, {"RANK": "4"}) == there
     assert fork(serving, tmp_path, script, {"RANK": "4"}) == there
+    if script == WHERE:  # what a server does from here on is the same, whether it was forked or not
+        assert become(tmp_path, script, {"RANK": "4"}) == there
 
 
 def test_module_cannot_tell(serving: socket.socket, tmp_path: Path) -> None:
@@ -174,7 +172,6 @@ def test_module_cannot_tell(serving: socket.socket, tmp_path: Path) -> None:
     assert "['--x'] 7" in there[0]
     assert there[0].endswith("ValueError: inner\n")
     assert there[1] == 1
-    assert become(tmp_path, MODULE, env, "package.train") == there
     assert fork(serving, tmp_path, MODULE, env, "package.train") == there
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -41,16 +43,42 @@ for module, names in (
         delattr(module, name)
 """
 )
-MAIN = "from atoll.cli.main import main; main()"
-COMMAND = ELSEWHERE + MAIN
+COMMANDS = """
+from atoll.cli.main import main
+for line in sys.argv[1:]:
+    sys.argv[1:] = line.split()
+    code = None
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code or 0
+    for stream in (sys.stdout, sys.stderr):
+        print(f"\\nended {code}", file=stream, flush=True)
+"""
+"""A command after the other. None: it returned."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: str
+    stdout: str
+    stderr: str
 
 
 def run(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **env})
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **env})
 
 
-@pytest.mark.timeout(700)  # a dozen processes, each of which has 60 s
+def commands(elsewhere: str, *lines: str, **env: str) -> list[Ended]:
+    """What each said, all in one process: nothing that is absent is there for any of them."""
+    done = run(elsewhere + COMMANDS, *lines, **env)
+    said = [re.findall(r"(.*?)\nended (\w+)\n", stream, re.DOTALL) for stream in (done.stdout, done.stderr)]
+    assert (done.returncode, [*map(len, said)]) == (0, [len(lines)] * 2), done.stderr
+    return [Ended(code, out, err) for (out, code), (err, _) in zip(*said, strict=True)]
+
+
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("elsewhere", [ELSEWHERE, WINDOWS], ids=["macOS", "Windows"])
 def test_the_commands_of_a_client_run(
     elsewhere: str, controller: ScriptedController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -58,43 +86,30 @@ def test_the_commands_of_a_client_run(
     """1. A job is submitted, from the shell and from Python. 2. It is listed, looked at, followed and cancelled. 3. So
     are nodes. 4. Certificates are made. 5. Doctor says what this machine is for, and looks at the cluster. Both systems
     are played: what they lack is taken away here."""
-    command = elsewhere + MAIN
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ATOLL_CONTROLLER", controller.address)
     Path("train.py").write_text("print('hello')\n")
     Path("job.toml").write_text('strategy = "stale-sparse"\nscript = "train.py"\n[stale_sparse]\nsparsity = 0.9\n')
-    submitted = run(command, "submit", "--config", "job.toml")
-    assert (submitted.returncode, submitted.stdout) == (0, "train-0000\n"), submitted.stderr
+    (submitted,) = commands(elsewhere, "submit --config job.toml")
+    assert (submitted.code, submitted.stdout) == ("0", "train-0000\n"), submitted.stderr
     python = elsewhere + "import atoll; print(atoll.submit('train.py')); print(len(atoll.Client(sys.argv[1:]).jobs()))"
     assert run(python, controller.address).stdout.split() == ["train-0001", "2"]
-    for words in (
-        "jobs",
-        "status train-0000",
-        "nodes",
-        "top",
-        "cancel train-0000",
-        "certs init ca",
-        "jobs --all --json",
-    ):
-        done = run(command, *words.split())
-        assert (done.returncode, "Traceback" in done.stderr) == (0, False), (words, done.stderr)
-    doctor = run(command, "doctor")
-    assert "a client: controllers, agents and workers run on Linux alone" in doctor.stdout
-    assert (doctor.returncode, "Traceback" in doctor.stderr) == (0, False)
+    lines = ("jobs", "status train-0000", "nodes", "top", "cancel train-0000", "certs init ca", "jobs --all --json")
+    done = commands(elsewhere, *lines, "doctor")
+    assert {(one.code, "Traceback" in one.stderr) for one in done} == {("0", False)}, done
+    assert "a client: controllers, agents and workers run on Linux alone" in done[-1].stdout
 
 
-@pytest.mark.parametrize("command", ["up", "up --detach", "down", "agent", "controller", "drill"])
-def test_what_needs_linux_says_so_in_one_line(command: str, tmp_path: Path) -> None:
-    done = run(COMMAND, *command.split(), HOME=str(tmp_path))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "error: this runs on Linux alone. Here `atoll` is a client: name a cluster with --controller HOST:PORT\n"
-    )
+def test_what_needs_linux_says_so_in_one_line(tmp_path: Path) -> None:
+    lines = ("up", "up --detach", "down", "agent", "controller", "drill")
+    told = "error: this runs on Linux alone. Here `atoll` is a client: name a cluster with --controller HOST:PORT\n"
+    for line, done in zip(lines, commands(ELSEWHERE, *lines, HOME=str(tmp_path)), strict=True):
+        assert (done.code, done.stdout, done.stderr) == ("2", "", told), line
 
 
 def test_a_trace_needs_what_it_names() -> None:
-    done = run(COMMAND, "trace", "vit-3f9a")
-    assert (done.returncode, done.stdout) == (2, "")
+    (done,) = commands(ELSEWHERE, "trace vit-3f9a")
+    assert (done.code, done.stdout) == ("2", "")
     assert done.stderr == "error: opentelemetry is not installed. pip install 'atoll[otel]'\n"
 
 
