@@ -12,15 +12,18 @@ from profiles_made import empty, probe, with_trials
 
 from atoll.controller.planners.registry import PLANNERS
 from atoll.errors import BadInput, NotFound
-from atoll.profiling.document import load_profile, write
+from atoll.profiling.document import Document, load_profile, write
 from atoll.profiling.profiler import finished
 
 
+@pytest.fixture(scope="module")
+def complete() -> Document:
+    return finished(with_trials(empty(), probe(0.5, 8), probe(0.9, 16), probe(0.999, 32, 0.9)))
+
+
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """A complete profile."""
-    document = with_trials(empty(), probe(0.5, 8), probe(0.9, 16), probe(0.999, 32, 0.9))
-    write(finished(document), tmp_path / "train.profile.json")
+def path(tmp_path: Path, complete: Document) -> Path:
+    write(complete, tmp_path / "train.profile.json")
     return tmp_path / "train.profile.json"
 
 

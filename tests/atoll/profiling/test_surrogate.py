@@ -18,12 +18,12 @@ def known_ratio(sparsity: float, batch: float) -> float:
     return 1 + 0.08 * (-math.log10(1 - sparsity)) ** 1.5 * (128 / batch) ** 0.3
 
 
-def probed(count: int, noise: float, sampling: str = "log-uniform") -> list[Tried]:
+def probed(count: int, noise: float) -> list[Tried]:
     generator = np.random.default_rng(5)
     tried: list[Tried] = []
     for number in range(count):
-        sparsity = surrogate.draw_sparsity(number, sampling, seed=1)
-        batch = surrogate.choose_batch(sparsity, tried, BATCHES, seed=1)
+        sparsity = surrogate.draw_sparsity(number, "log-uniform", seed=1)
+        batch = BATCHES[3 * number % len(BATCHES)]
         tried.append(
             Tried(sparsity, batch, known_ratio(sparsity, batch) * math.exp(noise * generator.standard_normal()))
         )

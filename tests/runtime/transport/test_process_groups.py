@@ -48,8 +48,7 @@ def test_an_abort_that_hangs_holds_up_nobody_beyond_the_deadline() -> None:
     assert (hanging.asked, hanging.gave_up) == (1, False)
 
 
-@pytest.mark.parametrize("sent_with", [signal.SIGSTOP, signal.SIGKILL])
-@pytest.mark.parametrize("way", ["broadcast", "hand-over"])
+@pytest.mark.parametrize(("way", "sent_with"), [("broadcast", signal.SIGSTOP), ("hand-over", signal.SIGKILL)])
 def test_a_message_that_came_by_half_is_left_behind(way: str, sent_with: signal.Signals) -> None:
     """1. A rank is stopped, or killed, while it sends a large tensor. 2. The other has half of it, is told to abort,
     and its collective has failed soon after, though gloo does not wake it: its timeout is minutes. 3. The group is
