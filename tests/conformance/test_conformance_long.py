@@ -27,6 +27,7 @@ def test_every_pair_with_a_dear_wrapper_trains_as_plain_torch(start: Start, tmp_
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.filterwarnings("ignore")  # the trainers', of each other and of torch
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_every_pair_with_a_trainer_trains_as_the_trainer_alone(start: Start, tmp_path: Path, trainer: str) -> None:
     if find_spec(LIBRARIES[trainer]) is None:
