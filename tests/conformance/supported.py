@@ -13,8 +13,10 @@ HEAD: Final = """# What is supported
 
 This page is generated from the table of the conformance suite (`tests/conformance/`). For each cell two real workers
 train a small model through Atoll's public calls, and plain PyTorch trains the same program in one process on whole
-batches, without Atoll. `make test` runs cases that cover every pair of values; `make test-long` adds compiled models
-and loader processes. Any cell can be tried by hand:
+batches, without Atoll. `make test` runs cases that cover every pair of values; `make test-long` adds compiled models,
+loader processes and the trainers of Hugging Face, Lightning and Accelerate, which are compared with the same trainer
+alone. `groups` and `volunteer` train through calls of their own ([strategies](strategies.md),
+[volunteers](volunteers.md)) and are not in these tables. Any cell can be tried by hand:
 
 ```
 .venv/bin/python scripts/conformance strategy=local-steps feature=lstm optimizer=adamw precision=autocast
