@@ -43,7 +43,7 @@ class WrittenWeights:
 
 def _refuse(layer: Layer, otherwise: str = "") -> NoReturn:
     raise BadInput(
-        f'the script wrote parameter {layer.name} after run.prepare{otherwise}. With exchange = "gradients" sparse optimizers '
-        "update the shared parameters, which never take over what is written to a worker's copy. Use "
+        f'the script wrote parameter {layer.name} after run.prepare{otherwise}. With exchange = "gradients" sparse '
+        "optimizers update the shared parameters, which never take over what is written to a worker's copy. Use "
         'exchange = "updates" or another strategy, or write to it before run.prepare'
     )

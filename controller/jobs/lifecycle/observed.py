@@ -28,8 +28,9 @@ START_DEADLINE_S: Final = 60.0
 """How long a job's first start may take until all workers live; `failures.start_deadline_s` has the next ones'."""
 LEFT_EARLY_S: Final = 10.0
 GROW_STABLE_S: Final = 3.0
-RETURN_GRACE_S: Final = 10.0
-"""How long a controller that has begun to lead waits for nodes that it never heard of before it calls them lost."""
+RETURN_GRACE_S: Final = 20.0
+"""How long a controller that has begun to lead waits for nodes that it never heard of before it calls them lost. Their
+agents may first wait in vain for the leader before, whose connections stand while it says nothing."""
 WORKER_DEATH_S: Final = 0.5
 """Workers die within this time of their agent, by the kernel's hand: a lost node has no process of ours left then."""
 PARTED_S: Final = 1.5

@@ -374,8 +374,8 @@ def test_a_paused_rank_is_lost_within_the_limit_of_silence(start: Start, tmp_pat
 
 @EXCHANGES
 def test_a_flipped_bit_stops_the_run_and_names_the_tensor(start: Start, tmp_path: Path, exchange: str) -> None:
-    """One bit of one weight of rank 1 changes in memory: the next comparison finds it, with the other ranks or, where all
-    updates are in by then, of the shared parameter with the one that is trained."""
+    """One bit of one weight of rank 1 changes in memory: the next comparison finds it, with the other ranks or, where
+    all updates are in by then, of the shared parameter with the one that is trained."""
     arguments = (str(tmp_path), "--epochs", "1000", "--flip-at", "6")
     settings = json.dumps({"sparsity": 0.9, "digest_every": 4, "exchange": exchange})
     with (tmp_path / "said").open("wb") as log:

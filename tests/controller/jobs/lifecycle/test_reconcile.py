@@ -21,10 +21,12 @@ from made import (
     worker,
 )
 
+from atoll.agent.controller_stream import BACKOFF_CAP_S, REGISTER_DEADLINE_S
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.estimators.profile import LinkEstimate, Profile
 from atoll.controller.jobs.lifecycle.learned import with_learned
 from atoll.controller.jobs.lifecycle.observed import (
+    RETURN_GRACE_S,
     ForgetWorker,
     JobStep,
     LaunchWorkers,
@@ -248,18 +250,21 @@ def test_a_node_counts_as_lost_when_its_lease_ran_out_and_not_before() -> None:
 
 
 def test_a_new_leader_gives_agents_time_to_come_back() -> None:
+    """Also those that waited for an answer of a leader before that stood still, and then paused."""
+    assert RETURN_GRACE_S > REGISTER_DEADLINE_S + BACKOFF_CAP_S
+
     def after(leading_s: float) -> JobPhase:
         unheard = node("b", connected=False, heard_s=None)
         view = observed(job(), run("a", "b"), node("a", {0: worker()}), unheard)
         return next_step(view, clock(awaiting_since_s=NOW_S - leading_s)).job.status.phase
 
-    assert (after(9.0), after(10.5)) == (JobPhase.RUNNING, JobPhase.STOPPING)
+    assert (after(RETURN_GRACE_S - 1), after(RETURN_GRACE_S + 0.5)) == (JobPhase.RUNNING, JobPhase.STOPPING)
 
 
 def test_a_node_that_nobody_knows_any_more_is_lost_after_that_time_too() -> None:
     view = observed(job(), run("a", "b"), node("a", {0: worker()}))
-    assert next_step(view, clock(awaiting_since_s=NOW_S - 9)).job.status.phase is JobPhase.RUNNING
-    assert next_step(view, clock(awaiting_since_s=NOW_S - 11)).job.status.phase is JobPhase.STOPPING
+    assert next_step(view, clock(awaiting_since_s=NOW_S - RETURN_GRACE_S + 1)).job.status.phase is JobPhase.RUNNING
+    assert next_step(view, clock(awaiting_since_s=NOW_S - RETURN_GRACE_S - 1)).job.status.phase is JobPhase.STOPPING
 
 
 def test_a_rank_that_finishes_long_before_the_others_left_early() -> None:

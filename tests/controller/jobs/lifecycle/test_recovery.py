@@ -20,6 +20,7 @@ from made import (
     worker,
 )
 
+from atoll.controller.jobs.lifecycle.observed import RETURN_GRACE_S
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.lifecycle.recovery import recovery_sentence
 from atoll.controller.state import keys
@@ -187,7 +188,7 @@ async def told(store: StateStore, at: int, how: str) -> tuple[Cluster, int]:
     b = cluster.agents["b"]
     b.workers.clear()
     b.up = False
-    await relive(16)  # a leader that is new waits long for agents
+    await relive(RETURN_GRACE_S + 6)  # a leader that is new waits long for agents
     assert breaking.broke == (at > 0)
     return cluster, breaking.commits
 
