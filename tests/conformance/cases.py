@@ -279,6 +279,6 @@ def short() -> Sequence[Case]:
     return covering(pairs(cheap), cheap)
 
 
-def long(wrappers: Container[str] = DEAR) -> Sequence[Case]:
+def long(wrappers: Container[str]) -> Sequence[Case]:
     """Return cases that cover every possible pair of one of these wrappers and another value."""
     return covering({pair for pair in pairs(AXES) if dict(pair).get("wrapper") in wrappers})

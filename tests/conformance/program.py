@@ -114,11 +114,7 @@ class Plain:
 def train(case: Case, driver: Driver) -> Outcome:
     """Train the case's model for EPOCHS epochs. The outcome's tensors are copies."""
     feature, recipe = FEATURES[case.feature], RECIPES[case.optimizer]
-    torch.manual_seed(driver.seed)
-    model = feature.build()
-    set_precision(model, case.precision)
-    start = state_of(model)
-    parameters = frozenset(name for name, one in model.named_parameters() if one.requires_grad)
+    model, start, parameters = untrained(case, driver.seed)
     optimizers = recipe.make(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=case.precision.startswith("float16"))  # type: ignore[attr-defined]
     schedulers = [torch.optim.lr_scheduler.StepLR(one, step_size=2, gamma=0.7) for one in optimizers if recipe.schedule]
@@ -159,7 +155,15 @@ def train(case: Case, driver: Driver) -> Outcome:
     return Outcome(start, end, losses, parameters)
 
 
-def set_precision(model: nn.Module, precision: str) -> None:
+def untrained(case: Case, seed: int) -> tuple[nn.Module, Tensors, frozenset[str]]:
+    """Return the case's model, a copy of its state, and the names of the parameters that require a gradient."""
+    torch.manual_seed(seed)
+    model = FEATURES[case.feature].build()
+    _set_precision(model, case.precision)
+    return model, state_of(model), frozenset(name for name, one in model.named_parameters() if one.requires_grad)
+
+
+def _set_precision(model: nn.Module, precision: str) -> None:
     if precision == "bfloat16":
         model.bfloat16()
     elif precision == "mixed":

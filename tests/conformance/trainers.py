@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import torch
 from cases import Case
-from models import FEATURES, Batch, Samples
+from models import Batch, Samples
 from optimizers import RECIPES
-from program import EPOCHS, MAX_NORM, Driver, Outcome, Plain, loss_of_batch, set_precision, state_of
+from program import EPOCHS, MAX_NORM, Driver, Outcome, Plain, loss_of_batch, state_of, untrained
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -59,11 +59,7 @@ class WithLoss(nn.Module):
 
 def train(case: Case, driver: Driver, joined: Joined | None) -> Outcome:
     """Train the case's model by the trainer that its wrapper names. joined: None for the trainer as it is."""
-    torch.manual_seed(driver.seed)
-    model = FEATURES[case.feature].build()
-    set_precision(model, case.precision)
-    start = state_of(model)
-    parameters = frozenset(name for name, one in model.named_parameters() if one.requires_grad)
+    model, start, parameters = untrained(case, driver.seed)
     (optimizer,) = RECIPES[case.optimizer].make(model)
     wrapped = WithLoss(case, model, driver)
     TRAINERS[case.wrapper](case, wrapped, optimizer, joined)
