@@ -56,6 +56,8 @@ def worker_environment(
     if device.kind == "cuda":
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order; CUDA's own puts the fastest first
         env["CUDA_VISIBLE_DEVICES"] = ",".join(visible_devices(device, devices, local_rank))
+        # torch.cuda.is_available() otherwise starts CUDA, after which no adapter can hide the other workers' GPUs.
+        env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     return env
 
 

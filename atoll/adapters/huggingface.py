@@ -37,7 +37,10 @@ def attach(run: Run, trainer: Trainer) -> None:
             "the steps that they belong to. Raise per_device_train_batch_size, which is split over the workers"
         )
     if args.n_gpu > 1:
-        raise BadInput(f"the Trainer would use {args.n_gpu} GPUs in a process. Set CUDA_VISIBLE_DEVICES to one")
+        raise BadInput(
+            f"the Trainer would use {args.n_gpu} GPUs in this process, because CUDA was used before the run was "
+            "joined. Call join() first; outside of Atoll's agents set CUDA_VISIBLE_DEVICES to one GPU"
+        )
     mixed = "fp16" if args.fp16 else "bf16" if args.bf16 else "no"
     refuse_what_it_cannot_do(run, args.distributed_state, mixed)
     show_rank(run, args.distributed_state)

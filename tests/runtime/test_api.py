@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from zmq_agent import FakeAgent
 
 import atoll
+from atoll.adapters.environment import show_own_gpu_alone
 from atoll.agent.runtime.checkpoints.disk import listing
 from atoll.errors import BadInput, CheckpointError
 
@@ -455,3 +456,13 @@ def test_a_batch_that_changed_between_two_runs_is_that_of_an_undisturbed_run(
     del resumed[2]
     assert resumed == {step: whole[step] for step in range(3, 11)}
     assert weights[0] == weights[1]
+
+
+def test_adapters_see_a_workers_own_gpu_alone() -> None:
+    """transformers takes cuda:0 and counts the visible GPUs, where torchrun's scripts take cuda:LOCAL_RANK."""
+    environ = {"ATOLL_AGENT_SOCKET": "/run/a", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "GPU-00aa,GPU-33dd"}
+    show_own_gpu_alone(environ)
+    assert environ["CUDA_VISIBLE_DEVICES"] == "GPU-33dd"
+    alone = {"CUDA_VISIBLE_DEVICES": "0,1"}  # no agent: the user's own choice
+    show_own_gpu_alone(alone)
+    assert alone == {"CUDA_VISIBLE_DEVICES": "0,1"}

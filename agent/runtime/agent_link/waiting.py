@@ -15,8 +15,10 @@ LONG_WAIT_RATIO: Final = 3.0
 
 
 class Waiting:
-    """A `with` block around each wait for others, one in another as may be. What other threads wait for holds nobody
-    up: theirs do not count."""
+    """A `with` block around each wait for others, one in another as may be.
+
+    Waits of the main thread count, and of threads that Python did not start: autograd runs the hooks of a backward pass
+    on CUDA in a thread of its own while the main thread waits for it. Atoll's own threads hold up no training."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -25,14 +27,20 @@ class Waiting:
         return self._depth > 0
 
     def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
+        if _trains():
             self._depth += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if threading.current_thread() is threading.main_thread():
+        if _trains():
             self._depth -= 1
+
+
+def _trains() -> bool:
+    """Return whether the current thread runs the script or a part of its backward pass."""
+    current = threading.current_thread()
+    return current is threading.main_thread() or isinstance(current, threading._DummyThread)
 
 
 waiting: Final = Waiting()

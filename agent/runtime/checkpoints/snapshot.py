@@ -163,11 +163,12 @@ class Snapshot:
         if self._taken is None:
             yield
             return
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_event(self._taken)
-        with torch.cuda.stream(stream):
-            yield
-        stream.synchronize()
+        with torch.cuda.device(self._taken.device):  # a thread begins with the first device, whoever's that is
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_event(self._taken)
+            with torch.cuda.stream(stream):
+                yield
+            stream.synchronize()
 
     def identity(self) -> list[Any]:
         """Equal to that of an earlier call as long as `resting` would be of the same tensors and values."""

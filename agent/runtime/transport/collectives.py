@@ -2,7 +2,10 @@
 
 gloo wakes nobody for a message that was half received or half sent when its connection ended: such a collective comes
 back at its timeout, minutes later. Whoever waits for it leaves it behind: its connections are closed, so that it
-touches no tensor any more."""
+touches no tensor any more.
+
+After an abort NCCL's kernels end early, their `wait` returns as if they had succeeded, and the tensors hold garbage.
+So every wait ends with a look at the group's flag, which is set before NCCL's abort begins."""
 
 from __future__ import annotations
 
@@ -16,13 +19,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+import torch
 import torch.distributed as dist
 
 from atoll.agent.runtime.agent_link.waiting import waiting
 from atoll.errors import PeerLost
 
 LOOKS_S: Final = 0.2  # how often a wait looks at whether its group was aborted
+NCCL_POLL_S: Final = 50e-6
+"""Time between two queries of an NCCL collective's end. A query takes about 1 us."""
 COMES_BACK_S: Final = 0.5  # within which collectives that gloo wakes come back after it
+
+_DEVICE_ERRORS: Final = getattr(torch, "AcceleratorError", ())  # torch before 2.8 raises RuntimeError for them too
 
 
 @contextmanager
@@ -30,6 +38,8 @@ def collective(doing: str) -> Iterator[None]:
     """Turn what torch.distributed raises inside the block into PeerLost."""
     try:
         yield
+    except _DEVICE_ERRORS:  # no peer is to blame
+        raise
     except RuntimeError as error:  # gloo raises it bare, NCCL and the store subclasses of it
         raise PeerLost(f"{doing}: {_cause(error)}") from error
 
@@ -67,6 +77,21 @@ class Aborted:
                     return
             work.wait()  # it may have ended between the two
 
+    def wait_for_nccl(self, work: dist.Work, timeout_s: float) -> None:
+        """Wait on the host until the device has finished a collective; the current stream follows it.
+
+        Raises RuntimeError where the communicator failed, the group was aborted or `timeout_s` is over."""
+        ends_s = time.monotonic() + timeout_s
+        with waiting:
+            while not work.is_completed():
+                self._check()
+                if time.monotonic() > ends_s:
+                    raise RuntimeError(f"NCCL did not finish within {timeout_s:.0f} s")
+                time.sleep(NCCL_POLL_S)
+            work.wait()  # returns at once; with TORCH_NCCL_BLOCKING_WAIT it raises what the communicator reported
+        if self.said:
+            raise RuntimeError("its group was aborted")
+
     def run(self, send_or_receive: Callable[[], object]) -> None:
         """Where gloo's handle knows no wait with a limit. Raises as `wait`."""
         failures: list[RuntimeError] = []
@@ -98,15 +123,17 @@ class UnderWay:
 
     work: dist.Work
     doing: str
-    aborted: Aborted | None  # of its group; None: NCCL, which ends its own
+    aborted: Aborted  # of its group
+    nccl_timeout_s: float | None = None
+    """None: gloo carries it, which knows its group's timeout."""
 
     def wait(self) -> None:
         """Raises PeerLost."""
         with collective(self.doing):
-            if self.aborted is None:
-                self.work.wait()
-            else:
+            if self.nccl_timeout_s is None:
                 self.aborted.wait(self.work)
+            else:
+                self.aborted.wait_for_nccl(self.work, self.nccl_timeout_s)
 
     def then(self, ended: Callable[[object], None]) -> None:
         """Call it, by any thread, once the collective has ended either way."""

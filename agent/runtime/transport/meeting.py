@@ -113,6 +113,9 @@ def _made(
     if own is not None and (interface := interface_of(own)) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # gloo asks the host's name otherwise, often 127.0.1.1
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a lost peer then raises; it aborts the process otherwise
+    # Otherwise a peer that dies before its communicator is complete blocks the others with no deadline.
+    os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "1")
+    os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] = str(max(1, round(within_s)))
     timeout = timedelta(seconds=within_s)
     with collective(f"rank {place.rank} waited for the {place.world_size} workers of its run to meet"):
         before = open_sockets()
@@ -130,9 +133,11 @@ def _made(
         nccl=backend != "gloo",
         links=links,
         island_backend=whole if whole != backend else None,
+        timeout_s=within_s,
     )
     if abortable:
         group.hold_sockets(before)
+    group.connect()
     return group
 
 

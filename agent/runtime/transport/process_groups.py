@@ -41,11 +41,13 @@ class Group:
         nccl: bool = False,
         links: RelayedLinks | None = None,
         island_backend: str | None = None,
+        timeout_s: float = COLLECTIVE_TIMEOUT_S,
     ) -> None:
         """nccl: `data` carries tensors of a GPU by it. links: which of its connections are relayed, where any is.
         island_backend: of its parts, where it is another one."""
         self._links, self._island_backend = links, island_backend
         self.rank, self.world_size = rank, world_size
+        self._timeout_s = timeout_s
         self._nccl, self._once, self._ending = nccl, threading.Lock(), threading.Lock()
         self.data, self.control = data, control
         self._sockets: list[GlooSockets] = []
@@ -82,12 +84,19 @@ class Group:
             made[place],
             nccl=self._nccl or backend is not None,
             links=self._links,
+            timeout_s=timeout_s,
         )
         part._aborted = self._aborted
         self._parts.append(part)
         if self._sockets:
             self.hold_sockets(before)
+        part.connect()
         return part
+
+    def connect(self) -> None:
+        """Create NCCL's communicator, which torch otherwise does in the first step. Collective. Raises PeerLost."""
+        if self._nccl:
+            self.begin_sum(torch.zeros(1, device="cuda"), "connecting the GPUs of the run").wait()
 
     @property
     def aborted(self) -> bool:
@@ -128,6 +137,7 @@ class Group:
 
     def expect_answers_within(self, seconds: float) -> None:
         """From now on a collective that takes longer has failed."""
+        self._timeout_s = seconds
         for group in (self.data, self.control):
             _set_pg_timeout(timedelta(seconds=seconds), group)
 
@@ -170,7 +180,7 @@ class Group:
         with collective(doing):
             work = call()
         assert work is not None  # async_op
-        return UnderWay(work, doing, None if tensor.is_cuda else self._aborted)
+        return UnderWay(work, doing, self._aborted, self._timeout_s if self._nccl and tensor.is_cuda else None)
 
     def gather_rows(self, row: Sequence[int]) -> list[list[int]]:
         """Every rank's row of integers, equally long and each below 2^63, by rank. Raises PeerLost."""

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import pytest
+import torch
 import torch.distributed as dist
 from held_ports import free_port
 
+from atoll.agent.runtime.transport.collectives import Aborted, UnderWay, collective
 from atoll.agent.runtime.transport.process_groups import Group
+from atoll.errors import PeerLost
 
 SCRIPTS: Final = Path(__file__).parent / "scripts"
 
@@ -46,6 +49,53 @@ def test_an_abort_that_hangs_holds_up_nobody_beyond_the_deadline() -> None:
     assert group.close_within(20)
     assert not dist.is_initialized()
     assert (hanging.asked, hanging.gave_up) == (1, False)
+
+
+class Kernel:
+    """An NCCL collective: its kernel runs until `ended`, also where an abort is what ends it, and `wait` is silent."""
+
+    def __init__(self) -> None:
+        self.ended = False
+
+    def under_way(self, aborted: Aborted, timeout_s: float = 60.0) -> UnderWay:
+        return UnderWay(cast("dist.Work", self), "combining gradients", aborted, timeout_s)
+
+    def is_completed(self) -> bool:
+        return self.ended
+
+    def wait(self) -> bool:
+        assert self.ended, "the current stream would follow a kernel that may never end"
+        return True
+
+
+def test_a_sum_of_nccl_that_an_abort_ended_is_a_lost_peer() -> None:
+    """1. A peer dies in the backward pass. 2. The abort ends NCCL's kernel, and its `wait` says nothing. 3. What the
+    kernel left in the gradients must not reach the optimizer."""
+    whole, cut, late = Kernel(), Kernel(), Kernel()
+    aborted = Aborted()
+    whole.ended = True
+    whole.under_way(aborted).wait()
+
+    def abort() -> None:
+        aborted.say()
+        cut.ended = True
+
+    ending = threading.Timer(0.05, abort)
+    ending.start()
+    try:
+        with pytest.raises(PeerLost, match="combining gradients: its group was aborted"):
+            cut.under_way(aborted).wait()
+    finally:
+        ending.join()
+    with pytest.raises(PeerLost, match="aborted"):
+        late.under_way(aborted).wait()  # the device does not answer to the abort either
+    with pytest.raises(PeerLost, match="did not finish within 0 s"):
+        late.under_way(Aborted(), timeout_s=0.01).wait()
+
+
+def test_a_broken_device_is_no_lost_peer() -> None:
+    with pytest.raises(torch.AcceleratorError), collective("combining gradients"):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
 
 @pytest.mark.parametrize(("way", "sent_with"), [("broadcast", signal.SIGSTOP), ("hand-over", signal.SIGKILL)])

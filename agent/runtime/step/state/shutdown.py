@@ -74,10 +74,15 @@ class Shutdown:
         self._leave(exit_codes.DRAINED)
 
     def overdue(self, timeout_s: float) -> None:
-        """By the link thread: the training thread does not come to its boundary. Save what the last one left."""
+        """Save the last boundary's state on the link thread, as the training thread does not come to its next one.
+
+        The device may be stuck in a collective: it is aborted first, and what is read follows the boundary alone."""
         with self._consistency.frozen(timeout_s) as may_read:
+            if self._session.group is not None:
+                self._session.group.abort()
             self.exchange.durable.freeze()
-            where = self._saver.save_in_emergency() if may_read else None
+            with self._snapshot.readable():
+                where = self._saver.save_in_emergency() if may_read else None
             trained = self._session.link is not None and self._session.link.trained
             how = "does so after training, before the script's end" if trained else "is stuck"
             exits.say(f"rank {self._session.place.rank} was asked to stop and {how}{_as_words(where)}")
