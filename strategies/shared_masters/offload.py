@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from atoll.agent.runtime.staging import CopyStream
-from atoll.errors import AtollError, DeadlineExceeded, PeerLost
+from atoll.errors import AtollError, DeadlineExceeded
 
 RING_BYTES: Final = 256 << 20
 """Of pinned memory, unless one layer alone has more: what is selected in some 30 ms on two threads."""
@@ -53,7 +53,7 @@ class Offload:
         self._ring_bytes, self._released = max(*layer_bytes, min(RING_BYTES, 2 * sum(layer_bytes))), released
         self._ring: PinnedRing | None = None  # where weights are copied at all
         self._queue: queue.Queue[tuple[int, Any, Work] | None] = queue.Queue()
-        self._failed: AtollError | None = None
+        self._failed: Exception | None = None
         self._under_way: Counter[int] = Counter()  # by layer
         self._done = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="atoll-offload", daemon=True)
@@ -97,11 +97,8 @@ class Offload:
                 work(mark)
                 del item, work  # with the memory that it kept
                 self._note_done(layer)
-            except AtollError as error:
+            except (AtollError, RuntimeError) as error:  # RuntimeError: of the device; the training thread raises it
                 self._give_up(error)
-                return
-            except RuntimeError as error:  # the device itself failed; the next hook tells the training thread
-                self._give_up(PeerLost(f"copying from the GPU failed: {error}"))
                 return
 
     def _copy(self, layer: int, tensor: torch.Tensor, compress: Compress, mark: Any) -> None:
@@ -119,7 +116,7 @@ class Offload:
             self._under_way[layer] -= 1
             self._done.notify_all()
 
-    def _give_up(self, error: AtollError) -> None:
+    def _give_up(self, error: Exception) -> None:
         with self._done:
             self._failed = error
             self._done.notify_all()

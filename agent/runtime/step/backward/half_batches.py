@@ -125,7 +125,7 @@ class HalfBatches:
     def _add(self, number: int, layer: nn.Module, given: torch.Tensor, split: int, gradient: torch.Tensor) -> None:
         rows = self._rows[number] = self._rows[number].to(given.device)
         halves = [
-            _of_rows(layer, x.float(), y.float(), rows)
+            _of_rows(layer, x, y, rows)
             for x, y in ((given[:split], gradient[:split]), (given[split:], gradient[split:]))
         ]
         known = self._halves.get(number)
@@ -149,13 +149,15 @@ def _is_batch(value: Any, layer: nn.Module) -> TypeGuard[torch.Tensor]:
 
 
 def _of_rows(layer: nn.Module, given: torch.Tensor, gradient: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The gradient of these rows of the layer's weight, [r, inputs] or [r, channels, height, width], as of the samples
-    in `given` and `gradient`, which is the output's."""
+    """The gradient of these rows of the layer's weight, float32 [r, inputs] or [r, channels, height, width], as of the
+    samples in `given` and `gradient`, which is the output's.
+
+    Only the chosen rows become float32: the gradient of a language model's last layer takes gigabytes."""
     if isinstance(layer, nn.Conv2d):
         shape = (len(rows), *layer.weight.shape[1:])
-        taken = gradient.index_select(1, rows)
+        taken = gradient.index_select(1, rows).float()
         found: torch.Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
-            given, shape, taken, layer.stride, layer.padding, layer.dilation
+            given.float(), shape, taken, layer.stride, layer.padding, layer.dilation
         )
         return found
-    return gradient.flatten(0, -2).index_select(1, rows).T @ given.flatten(0, -2)
+    return gradient.flatten(0, -2).index_select(1, rows).float().T @ given.flatten(0, -2).float()
