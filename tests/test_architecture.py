@@ -323,6 +323,7 @@ MAY_SLEEP = {
     "atoll/drill/slow_disk.py": "is a disk that takes its time, so that a strike hits who saves",
     "agent/runtime/step/measures/throttle.py": "slows a device down by as much as it was asked to",
     "agent/supervisor/leftovers.py": "processes that are not its children can only be looked at again",
+    "agent/runtime/transport/collectives.py": "the end of NCCL's kernels can only be asked for again",
     "agent/runtime/checkpoints/disk/fence.py": "a file lock can be waited for with a deadline only by asking again",
 }
 
