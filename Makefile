@@ -14,7 +14,7 @@ SOURCES := pyproject.toml constraints.txt requirements-examples.txt CMakeLists.t
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
        $(BIN)/python -m pip --quiet --quiet
 
-.PHONY: setup demo test test-long test-compose lint format bench docs screenshots sanitize wheels wheel-client clean help
+.PHONY: setup demo test test-long test-compose lint format bench gpu-check docs screenshots sanitize wheels wheel-client clean help
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)  ## make .venv and install everything, if anything it is made from changed
@@ -55,6 +55,9 @@ format: setup  ## let ruff put the code into shape
 
 bench: setup  ## the figures of docs/performance.md; BENCH=kernels_memory chooses one
 	for script in benchmarks/$(or $(BENCH),*).py; do echo "== $$script"; $(BIN)/python "$$script" || [ $$? -eq 2 ] || exit 1; done  # 2: not here
+
+gpu-check: setup  ## what Atoll does on this machine's GPU, in stages: docs/gpu.md; ARGS="--stages 0,2" chooses some
+	$(BIN)/python scripts/gpu-check $(ARGS)
 
 docs: setup  ## the manual as a site: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

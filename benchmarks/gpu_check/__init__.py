@@ -1,0 +1,1 @@
+"""Checks what Atoll does on a GPU, in stages: scripts/gpu-check."""

@@ -1,0 +1,25 @@
+"""The stages of the check, in the order in which they run. A new stage is a module and a line here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    number: int
+    title: str
+    limit_s: float
+    """A stage that takes longer is ended and counts as failed."""
+    module: str
+    """Its `run(device, rows)` does the work, in a process of its own."""
+
+
+STAGES: Final = (
+    Stage(0, "machine", 40.0, "gpu_check.machine"),
+    Stage(2, "kernels", 60.0, "gpu_check.kernels"),
+    Stage(6, "conformance", 60.0, "gpu_check.conformance"),
+    Stage(1, "GPU tests", 80.0, "gpu_check.device_tests"),
+)
+"""The cheap stages with the most to say come first: one that is ended late takes no time from them."""
