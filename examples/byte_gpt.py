@@ -30,9 +30,9 @@ class Block(nn.Module):
 
 
 class ByteGPT(nn.Module):
-    def __init__(self, width: int, layers: int, heads: int, context: int) -> None:
+    def __init__(self, width: int, layers: int, heads: int, context: int, vocabulary: int = 256) -> None:
         super().__init__()
-        self.token, self.position = nn.Embedding(256, width), nn.Embedding(context, width)
+        self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
 

@@ -64,9 +64,13 @@ def stage_environment(device: str) -> dict[str, str]:
     """Return the variables of a stage's process. On "cpu" it sees no GPU."""
     paths = [str(ROOT / folder) for folder in IMPORTED]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])}
-    if device == "cpu":
-        environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return environment
+    # By NVML torch sees whether there is a GPU without touching it, so that stages may fork afterwards.
+    own = (
+        {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        if device == "cuda"
+        else {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    )
+    return environment | own
 
 
 def has_gpu(environment: dict[str, str]) -> bool:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 import atoll
 from atoll.strategies import registry
 from gpu_check.atoll_runs import import_everything, join_one_rank
-from gpu_check.rows import Rows
+from gpu_check.rows import Measured, Rows
 
 EPOCHS: Final = 2
 SAMPLES: Final = 48
@@ -79,11 +79,10 @@ def run(device: str, rows: Rows) -> None:
             rows.measure(str(cell), partial(_compared, cell, device), CELL_LIMIT_S)
 
 
-Compared = tuple[bool, str, dict[str, float]]
 Tensors = dict[str, torch.Tensor]
 
 
-def _compared(cell: Cell, device: str) -> Compared:
+def _compared(cell: Cell, device: str) -> Measured:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     start, whole = trained(cell, Plain(device))

@@ -14,7 +14,7 @@ from gpu_check.rows import Rows
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PROCESSES: Final = 8
-TESTS_LIMIT_S: Final = 60
+TESTS_LIMIT_S: Final = {"cuda": 60.0, "cpu": 240.0}
 """Of a run of pytest, and of each tool."""
 MARKED: Final = "mark.gpu"
 NVCC_HOMES: Final = ("/usr/local/cuda/bin",)
@@ -30,7 +30,7 @@ def run(device: str, rows: Rows) -> None:
     checks = {} if missing else {name: _started(_sanitized(str(tool), name)) for name in TOOLS}
     for name in TOOLS if missing else ():
         rows.skip(name, missing)
-    code, said = _ended(tests)
+    code, said = _ended(tests, TESTS_LIMIT_S[device])
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", said)}
     summary = next((line for line in reversed(said.splitlines()) if re.search(r"\d+ \w+.* in [\d.]+", line)), said)
     if code in {0, 5} and not counts.get("passed"):
@@ -39,7 +39,7 @@ def run(device: str, rows: Rows) -> None:
         failures = "\n".join(line for line in said.splitlines() if line.startswith(("FAILED", "ERROR")))
         rows.check("pytest -m gpu", code == 0, f"{failures}\n{summary.strip('= ')}".strip())
     for name, process in checks.items():
-        code, said = _ended(process)
+        code, said = _ended(process, TESTS_LIMIT_S[device])
         rows.check(name, code == 0, "\n".join(said.strip().splitlines()[-30:]))
 
 
@@ -66,12 +66,12 @@ def _started(command: Sequence[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
-def _ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+def _ended(process: subprocess.Popen[str], limit_s: float) -> tuple[int, str]:
     try:
-        said, _ = process.communicate(timeout=TESTS_LIMIT_S)
+        said, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         process.kill()
         said, _ = process.communicate()
-        return -1, f"{said}\ntook more than {TESTS_LIMIT_S} s"
+        return -1, f"{said}\ntook more than {limit_s:g} s"
     print(said)
     return process.returncode, said

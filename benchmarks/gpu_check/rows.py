@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 Outcome = Literal["passed", "failed", "skipped"]
+Measured = tuple[bool, str, dict[str, float]]
+"""Whether a row holds, its text, its figures."""
 MAX_TEXT: Final = 4000
 """Characters of a row's text that are kept: its end, where a traceback says what happened."""
 
@@ -42,27 +45,38 @@ class Rows:
     def skip(self, name: str, why: str) -> None:
         self.add(name, "skipped", why)
 
-    def measure(self, name: str, call: Callable[[], tuple[bool, str, dict[str, float]]], limit_s: float) -> None:
-        """Add a row for what `call` returns in a process forked from this one: (whether it holds, text, figures).
+    def measure(self, name: str, call: Callable[[], Measured], limit_s: float) -> dict[str, float]:
+        """Add a row for what `call` returns in a process of its own, forked from this one. Returns its figures.
 
-        A CUDA error, a crash or a hang in it ends that process alone. This process must not have used CUDA."""
-        ours, its = multiprocessing.Pipe(duplex=False)
-        process = multiprocessing.get_context("fork").Process(target=_answer, args=(call, its), name=name)
-        process.start()
-        its.close()
-        try:
-            holds, text, figures = ours.recv() if ours.poll(limit_s) else (False, f"took more than {limit_s:g} s", {})
-        except EOFError:
-            process.join()
-            holds, text, figures = False, f"its process ended with exit code {process.exitcode}", {}
-        process.kill()  # it has answered, or is late
-        process.join()
+        A CUDA error, a crash or a hang in it ends that process alone."""
+        measured = _in_process("fork", call, limit_s) or _in_process("spawn", call, limit_s)
+        assert measured is not None
+        holds, text, figures = measured
         self.check(name, holds, text, **figures)
+        return figures
 
 
-def _answer(call: Callable[[], tuple[bool, str, dict[str, float]]], to: Connection) -> None:
+def _in_process(way: Literal["fork", "spawn"], call: Callable[[], Measured], limit_s: float) -> Measured | None:
+    """Return None where this process has touched CUDA, so that a fork of it cannot."""
+    ours, its = multiprocessing.Pipe(duplex=False)
+    context: Any = multiprocessing.get_context(way)
+    process = context.Process(target=_answer, args=(call, its))
+    process.start()
+    its.close()
     try:
-        to.send(call())
+        measured: Measured | None = ours.recv() if ours.poll(limit_s) else (False, f"took more than {limit_s:g} s", {})
+    except EOFError:
+        process.join()
+        measured = False, f"its process ended with exit code {process.exitcode}", {}
+    process.kill()  # it has answered, or is late
+    process.join()
+    return measured
+
+
+def _answer(call: Callable[[], Measured], to: Connection) -> None:
+    torch: Any = sys.modules.get("torch")
+    try:
+        to.send(call() if torch is None or not torch.cuda._is_in_bad_fork() else None)
     except Exception:  # noqa: BLE001 - whatever a case raises is its result
         to.send((False, traceback.format_exc(), {}))
 

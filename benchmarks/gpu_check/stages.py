@@ -20,6 +20,9 @@ STAGES: Final = (
     Stage(0, "machine", 40.0, "gpu_check.machine"),
     Stage(2, "kernels", 60.0, "gpu_check.kernels"),
     Stage(6, "conformance", 60.0, "gpu_check.conformance"),
+    Stage(4, "training steps", 150.0, "gpu_check.training_steps"),
+    Stage(3, "process groups", 45.0, "gpu_check.process_groups"),
+    Stage(5, "checkpoints", 90.0, "gpu_check.checkpointing"),
     Stage(1, "GPU tests", 80.0, "gpu_check.device_tests"),
 )
 """The cheap stages with the most to say come first: one that is ended late takes no time from them."""
