@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self
@@ -29,7 +28,7 @@ from atoll.documents import line_of, read_toml, unknown_field, wrong_value
 from atoll.errors import BadInput
 from atoll.profiling.document import ProfiledModel, load_profile
 from atoll.strategies import registry
-from atoll.strategies.declaration import StrategySettings, gone_in, retired_in
+from atoll.strategies.declaration import StrategySettings
 
 if TYPE_CHECKING:
     from atoll.v1.common_pb2 import JobSpec
@@ -84,13 +83,6 @@ class _AdaptSection(_Strict):
             raise ValueError("must be the least and the largest total batch, e.g. [128, 1024]")
         return value
 
-    @model_validator(mode="before")
-    @classmethod
-    def _rename(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        return {_RETIRED_PARAMETERS.get(name, name): value for name, value in values.items()}
-
     @property
     def strategy_params(self) -> tuple[str, ...]:
         """The strategy's plan parameters that the controller may change."""
@@ -100,9 +92,6 @@ class _AdaptSection(_Strict):
 _PLAN_PARAMETERS: Final = tuple(
     dict.fromkeys(name for each in registry.strategies().values() for name in each.plan_parameters.adjustable())
 )
-_RETIRED_PARAMETERS: Final = {
-    old: new for each in registry.strategies().values() for old, new in each.plan_parameters.RETIRED.items()
-}
 if TYPE_CHECKING:
 
     class AdaptSection(_AdaptSection): ...
@@ -299,15 +288,9 @@ def name_from(script: str) -> str:
     return stem or "job"
 
 
-def load(path: Path, note: Callable[[str], None] = warnings.warn) -> JobFile:
-    """Read a job file. Raises NotFound or BadInput naming file, line, field and the nearest valid one.
-
-    note: told of each old name that it has, in a line."""
+def load(path: Path) -> JobFile:
+    """Read a job file. Raises NotFound or BadInput naming file, line, field and the nearest valid one."""
     document, text = read_toml("job file", path, _MAX_JOB_FILE_BYTES, large="A job file is a few lines of TOML")
-    for section, names in _RETIRED.items():
-        if isinstance(said := document.get(section), dict):
-            for told in [*retired_in(names, said), *gone_in(_GONE.get(section, {}), said)]:
-                note(f"job file {path}: [{section}] {told}")
     try:
         return JobFile.model_validate(document)
     except ValidationError as error:
@@ -397,10 +380,5 @@ _SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "adapt": AdaptSection,
     **{section: each.settings for section, each in _STRATEGY_SECTIONS.items()},
 }
-_RETIRED: Final[Mapping[str, Mapping[str, str]]] = {
-    "adapt": _RETIRED_PARAMETERS,
-    **{section: each.settings.RETIRED for section, each in _STRATEGY_SECTIONS.items()},
-}
-_GONE: Final = {section: each.settings.GONE for section, each in _STRATEGY_SECTIONS.items()}
 # pydantic names the branch of a union it tried; users know only the field.
 _NOISE: Final = frozenset({"int", "str", "float"})

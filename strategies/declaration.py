@@ -7,12 +7,11 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from atoll.errors import BadInput, SettingError
@@ -33,31 +32,15 @@ class Declared(BaseModel):
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
-    RETIRED: ClassVar[Mapping[str, str]] = {}
-    """Names of earlier versions, and those that took their place: still read."""
-
-    GONE: ClassVar[Mapping[str, Any]] = {}
-    """Fields of earlier versions, and the value that holds for everybody now: still read, and any value means it."""
-
     if not TYPE_CHECKING:
 
         def __init__(self, /, **values: Any) -> None:
-            for told in [*retired_in(type(self).RETIRED, values), *gone_in(type(self).GONE, values)]:
-                warnings.warn(f"{type(self).__name__}: {told}", FutureWarning, stacklevel=2)
             try:
                 super().__init__(**values)
             except ValidationError as error:
                 raise setting_error(type(self), error) from error
 
         __init__.__pydantic_base_init__ = True  # pydantic calls it for input from outside otherwise
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_earlier(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        taken = {old: new for old, new in cls.RETIRED.items() if old in values and new not in values}
-        return {taken.get(name, name): value for name, value in values.items() if name not in cls.GONE}
 
     def with_values(self, **values: Any) -> Self:
         """The same with other values. Raises SettingError."""
@@ -278,13 +261,3 @@ def said(error: ErrorDetails) -> str:
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     return error["msg"].replace("Input should", "should").replace("Value error, ", "")
-
-
-def retired_in(names: Mapping[str, str], values: Mapping[str, Any]) -> list[str]:
-    """A line for each old name that `values` still has. names: by old name, the new one."""
-    return [f"`{old}` is called `{new}` now" for old, new in names.items() if old in values]
-
-
-def gone_in(gone: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-    """A line for each field that is gone and was said to be another than what holds now. gone: by name, that value."""
-    return [f"`{name}` is gone: it is {now!r} for all" for name, now in gone.items() if values.get(name, now) != now]

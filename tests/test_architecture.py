@@ -170,7 +170,6 @@ def test_the_halves_of_a_strategy_never_meet() -> None:
 
 STRATEGIES_BY_NAME = {
     "atoll/__init__.py": "users make the settings of a strategy themselves",
-    "controller/state/earlier.py": "records of 0.1 name it",
     "atoll/profiling": "measures what compression costs a model, which one strategy does",
     "atoll/cli/commands/profile.py": "asks for that",
     "atoll/drill": "what workers have to prove depends on what their strategy promises",

@@ -12,7 +12,6 @@ from atoll.controller.simulator.deciding import Allowed, Deciding
 from atoll.controller.simulator.outcome import Outcome
 from atoll.controller.simulator.policies import Even, LbBsp
 from atoll.controller.simulator.run import Simulation
-from atoll.controller.simulator.scenario import RETIRED_POLICIES
 from atoll.controller.simulator.strategy_steps import PolicyMaker
 from atoll.documents import did_you_mean
 from atoll.errors import BadInput
@@ -45,12 +44,11 @@ POLICIES: Final[dict[str, PolicyMaker]] = {
 
 def simulate(cluster: Cluster, policies: Sequence[str], seed: int) -> Iterator[Outcome]:
     """One outcome for each policy, in order. Raises BadInput, or NoFeasiblePlan where the batch does not fit."""
-    names = [RETIRED_POLICIES.get(name, name) for name in policies]
     known = POLICIES | of_strategy(registry.find(cluster.scenario.strategy))
-    for name in names:
+    for name in policies:
         if name not in known:
             raise BadInput(f"no policy {name!r}. {did_you_mean(name, known)}")
-    for name in names:
+    for name in policies:
         yield Simulation(cluster, name, known[name][0](cluster.scenario), RunEstimators, seed).run()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -23,12 +22,10 @@ from atoll.controller.simulator.strategy_steps import StrategySteps
 from atoll.documents import explain, read_toml
 from atoll.errors import BadInput
 from atoll.strategies import registry
-from atoll.strategies.declaration import StrategySettings, load, retired_in
+from atoll.strategies.declaration import StrategySettings, load
 
 MAX_DEVICES: Final = 10_000
 MAX_TENSORS: Final = 512
-RETIRED_POLICIES: Final = {"rate": "parameters", "rate-batch": "parameters-batch"}
-"""Names of earlier versions, and those that took their place: still understood."""
 NEEDS: Final = {
     "sparse": "rows, width, density, density_of_all",
     "compression": "ratio, compress, decompress, tensors",
@@ -282,19 +279,17 @@ class Scenario(Section):
     @model_validator(mode="before")
     @classmethod
     def _own_table(cls, data: Any) -> Any:
-        """The strategy's table, and settings that were fields of the scenario until 0.1."""
+        """Read the strategy's own table."""
         simulated = {name: each for name, each in registry.strategies().items() if each.simulator}
         strategy = simulated.get(data.get("strategy", registry.default().name))
         if strategy is None:
             raise ValueError(f"strategy = {data['strategy']!r} is wrong. Use one of {', '.join(simulated)}")
-        earlier = {name: data[name] for name in strategy.settings.RETIRED if name in data}
-        table = {**earlier, **data.get(strategy.section, {})}
         try:
-            settings = strategy.settings.model_validate(table)
+            settings = strategy.settings.model_validate(data.get(strategy.section, {}))
         except ValidationError as error:
             told = explain(strategy.settings, error.errors(include_url=False))
             raise ValueError(f"[{strategy.section}] {told}") from error
-        rest = {name: value for name, value in data.items() if name not in earlier and name != strategy.section}
+        rest = {name: value for name, value in data.items() if name != strategy.section}
         return {"strategy_settings": settings} | rest
 
     @model_validator(mode="after")
@@ -329,13 +324,6 @@ def read(path: Path) -> dict[str, Any]:
     """A scenario file of any kind. Raises NotFound, or BadInput where it is not TOML."""
     document, _ = read_toml("scenario", path, _MAX_FILE_BYTES, large="Use count = N for devices that are alike")
     return document
-
-
-def retired(document: Mapping[str, Any]) -> list[str]:
-    """A line for each old name that a scenario still has."""
-    settings = registry.find(str(document.get("strategy", ""))).settings.RETIRED
-    policies = {old: new for old, new in RETIRED_POLICIES.items() if old in document.get("policies", ())}
-    return retired_in(settings, document) + [f"policy `{old}` is called `{new}` now" for old, new in policies.items()]
 
 
 def parse(document: dict[str, Any], where: str) -> Scenario:

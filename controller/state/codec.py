@@ -10,7 +10,6 @@ from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from atoll.controller.state.earlier import as_now
 from atoll.controller.state.records import (
     AdmissionRecord,
     EventRecord,
@@ -61,10 +60,6 @@ def decode(kind: type[Record], key: str, value: bytes) -> Record:
     if first["type"] == "json_invalid":
         why = first["ctx"]["error"]
         raise BadInput(f"etcd key {key} does not hold JSON: {why}. Remove it, or restore a backup of etcd")
-    found = json.loads(value)
-    now = as_now(kind, found) if isinstance(found, dict) else found
-    if now != found:
-        return decode(kind, key, json.dumps(now).encode())
     raise BadInput(f"etcd key {key}: {_in_words(first)}. {_OTHER_VERSION}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from atoll.strategies.declaration import Flag, PlanParameters
 from atoll.strategies.stale_sparse.settings import Sparsity
@@ -10,8 +10,6 @@ from atoll.strategies.stale_sparse.settings import Sparsity
 
 class StaleSparsePlan(PlanParameters):
     """Holds from the plan's first step on, on all workers."""
-
-    RETIRED: ClassVar = {"rate": "sparsity"}
 
     sparsity: Annotated[Sparsity | None, Flag("SHARE", "of each gradient left out of a step, e.g. 0.995")] = None
     """share of the entries a step leaves behind"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -18,9 +18,6 @@ class StaleSparse(StrategySettings):
     """Only the heaviest blocks of gradients travel, and a forward pass waits for the update before the last at most.
 
     Source: StellaTrain, SIGCOMM 2024, section 3. Raises SettingError when made."""
-
-    RETIRED: ClassVar = {"rate": "sparsity"}
-    GONE: ClassVar = {"scheduling": "edf"}
 
     sparsity: Annotated[Sparsity, Flag("SHARE", "of each gradient left out of a step, e.g. 0.9")] = 0.8
     """share of the entries a step leaves behind, 0 to 0.9999; `atoll adjust JOB --sparsity S` changes it on the run, on
@@ -56,8 +53,7 @@ class StaleSparse(StrategySettings):
     def _gradients_as_published(cls, values: Any) -> Any:
         if not isinstance(values, dict) or values.get("exchange") != "gradients":
             return values
-        said = {cls.RETIRED.get(name, name) for name in values}
-        return {name: value for name, value in AS_PUBLISHED.items() if name not in said} | values
+        return AS_PUBLISHED | values
 
     @field_validator("error_feedback")
     @classmethod

@@ -285,30 +285,6 @@ def test_the_pace_of_local_steps_follows_links_and_devices_unless_the_job_says_o
     assert list(set_by_hand.adapt.strategy_params) == [name for name in followed if name != "density" or "true" in text]
 
 
-def test_old_names_still_work_and_each_says_the_new_one_in_a_line(tmp_path: Path) -> None:
-    text = "strategy = 'stale-sparse'\n[stale_sparse]\nrate = 0.9\n[adapt]\nrate = true"
-    notes: list[str] = []
-    spec = load(written(tmp_path, text), notes.append).to_spec("a.py")
-    assert (json.loads(spec.strategy_settings), list(spec.adapt.strategy_params)) == ({"sparsity": 0.9}, ["sparsity"])
-    path = tmp_path / "job.toml"
-    assert notes == [
-        f"job file {path}: [adapt] `rate` is called `sparsity` now",
-        f"job file {path}: [stale_sparse] `rate` is called `sparsity` now",
-    ]
-
-
-@pytest.mark.parametrize(("value", "notes"), [("edf", 0), ("fcfs", 1)])
-def test_the_order_of_work_that_was_a_setting_is_read_and_said_to_be_gone(
-    tmp_path: Path, value: str, notes: int
-) -> None:
-    said: list[str] = []
-    job = load(written(tmp_path, f"strategy = 'stale-sparse'\n[stale_sparse]\nscheduling = '{value}'"), said.append)
-    assert job.to_spec("a.py").strategy_settings == ""
-    assert (
-        said == [f"job file {tmp_path / 'job.toml'}: [stale_sparse] `scheduling` is gone: it is 'edf' for all"] * notes
-    )
-
-
 FIELDS = st.sampled_from(
     sorted(JobFile.model_fields.keys() - {"checkpoint", "stale_sparse"})
     + [f"checkpoint.{name}" for name in CheckpointSection.model_fields]

@@ -100,9 +100,8 @@ def adjust(
     """Change how a job trains while it runs. What is set here is pinned: the controller decides it no more."""
     given = parse_shares(shares)
     params = strategy_options.given(context)
-    again = strategy_options.now_called(unpin or ())
     found = connection.of(context).run(
-        lambda client: client.adjust(job, params=params, total_batch=total_batch, shares=given, unpin=again)
+        lambda client: client.adjust(job, params=params, total_batch=total_batch, shares=given, unpin=unpin or ())
     )
     if as_json:
         terminal.print_json(wire.to_plain(found))

@@ -103,7 +103,7 @@ def _job(config: Path | None, script: Path | None, args: list[str] | None) -> Jo
     """A job file's settings with the command's on top; `script` is set, relative to this folder."""
     from atoll import jobfile
 
-    job = jobfile.load(config, terminal.note) if config else jobfile.JobFile()
+    job = jobfile.load(config) if config else jobfile.JobFile()
     chosen = script or (config.parent / job.script if config and job.script else None)
     if chosen is None:
         raise BadInput("no script named. Give it: atoll profile train.py, or `script = ` in the job file")

@@ -54,8 +54,6 @@ def simulate(
         of_kind(document, scenario, policy, seed, as_json)
         return
     read = scenarios.parse(document, str(scenario))
-    for line in scenarios.retired(document | ({"policies": policy} if policy else {})):
-        terminal.note(line)
     chosen = read.seed if seed is None else seed
     built = cluster.build(read, scenario.parent)
     outcomes = []

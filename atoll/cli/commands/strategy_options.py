@@ -5,15 +5,13 @@ They come from the registry once a command that has them is asked for, so that o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, get_args
 
 import typer
 import typer.main
 from typer.core import TyperCommand
-
-from atoll.cli.render import terminal
 
 if TYPE_CHECKING:
     from atoll.strategies.declaration import Declared
@@ -27,16 +25,6 @@ def given(context: typer.Context) -> dict[str, Any]:
     return dict(context.meta.get(_KEPT, {}))
 
 
-def now_called(parameters: Sequence[str]) -> list[str]:
-    """Names of plan parameters, old ones as they are called now."""
-    from atoll.strategies import registry
-
-    retired = {old: new for each in registry.strategies().values() for old, new in each.plan_parameters.RETIRED.items()}
-    for old in retired.keys() & set(parameters):
-        terminal.note(f"{old} is called {retired[old]} now")
-    return [retired.get(name, name) for name in parameters]
-
-
 class _Command(TyperCommand):
     make: ClassVar[Callable[[], list[Any]]]
 
@@ -45,35 +33,29 @@ class _Command(TyperCommand):
         return [*own, *type(self).make(), asking_for_help]
 
 
-def _submitted() -> Iterator[tuple[str, str, Any]]:
+def _submitted() -> Iterator[tuple[str, Any]]:
     from atoll.strategies import registry
 
     names = "|".join(registry.strategies())
-    yield "strategy", "", Annotated[str | None, typer.Option(metavar=names, help="How workers exchange gradients.")]
+    yield "strategy", Annotated[str | None, typer.Option(metavar=names, help="How workers exchange gradients.")]
     for each in registry.strategies().values():
         for name, kind, flag in _flags(each.settings):
             help_text = f"{each.name}: {flag.help}"
             option = typer.Option(f"--{name}", metavar=flag.metavar, help=help_text)
-            yield f"settings.{name}", "", Annotated[kind | None, option]
+            yield f"settings.{name}", Annotated[kind | None, option]
         for name in each.plan_parameters.adjustable():
             help_text = f"{each.name}: let the controller choose the {name}."
-            yield f"adapt.{name}", "", Annotated[bool | None, typer.Option(f"--adapt-{name}", help=help_text)]
-        for old, new in each.settings.RETIRED.items():
-            yield f"settings.{new}", f"--{old}", _hidden(each.settings, old, new)
-        for old, new in each.plan_parameters.RETIRED.items():
-            yield f"adapt.{new}", f"--adapt-{old}", Annotated[bool | None, typer.Option(f"--adapt-{old}", hidden=True)]
+            yield f"adapt.{name}", Annotated[bool | None, typer.Option(f"--adapt-{name}", help=help_text)]
 
 
-def _adjusted() -> Iterator[tuple[str, str, Any]]:
+def _adjusted() -> Iterator[tuple[str, Any]]:
     from atoll.strategies import registry
 
     for each in registry.strategies().values():
         for name, kind, flag in _flags(each.plan_parameters):
             help_text = f"{each.name}: {flag.help}"
             option = typer.Option(f"--{name}", metavar=flag.metavar, help=help_text)
-            yield name, "", Annotated[kind | None, option]
-        for old, new in each.plan_parameters.RETIRED.items():
-            yield new, f"--{old}", _hidden(each.plan_parameters, old, new)
+            yield name, Annotated[kind | None, option]
 
 
 def _flags(model: type[Declared]) -> Iterator[tuple[str, type, Any]]:
@@ -85,10 +67,6 @@ def _flags(model: type[Declared]) -> Iterator[tuple[str, type, Any]]:
                 yield name, _plain(field.annotation), flag
 
 
-def _hidden(model: type[Declared], old: str, new: str) -> Any:
-    return Annotated[_plain(model.model_fields[new].annotation) | None, typer.Option(f"--{old}", hidden=True)]
-
-
 def _plain(annotation: Any) -> Any:
     """The type of a field as the command line reads it: of `float | None` it is float, of words it is str."""
     while not isinstance(annotation, type) and get_args(annotation):
@@ -96,15 +74,15 @@ def _plain(annotation: Any) -> Any:
     return str if isinstance(annotation, str) else annotation
 
 
-def _options(listed: Callable[[], Iterator[tuple[str, str, Any]]]) -> list[Any]:
+def _options(listed: Callable[[], Iterator[tuple[str, Any]]]) -> list[Any]:
     """Click's options for these; one that several strategies have comes once."""
 
     def holder() -> None: ...
 
-    found: dict[str, tuple[str, str, Any]] = {}
-    for field, retired, kind in listed():
-        found.setdefault((retired or field).strip("-").replace("-", "_").replace(".", "_"), (field, retired, kind))
-    annotated = {name: kind for name, (_, _, kind) in found.items()}
+    found: dict[str, tuple[str, Any]] = {}
+    for field, kind in listed():
+        found.setdefault(field.replace("-", "_").replace(".", "_"), (field, kind))
+    annotated = {name: kind for name, (_, kind) in found.items()}
     holder.__annotations__ = annotated
     holder.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=a) for n, a in annotated.items()]
@@ -112,19 +90,15 @@ def _options(listed: Callable[[], Iterator[tuple[str, str, Any]]]) -> list[Any]:
     app = typer.Typer(add_completion=False)
     app.command()(holder)
     params: list[Any] = typer.main.get_command(app).params
-    for param, (field, retired, _) in zip(params, found.values(), strict=True):
-        param.expose_value, param.callback = False, _keeper(field, retired)
+    for param, (field, _) in zip(params, found.values(), strict=True):
+        param.expose_value, param.callback = False, _keeper(field)
     return params
 
 
-def _keeper(field: str, retired: str) -> Callable[[Any, Any, Any], None]:
+def _keeper(field: str) -> Callable[[Any, Any, Any], None]:
     def keep(context: Any, param: Any, value: Any) -> None:
-        if value is None:
-            return
-        if retired:
-            flag = ("--adapt-" if retired.startswith("--adapt-") else "--") + field.rpartition(".")[2]
-            terminal.note(f"{retired} is called {flag} now")
-        context.meta.setdefault(_KEPT, {})[field] = value
+        if value is not None:
+            context.meta.setdefault(_KEPT, {})[field] = value
 
     return keep
 

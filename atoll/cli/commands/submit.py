@@ -99,7 +99,7 @@ def prepare(config: Path | None, flags: dict[str, Any]) -> tuple[JobFile, Bundle
     """Everything that can be wrong with the input is found here, before any connection."""
     from atoll import jobfile, submission
 
-    job = jobfile.load(config, terminal.note) if config else jobfile.JobFile()
+    job = jobfile.load(config) if config else jobfile.JobFile()
     base = config.parent if config and not (flags["script"] or flags["module"]) else Path()
     root = config.parent if config and not flags["workdir"] else Path()
     return submission.bundled(with_flags(job, flags), base, root)

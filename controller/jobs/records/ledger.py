@@ -367,14 +367,13 @@ class Ledger:
         """All plans of a run, in order; none where there is no such run."""
         snapshot = await self.store.read_prefix(keys.plans_prefix(job, run))
         found = sorted(snapshot.entries.items())
-        return [decode(PlanRecord, key, entry.value) for key, entry in found if key != keys.plan(job, run, 0)]
+        return [decode(PlanRecord, key, entry.value) for key, entry in found]
 
     async def placement(self, job: str, run: int) -> PlacementRecord | None:
-        """The placement of a run; None where its machines hold no copies. Until 0.1 it was the run's plan number 0."""
-        for key in (keys.placement(job, run), keys.plan(job, run, 0)):
-            if entry := await self.store.read(key):
-                return decode(PlacementRecord, key, entry.value)
-        return None
+        """Return the placement of a run; None where its machines hold no copies."""
+        key = keys.placement(job, run)
+        entry = await self.store.read(key)
+        return decode(PlacementRecord, key, entry.value) if entry else None
 
     async def admissions(self, job: str, run: int) -> list[AdmissionRecord]:
         """The kept ones of a run, in order."""

@@ -118,17 +118,6 @@ def test_the_job_id_is_all_of_stdout(runner: CliRunner, controller: ScriptedCont
     assert submit(runner, controller, "train.py", "--json").stdout == '{"job": "train-0001"}\n'
 
 
-def test_old_flags_still_work_and_each_says_the_new_one_in_a_line(
-    runner: CliRunner, controller: ScriptedController, script: Path
-) -> None:
-    done = submit(runner, controller, "train.py", "--strategy", "stale-sparse", "--rate", "0.9", "--adapt-rate")
-    assert done.exit_code == 0, done.stderr
-    assert "--rate is called --sparsity now" in done.stderr
-    assert "--adapt-rate is called --adapt-sparsity now" in done.stderr
-    spec = controller.script.headers[0].spec
-    assert (spec.strategy_settings, list(spec.adapt.strategy_params)) == ('{"sparsity":0.9}', ["sparsity"])
-
-
 def test_flags_and_arguments_become_the_spec(
     runner: CliRunner, controller: ScriptedController, script: Path, tmp_path: Path
 ) -> None:

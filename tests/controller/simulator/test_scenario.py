@@ -11,7 +11,7 @@ import pytest
 
 from atoll.controller.simulator import presets
 from atoll.controller.simulator.cluster import build
-from atoll.controller.simulator.scenario import Scenario, parse, read, read_scenario, retired
+from atoll.controller.simulator.scenario import Scenario, parse, read, read_scenario
 from atoll.errors import BadInput, NotFound
 from atoll.strategies import registry
 
@@ -128,16 +128,6 @@ def test_the_scenario_of_the_manual_can_be_simulated() -> None:
     assert build(scenario, SCENARIOS).devices[0].bounds.max_batch == 128
     told = set(tomllib.loads(text))
     assert set(Scenario.model_fields) - told == {"model", "cluster", "strategy_settings"}
-
-
-def test_names_of_earlier_versions_are_understood_and_a_line_says_the_new_ones() -> None:
-    earlier = {**VALID, **SPARSE, "rate": 0.9, "policies": ["even", "rate-batch"]}
-    assert parse(earlier, "x.toml").first_params() == {"sparsity": 0.9}
-    assert retired(earlier) == [
-        "`rate` is called `sparsity` now",
-        "policy `rate-batch` is called `parameters-batch` now",
-    ]
-    assert retired({**VALID, **SPARSE, "stale_sparse": {"sparsity": 0.9}}) == []
 
 
 def test_a_strategy_that_cannot_be_simulated_is_refused_with_those_that_can(monkeypatch: pytest.MonkeyPatch) -> None:

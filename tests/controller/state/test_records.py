@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.codec import decode, encode
 from atoll.controller.state.records import (
-    Adapted,
-    AdmissionRecord,
     Cause,
     DeviceRecord,
     EventRecord,
@@ -27,7 +23,6 @@ from atoll.controller.state.records import (
     Level,
     NodeRecord,
     PhaseChange,
-    PlacementRecord,
     PlanRecord,
     RunFailure,
     RunMember,
@@ -35,11 +30,8 @@ from atoll.controller.state.records import (
     Standby,
     WorkerExitKind,
 )
-from atoll.controller.state.recovery import CommitRecord
 from atoll.errors import BadInput
-from atoll.etcd_record import EtcdRecord
 from atoll.jobspec import Checkpoint, Spec
-from atoll.strategies.stale_sparse.settings import StaleSparse
 
 KEY = "/atoll/jobs/vit-3f9a"
 SPEC = Spec(
@@ -115,65 +107,6 @@ EVENT = EventRecord(sequence=1, unix_s=0.5, level=Level.WARNING, job="", run=0, 
 def test_what_was_written_is_read_again(record: Any) -> None:
     assert decode(type(record), KEY, encode(record)) == record
     assert encode(decode(type(record), KEY, encode(record))) == encode(record)
-
-
-RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "records_0_1.json").read_text())
-KINDS: dict[str, type[EtcdRecord]] = {
-    "admissions": AdmissionRecord,
-    "commits": CommitRecord,
-    "events": EventRecord,
-    "jobs": JobRecord,
-    "nodes": NodeRecord,
-    "plans": PlanRecord,
-    "runs": RunRecord,
-}
-
-
-@pytest.mark.parametrize("key", sorted(RECORDED))
-def test_what_release_0_1_wrote_is_read(key: str) -> None:
-    """The file is the etcd of a job with strategy stale-sparse, after a loss and a growth, as 0.1 wrote it; and a job
-    of the first release, which had none of the fields that came later."""
-    kind = KINDS[key.split("/")[2]]
-    if key.startswith("/atoll/plans") and key.endswith("/000000"):
-        kind = PlacementRecord
-    record = decode(kind, key, json.dumps(RECORDED[key]).encode())
-    assert decode(kind, key, encode(record)) == record
-
-
-def test_a_job_of_release_0_1_comes_apart() -> None:
-    key = "/atoll/jobs/sparse-6c9b"
-    before: dict[str, Any] = dict(RECORDED[key])
-    job = decode(JobRecord, key, json.dumps(before).encode())
-    assert (job.id, job.request_id, job.submitted_unix_s) == (
-        key[-11:],
-        before["request_id"],
-        before["submitted_unix_s"],
-    )
-    status = job.status
-    assert (status.phase, status.run, status.events, status.admissions) == (JobPhase.RUNNING, 3, 26, 1)
-    assert [change.cause for change in status.history] == [change["cause"] for change in before["history"]]
-    assert (status.last_failure is not None, status.memory_step) == (True, before["memory_step"])
-    learned = job.learned
-    assert (learned.speeds, learned.learned_at, learned.trains) == (
-        before["speeds"],
-        before["learned_at"],
-        before["trains"],
-    )
-    assert (learned.growth is not None, learned.total_batch, learned.initial_batch) == (True, 12, 12)
-    pinned = {**before, "pinned_batch": 96, "pinned_shares": [1.0, 2.0], "pinned_run": 3}
-    assert decode(JobRecord, key, json.dumps(pinned).encode()).pinned == JobPins(
-        strategy_params={"sparsity": 0.8}, total_batch=96, shares=(1.0, 2.0), run=3
-    )
-    del before["phase"]
-    with pytest.raises(BadInput, match="field status.phase is missing"):
-        decode(JobRecord, key, json.dumps(before).encode())
-
-
-def test_a_plan_number_0_of_release_0_1_is_read_as_the_placement_that_it_was() -> None:
-    key = "/atoll/plans/sparse-6c9b/000003/000000"
-    placement = decode(PlacementRecord, key, json.dumps(RECORDED[key]).encode())
-    assert (placement.run, placement.reason) == (3, RECORDED[key]["reason"])
-    assert PLANNERS["placement"].run_json(placement.input) == placement.output
 
 
 REPLICAS = "spec.checkpoint.memory_replicas"
@@ -278,24 +211,3 @@ def test_a_number_without_a_fraction_is_a_number() -> None:
 def test_what_is_no_number_is_never_written() -> None:
     with pytest.raises(ValueError, match="Out of range float"):
         encode(EventRecord(sequence=1, unix_s=float("nan"), level=Level.INFO, job="", run=0, kind="", text=""))
-
-
-def test_a_rate_of_release_0_1_is_the_sparsity_of_stale_sparse() -> None:
-    key = "/atoll/jobs/sparse-6c9b"
-    sparse = decode(JobRecord, key, json.dumps(RECORDED[key]).encode())
-    assert (sparse.spec.strategy, sparse.pinned.strategy_params) == ("stale-sparse", {"sparsity": 0.8})
-    assert StaleSparse.model_validate(sparse.spec.strategy_settings) == StaleSparse(sparsity=0.9, values="float16")
-    assert sparse.learned.adapted == Adapted(strategy_params={"sparsity": 0.97})
-    assert sparse.spec.adapt.strategy_params == ("sparsity",)
-    published = {"exchange": "gradients", "no_error_feedback": True}
-    changed = {**RECORDED[key]["spec"], "stale_sparse": {**RECORDED[key]["spec"]["stale_sparse"], **published}}
-    spec = decode(JobRecord, key, json.dumps({**RECORDED[key], "spec": changed}).encode()).spec
-    assert StaleSparse.model_validate(spec.strategy_settings) == StaleSparse(
-        sparsity=0.9, exchange="gradients", error_feedback=False
-    )
-    key = "/atoll/jobs/first-0001"
-    dense = decode(JobRecord, key, json.dumps(RECORDED[key]).encode())
-    assert (dense.spec.strategy, dense.spec.strategy_settings, dense.pinned.strategy_params) == ("dense", {}, {})
-    plans = {run: f"/atoll/plans/{job}/{run:06}/000001" for job, run in (("sparse-6c9b", 3), ("first-0001", 1))}
-    params = {r: decode(PlanRecord, k, json.dumps(RECORDED[k]).encode()).strategy_params for r, k in plans.items()}
-    assert params == {3: {"sparsity": 0.97}, 1: {}}

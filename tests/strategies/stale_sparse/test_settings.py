@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from atoll.errors import SettingError
-from atoll.strategies.declaration import read
 from atoll.strategies.stale_sparse.settings import MAX_SPARSITY, StaleSparse
 
 
@@ -35,19 +34,6 @@ def test_a_whole_number_will_do_for_a_share() -> None:
     assert StaleSparse(sparsity=0).sparsity == 0.0
 
 
-def test_the_old_name_still_works_and_says_the_new_one() -> None:
-    with pytest.warns(FutureWarning, match="StaleSparse: `rate` is called `sparsity` now"):
-        settings = StaleSparse(rate=0.9)  # type: ignore[arg-type]
-    assert settings == StaleSparse(sparsity=0.9)
-
-
-def test_the_order_of_work_that_was_a_setting_is_still_read() -> None:
-    assert StaleSparse(scheduling="edf") == StaleSparse()  # type: ignore[call-arg]
-    with pytest.warns(FutureWarning, match="StaleSparse: `scheduling` is gone: it is 'edf' for all"):
-        assert StaleSparse(scheduling="fcfs") == StaleSparse()  # type: ignore[call-arg]
-    assert read(StaleSparse, '{"scheduling": "fcfs", "staleness": 0}', "recorded") == StaleSparse(staleness=0)
-
-
 def test_other_values_are_checked_too() -> None:
     assert StaleSparse(values="float32").with_values(sparsity=0.5) == StaleSparse(values="float32", sparsity=0.5)
     with pytest.raises(SettingError, match="staleness = 3"):
@@ -60,8 +46,7 @@ def test_gradients_are_exchanged_as_published_unless_it_is_said_otherwise() -> N
     assert StaleSparse(exchange="gradients", sparsity=0.9, values="int4").said().items() >= {
         "sparsity": 0.9, "values": "int4",
     }.items()  # fmt: skip
-    with pytest.warns(FutureWarning, match="`sparsity` now"):
-        assert StaleSparse(exchange="gradients", rate=0.9).sparsity == 0.9  # type: ignore[call-arg]
+    assert StaleSparse(exchange="gradients", sparsity=0.9).sparsity == 0.9
     updates = StaleSparse()
     assert (updates.sparsity, updates.values) == (0.8, "int2")
     assert StaleSparse(sparsity=0.99).values == "int2"
