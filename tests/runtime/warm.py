@@ -2,7 +2,10 @@
 
 One process imports it and forks a worker whenever it is asked to. A worker is a process of its own that runs its script
 from the first line and ends as an interpreter does, but for taking its modules apart: that copies 170 MB, 0.3 s of a
-processor. Those of tests/e2e do that too."""
+processor. Those of tests/e2e do that too.
+
+`scripts/test` imports once for all groups: it forks each group's pytest, which forks its own stock before it does
+anything else (tests/warm_pytest.py)."""
 
 from __future__ import annotations
 
@@ -16,10 +19,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, NoReturn
+from typing import IO, Any, ClassVar, Final, NoReturn, Protocol
+
+ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ATOLL_WORKER_SECRET": "0" * 32}
+"""Of the process that workers are forked from: what is imported there reads it once. An agent's workers show their own
+secret in the place of that one (atoll/agent/runtime/warm_start.py)."""
 
 
 class WarmWorker:
@@ -28,6 +36,8 @@ class WarmWorker:
     def __init__(self, pid: int, stock: WarmStock) -> None:
         self.pid = pid
         self.returncode: int | None = None
+        self.processor_s = 0.0
+        """Known once it has ended: its own, and that of the children it waited for."""
         self._stock = stock
 
     def poll(self) -> int | None:
@@ -47,20 +57,70 @@ class WarmWorker:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+class Server(Protocol):
+    """The process that workers are forked from: a subprocess.Popen, or one that was forked itself."""
+
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float) -> int: ...
+
+
+class ForkedServer:
+    """A child of a process that has imported torch, which serves as one that was started for it does."""
+
+    def __init__(self) -> None:
+        theirs, ours = os.pipe(), os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            for given, number in ((theirs[0], 0), (ours[1], 1)):
+                os.dup2(given, number)
+            for descriptor in (*theirs, *ours):
+                os.close(descriptor)
+            os.environ.update(ENVIRONMENT)
+            become(serve())
+            end(run())
+        os.close(theirs[0])
+        os.close(ours[1])
+        self.stdin: IO[bytes] = os.fdopen(theirs[1], "wb", buffering=0)
+        self.stdout: IO[bytes] = os.fdopen(ours[0], "rb", buffering=0)
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self, timeout: float) -> int:
+        """It was killed: it ends at once."""
+        del timeout
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
 
 class WarmStock:
     """Owns the process that workers are forked from."""
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
+    of_pytest: ClassVar[WarmStock | None] = None
+    """Of this process, where tests/warm_pytest.py runs pytest."""
+
+    def __init__(self, server: Server | None = None) -> None:
+        """server: None to start one, in a process group of its own: a Ctrl-C is for who asks it for workers."""
+        self._process: Server = server or subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            env=os.environ | ENVIRONMENT,
+            process_group=0,
         )
         self._heard = b""
         self._workers: dict[int, WarmWorker] = {}
@@ -71,7 +131,15 @@ class WarmStock:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._process.kill()
-        self._process.communicate(timeout=30)
+        self._process.wait(30)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def fileno(self) -> int:
+        """Readable when there is something to hear."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None = None) -> WarmWorker:
         """command: as for subprocess, [interpreter, script, arguments...]."""
@@ -88,16 +156,29 @@ class WarmStock:
 
     def hear(self, timeout_s: float) -> None:
         """Take in who was born and who ended, waiting for the first such word."""
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+        if not select.select([self], [], [], timeout_s)[0]:
             return
-        *lines, self._heard = (self._heard + os.read(self._process.stdout.fileno(), 65536)).split(b"\n")
+        read = os.read(self.fileno(), 65536)
+        if not read:
+            raise ChildProcessError("the process that workers are forked from is gone")
+        *lines, self._heard = (self._heard + read).split(b"\n")
         for line in lines:
             said = json.loads(line)
             if "code" in said:
-                self._workers.pop(said["pid"]).returncode = said["code"]
+                worker = self._workers.pop(said["pid"])
+                worker.processor_s, worker.returncode = said["processor_s"], said["code"]
             else:
                 self._newest = self._workers[said["pid"]] = WarmWorker(said["pid"], self)
+
+
+@contextmanager
+def stock_of_pytest() -> Iterator[WarmStock]:
+    """The one that all tests of this process use."""
+    if WarmStock.of_pytest is not None:
+        yield WarmStock.of_pytest
+        return
+    with WarmStock() as started:
+        yield started
 
 
 def serve() -> dict[str, Any]:
@@ -131,12 +212,14 @@ def serve() -> dict[str, Any]:
             os.write(1, json.dumps({"pid": pid}).encode() + b"\n")
 
 
-def _reaped() -> dict[str, int] | None:
+def _reaped() -> dict[str, float] | None:
     try:
-        pid, status = os.waitpid(-1, os.WNOHANG)
+        pid, status, used = os.wait4(-1, os.WNOHANG)
     except ChildProcessError:
         return None
-    return {"pid": pid, "code": os.waitstatus_to_exitcode(status)} if pid else None
+    if not pid:
+        return None
+    return {"pid": pid, "code": os.waitstatus_to_exitcode(status), "processor_s": used.ru_utime + used.ru_stime}
 
 
 def become(asked: dict[str, Any]) -> None:
@@ -163,6 +246,7 @@ def run() -> int:
         print(end.code, file=sys.stderr)
         return 1
     except Exception:  # noqa: BLE001 - whatever the script raised, as the interpreter does
+        sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         return 1
     return 0

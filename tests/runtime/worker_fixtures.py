@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from warm import WarmStock
+from warm import WarmStock, stock_of_pytest
 from zmq_agent import Start
 
 torch.set_num_threads(1)  # several that wait for each other, beside other processes, spin most of their time away
@@ -14,8 +14,8 @@ torch.set_num_threads(1)  # several that wait for each other, beside other proce
 
 @pytest.fixture(scope="session")
 def stock() -> Iterator[WarmStock]:
-    with WarmStock() as started:
-        yield started
+    with stock_of_pytest() as used:
+        yield used
 
 
 @pytest.fixture(scope="session")
