@@ -88,11 +88,11 @@ class ForkServer:
         return code
 
 
-def forked(server: socket.socket, order: bytes, output_fd: int) -> BegunProcess:
-    """A child of this process, made by a server at the other end. Raises OSError."""
+def forked(server: socket.socket, order: bytes, *descriptors: int) -> BegunProcess:
+    """A child of this process, made by a server at the other end, which gets these descriptors. Raises OSError."""
     server.settimeout(FORK_S)
     with _adopting():
-        sent = socket.send_fds(server, [_head(order)], [output_fd])
+        sent = socket.send_fds(server, [_head(order)], descriptors)
         server.sendall(_head(order)[sent:] + order)
         told = b""
         while len(told) < warm_start.NUMBER_BYTES:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import psutil
 from held_ports import free_port
+from warm import WarmStock, WarmWorker
 
 from atoll.agent.supervisor.memory import root_of
 from atoll.bundle import pack
@@ -25,6 +26,7 @@ from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
 SCRIPTS = Path(__file__).parent / "scripts"
+FORKED_AGENT = str(Path(__file__).parent / "forked_agent.py")
 T = TypeVar("T")
 ENDED = (pb.PHASE_DONE, pb.PHASE_FAILED, pb.PHASE_CANCELLED)
 
@@ -47,9 +49,12 @@ class Cluster:
     Used with `with`; at the end everything it started is gone, also after a failure, and the logs are printed.
     """
 
+    stock: ClassVar[WarmStock | None] = None
+    """Which agents are forked from."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes] | WarmWorker] = {}
         self.commands: dict[str, Sequence[str]] = {}
         self.addresses: list[str] = []
         self._client: Client | None = None
@@ -78,7 +83,7 @@ class Cluster:
             self._client.close()
             self._client = None
 
-    def _stop(self, process: subprocess.Popen[bytes]) -> None:
+    def _stop(self, process: subprocess.Popen[bytes] | WarmWorker) -> None:
         if process.poll() is None:
             process.send_signal(signal.SIGCONT)
             process.terminate()
@@ -87,14 +92,18 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(30)
-                raise AssertionError(f"{process.args!r} did not stop within 60 s of SIGTERM") from None
+                raise AssertionError(f"process {process.pid} did not stop within 60 s of SIGTERM") from None
 
     # Starting and killing.
 
     def start(self, name: str, command: Sequence[str]) -> None:
         self.commands[name] = command
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            if command[0] == FORKED_AGENT:
+                assert self.stock is not None
+                self.processes[name] = self.stock.start(("", *command), os.environ, log)
+            else:
+                self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def restart(self, name: str) -> None:
         self.start(name, self.commands[name])
@@ -105,7 +114,10 @@ class Cluster:
             self.processes[name].wait(30)
 
     def atoll(self, name: str, *arguments: str) -> None:
-        self.start(name, (sys.executable, "-m", "atoll.cli.main", *arguments))
+        program = (
+            (FORKED_AGENT,) if arguments[0] == "agent" and self.stock else (sys.executable, "-m", "atoll.cli.main")
+        )
+        self.start(name, (*program, *arguments))
 
     def etcd(self) -> str:
         """A separate etcd; its client address."""

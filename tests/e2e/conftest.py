@@ -6,10 +6,19 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))  # for warm
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cluster import Cluster
 from shared_cluster import SharedCluster
+from warm import stock_of_pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_agents() -> Iterator[None]:
+    """Fork all agents of clusters: they, and their workers, have torch imported."""
+    with stock_of_pytest() as Cluster.stock:
+        yield
 
 
 @pytest.fixture
