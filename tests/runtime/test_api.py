@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import resource
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ from held_ports import free_port
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
-from zmq_agent import FakeAgent
+from zmq_agent import FakeAgent, Start
 
 import atoll
 from atoll.adapters.environment import show_own_gpu_alone
@@ -221,7 +221,7 @@ def test_training_that_ends_early_leaves_its_checkpoint(runs: list[atoll.Run], t
 
 
 @pytest.mark.parametrize(("leave", "told"), [("break", True), ("raise ValueError", False)])
-def test_a_break_is_told_what_it_left_out(tmp_path: Path, leave: str, told: bool) -> None:
+def test_a_break_is_told_what_it_left_out(tmp_path: Path, start: Start, leave: str, told: bool) -> None:
     """An exception is not: it says more itself."""
     script = f"""
 import sys, torch, atoll
@@ -235,11 +235,12 @@ for epoch in run.epochs(3):
         optimizer.step()
     {leave}
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=110, check=False
-    )
-    assert done.returncode == (0 if told else 1), done.stderr
-    assert ("run.end_training() in place of break leaves one" in done.stderr) is told
+    (tmp_path / "train.py").write_text(script)
+    with (tmp_path / "log").open("wb") as log:
+        worker = start([sys.executable, str(tmp_path / "train.py"), str(tmp_path)], os.environ, log)
+    code, said = worker.wait(110), (tmp_path / "log").read_text()
+    assert code == (0 if told else 1), said
+    assert ("run.end_training() in place of break leaves one" in said) is told
     assert listing.newest(tmp_path) == []
 
 

@@ -1,7 +1,9 @@
-"""What the adapters refuse, one line for each case: its name and what was said. Started with the library's name."""
+"""What the adapters refuse, one line for each case in the file `refused`: its name and what was said. Started with
+the library's name and the folder to work in."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -117,10 +119,12 @@ def accelerate() -> dict[str, Attempt]:
     }
 
 
+os.chdir(sys.argv[2])
+refused = open("refused", "w")  # noqa: SIM115
 for name, attempt in {"lightning": lightning, "huggingface": huggingface, "accelerate": accelerate}[
     sys.argv[1]
 ]().items():
     try:
         attempt()
     except BadInput as error:
-        print(f"{name}: {error}", flush=True)
+        print(f"{name}: {error}", file=refused, flush=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from zmq_agent import Start
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -52,14 +52,18 @@ REFUSED = Path(__file__).with_name("refused.py")
         ),
     ],
 )
-def test_what_an_adapter_refuses(tmp_path: Path, adapter: str, library: str, said: dict[str, str]) -> None:
+def test_what_an_adapter_refuses(
+    tmp_path: Path, start: Start, adapter: str, library: str, said: dict[str, str]
+) -> None:
     if find_spec(library) is None:
         pytest.skip(f"{library} is not here: its adapter was NOT tested (make setup installs it)")
     env = {"PATH": "", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    command = (sys.executable, str(REFUSED), adapter)
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr
-    refused = dict(line.split(": ", 1) for line in done.stdout.splitlines())
-    assert refused.keys() == said.keys(), done.stderr
+    with (tmp_path / "log").open("wb") as log:
+        worker = start((sys.executable, str(REFUSED), adapter, str(tmp_path)), env, log)
+    code, printed = worker.wait(280), (tmp_path / "log").read_text()
+    assert code == 0, printed
+    lines = (tmp_path / "refused").read_text().splitlines()
+    refused = dict(line.split(": ", 1) for line in lines)
+    assert refused.keys() == said.keys(), printed
     for case, words in said.items():
         assert refused[case].startswith(words)

@@ -43,12 +43,10 @@ def test_wrong_environment_is_named(change: dict[str, str], names: str) -> None:
         WorkerPlace.from_environment(TORCHRUN | change)
 
 
-def test_import_atoll_is_light_and_training_never_sees_grpc() -> None:
+def test_import_atoll_is_light() -> None:
     program = (
         "import sys, atoll\n"
         "assert 'torch' not in sys.modules and 'grpc' not in sys.modules, 'import atoll is heavy'\n"
         "assert {'init', 'Run'} <= set(dir(atoll))\n"
-        "atoll.init\n"
-        "assert 'torch' in sys.modules and 'grpc' not in sys.modules, 'grpc is in the training process'\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=110)

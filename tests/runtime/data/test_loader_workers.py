@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import subprocess
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,6 +17,7 @@ import pytest
 import torch
 from loader_rig import make
 from torch.utils.data import TensorDataset
+from zmq_agent import Start
 
 from atoll.agent.runtime.data.by_value import ByValue
 from atoll.agent.runtime.data.loader import Loader
@@ -84,14 +85,16 @@ def test_worker_processes_give_the_same_batches_and_end_with_the_iteration(persi
     assert rows == expected
 
 
-def test_a_script_without_main_guard_trains_with_workers_on_what_it_defines() -> None:
+def test_a_script_without_main_guard_trains_with_workers_on_what_it_defines(tmp_path: Path, start: Start) -> None:
     """1. The worker processes do not import it. 2. They have its dataset and its lambda by value, the tensors in shared
     memory. 3. Batches, samples of a stream and exceptions of its own classes come back as these classes: torch once
     waited for ever for what a worker could not pickle. 4. What cannot be sent is named, and a wait has an end."""
     script = Path(__file__).parent.parent / "scripts" / "unguarded.py"
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout.splitlines()[-1])
+    with (tmp_path / "log").open("wb") as log:
+        worker = start([sys.executable, str(script)], os.environ, log)
+    code, said = worker.wait(110), (tmp_path / "log").read_text()
+    assert code == 0, said
+    seen = json.loads(said.splitlines()[-1])
     assert seen == {"rows": [2.0 * row for row in range(40)], "workers": [0, 1], "shared": [True]}
     with pytest.raises(BadInput, match="lock cannot be handed to a loader.s worker"):
         ByValue(threading.Lock()).__reduce__()
