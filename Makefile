@@ -8,7 +8,7 @@ DEMO_STAMP := $(VENV)/.set-up-demo
 
 # What the installed package is built from; Python files are used where they lie.
 SOURCES := pyproject.toml constraints.txt requirements-examples.txt CMakeLists.txt \
-           $(shell find protos kernels -name '*.proto' -o -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh' -o -name CMakeLists.txt)
+           $(shell find protos kernels -name '*.proto' -o -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh' -o -name CMakeLists.txt -o -name '*.cmake')
 
 # Build tools come in pinned too. Older pip reads the first in its build environments, newer pip the second.
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from atoll.kernels import _native
-from atoll.kernels.cuda_device import cuda_queue, has_cuda
+from atoll.kernels.cuda_device import built_with_cuda, cuda_queue, has_cuda
 from atoll.kernels.refusals import refusals
 from atoll.kernels.scatter import scatter_blocks
 
 if TYPE_CHECKING:
     from atoll.kernels._native import CpuFeatures
 
-__all__ = ["cpu_features", "has_cuda", "scatter_blocks", "squared_norm", "weighted_sum"]
+__all__ = ["built_with_cuda", "cpu_features", "has_cuda", "scatter_blocks", "squared_norm", "weighted_sum"]
 
 
 def squared_norm(x: Any, threads: int = 0) -> float:

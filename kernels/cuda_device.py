@@ -21,6 +21,11 @@ class CudaQueue(NamedTuple):
     stream: int
 
 
+def built_with_cuda() -> bool:
+    """Return whether this build has the CUDA kernels, whatever the machine has."""
+    return _cuda is not None
+
+
 def has_cuda() -> bool:
     """True if this build has the CUDA kernels and the machine a driver with a device for them."""
     return _cuda is not None and _cuda.device_count() > 0
@@ -35,8 +40,8 @@ def cuda_queue(buffer: Any) -> CudaQueue | None:
         return None
     if _cuda is None:
         raise ValueError(
-            "the buffer is on a CUDA device, but this build has no CUDA part; reinstall atoll with nvcc on PATH, "
-            "or move the buffer to the CPU"
+            "the buffer is on a CUDA device, but this build has no CUDA part; reinstall atoll where nvcc is "
+            "(CUDA_HOME), or move the buffer to the CPU"
         )
     # The caller has a torch tensor, so torch is loaded; this package never loads it.
     return CudaQueue(_cuda, int(sys.modules["torch"].cuda.current_stream(buffer.device).cuda_stream))

@@ -438,3 +438,24 @@ def test_the_image_has_an_etcd_that_keeps_its_data() -> None:
         assert len(copied) == 1
         assert "/etcd/usr/bin/etcd" in copied[0].split()
         assert "etcd-server" not in image_stage(stage)
+
+
+@pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH"])
+def test_nvcc_is_found_beside_path(tmp_path: Path, variable: str) -> None:
+    """Toolkits install nvcc into a folder that is not on PATH; the kernels were left out, and pip hid the message."""
+    toolkit = tmp_path / "toolkit"
+    (toolkit / "bin").mkdir(parents=True)
+    (toolkit / "bin/nvcc").write_text("#!/bin/sh\n")
+    (toolkit / "bin/nvcc").chmod(0o755)
+    script = tmp_path / "ask.cmake"
+    script.write_text(f'include("{ROOT}/kernels/find_nvcc.cmake")\nmessage("nvcc=${{CMAKE_CUDA_COMPILER}}")\n')
+    cmake = shutil.which("cmake")
+    assert cmake is not None
+    bare = {"PATH": str(tmp_path)}
+
+    def found(**variables: str) -> str:
+        asked = subprocess.run([cmake, "-P", script], env=bare | variables, capture_output=True, text=True, check=True)
+        return asked.stderr.strip().removeprefix("nvcc=")
+
+    assert found(**{variable: str(toolkit)}) == str(toolkit / "bin/nvcc")
+    assert found(CUDACXX="/chosen/nvcc", **{variable: str(toolkit)}) == ""  # CMake reads that one itself

@@ -37,10 +37,11 @@ def check_machine(data: Path) -> list[Finding]:
     if sys.platform != "linux":
         return [_python(), Finding("role", "info", "a client: controllers, agents and workers run on Linux alone")]
     cards = _cards()
+    count = cards if isinstance(cards, int) else 0
     checks: Sequence[Callable[[], Finding]] = (
         _python,
-        _kernels,
-        lambda: _torch(cards if isinstance(cards, int) else 0),
+        lambda: _kernels(count),
+        lambda: _torch(count),
         lambda: cards_finding(cards),
         lambda: numa_finding(read_nodes(), find_devices()),
         _zmq,
@@ -57,17 +58,30 @@ def _python() -> Finding:
     return Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
-def _kernels() -> Finding:
+def _kernels(cards: int) -> Finding:
     if importlib.util.find_spec("atoll.kernels._native") is None:
         step = "where workers run: pip install atoll with the wheel of that platform, or from source with a compiler"
         return Finding("kernels", "info", "none in this installation, which is a client", step)
     try:
         kernels = importlib.import_module("atoll.kernels")
         features = kernels.cpu_features()
-        cuda = "with CUDA" if kernels.has_cuda() else "CPU only"
+        built, usable = kernels.built_with_cuda(), kernels.has_cuda()
     except (ImportError, AttributeError) as error:
         return Finding("kernels", "broken", f"cannot be loaded: {error}", "reinstall atoll: pip install --force atoll")
-    return Finding("kernels", "ok", f"{features['path']}, {features['threads']} threads, {cuda}")
+    return judge_kernels(f"{features['path']}, {features['threads']} threads", cards, built=built, usable=usable)
+
+
+def judge_kernels(cpu: str, cards: int, *, built: bool, usable: bool) -> Finding:
+    """Judge the CUDA kernels of this build by the machine's GPUs. Strategy `dense` needs none."""
+    if usable or not cards:
+        return Finding("kernels", "ok", f"{cpu}, {'with CUDA' if usable else 'CPU only'}")
+    if not built:
+        step = (
+            "install nvcc or set CUDA_HOME, then from source: pip install --force-reinstall --no-cache-dir --no-deps ."
+        )
+        return Finding("kernels", "warning", f"{cpu}, built without CUDA, which {cards} GPUs need", step)
+    step = "update the NVIDIA driver: it is older than the CUDA that the kernels were built with, or shows no device"
+    return Finding("kernels", "warning", f"{cpu}, CUDA kernels find no device, where NVML shows {cards}", step)
 
 
 def _torch(cards: int) -> Finding:

@@ -16,7 +16,7 @@ from atoll.agent.telemetry.devices import Device
 from atoll.cli.checks import machine, reach
 from atoll.cli.checks.cluster import check_certificates, check_cluster, judge_cluster
 from atoll.cli.checks.finding import Finding
-from atoll.cli.checks.machine import cards_finding, check_machine, judge_etcd, numa_finding
+from atoll.cli.checks.machine import cards_finding, check_machine, judge_etcd, judge_kernels, numa_finding
 from atoll.cli.checks.reach import check_reach
 from atoll.cli.connection import Connection
 from atoll.cli.main import app
@@ -189,3 +189,14 @@ def test_certificates_that_expire_or_belong_to_another_cluster(tmp_path: Path) -
     (own / "key.pem").unlink()
     assert check_certificates(Connection(("h:1",), certs.identity(own), 1.0))[0].verdict == "broken"
     assert check_certificates(Connection(("h:1",), None, 1.0)) == []
+
+
+def test_kernels_that_cannot_use_the_gpus_are_no_ok() -> None:
+    """Beside GPUs "ok, CPU only" was all that was said of a build without nvcc, or of an old driver."""
+    assert judge_kernels("avx2", 0, built=False, usable=False) == Finding("kernels", "ok", "avx2, CPU only")
+    assert judge_kernels("avx2", 2, built=True, usable=True) == Finding("kernels", "ok", "avx2, with CUDA")
+    without, old = (judge_kernels("avx2", 2, built=built, usable=False) for built in (False, True))
+    assert (without.verdict, old.verdict) == ("warning", "warning")
+    assert "built without CUDA" in without.found
+    assert "CUDA_HOME" in without.next_step
+    assert "update the NVIDIA driver" in old.next_step
