@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from atoll.agent.telemetry.devices import Device
+from atoll.agent.telemetry.devices import MIG, Device
 from atoll.agent.telemetry.numa import NumaBinding
 from atoll.v1.agents_pb2 import Launch
 
@@ -54,6 +54,7 @@ def worker_environment(
         env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = interface
     env |= {name: value for name, value in own.items() if may_set(name)}
     if device.kind == "cuda":
+        env["ATOLL_DEVICE_KIND"] = device.kind
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order; CUDA's own puts the fastest first
         env["CUDA_VISIBLE_DEVICES"] = ",".join(visible_devices(device, devices, local_rank))
         # torch.cuda.is_available() otherwise starts CUDA, after which no adapter can hide the other workers' GPUs.
@@ -84,9 +85,12 @@ def launch_variables(launch: Launch, *, agent_socket: str, secret: str) -> dict[
 
 
 def visible_devices(device: Device, devices: Sequence[Device], local_rank: int) -> list[str]:
-    """GPUs in an order that has `device` at position local_rank: torchrun scripts take cuda:LOCAL_RANK.
+    """Return GPUs in an order that has `device` at position local_rank: torchrun scripts take cuda:LOCAL_RANK.
 
-    Only as many as that takes: one for the first worker of a node."""
+    Only as many as that takes: one for the first worker of a node. Of MIG parts CUDA shows a process the first alone,
+    so a worker on one gets no others."""
+    if device.visible_as.startswith(MIG):
+        return [device.visible_as]
     others = [other.visible_as for other in devices if other.kind == "cuda" and other != device]
     return [*others[:local_rank], device.visible_as]
 

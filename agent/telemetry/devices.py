@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,8 @@ from atoll.agent.memory_limits import total_bytes
 logger = logging.getLogger(__name__)
 
 MAX_DEVICES: Final = 64
+MIG: Final = "MIG-"
+"""Begins the UUID of a part of a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,11 @@ class Device:
     speed: float
     """1.0, or the share of its speed it is slowed down to."""
     visible_as: str = ""
-    """What CUDA_VISIBLE_DEVICES names it by (with CUDA_DEVICE_ORDER=PCI_BUS_ID); empty for a CPU."""
+    """Its name in CUDA_VISIBLE_DEVICES (with CUDA_DEVICE_ORDER=PCI_BUS_ID); empty for a CPU."""
     work_per_s: float = 0.0
     """Of a fixed calculation, slowed by `speed`; 0 where it was not measured. Only compared within one kind."""
     uuid: str = ""
-    """Of a whole GPU; empty where it is shared out in parts (MIG), each of which may be somebody else's."""
+    """Of a whole GPU or a MIG part of one; empty for a GPU in parts that NVML does not list."""
     numa_node: int | None = None
     """That it hangs on; None: it is not known, or a CPU."""
 
@@ -69,34 +71,74 @@ def _gpus(speed: float, environ: Mapping[str, str]) -> tuple[Device, ...]:
     except pynvml.NVMLError as error:  # no driver: the normal case on a machine without a GPU
         logger.debug("no NVML: %s", error)
         return ()
+    found: list[Device] = []
     try:
-        found: list[Device] = []
         allowed = environ.get("CUDA_VISIBLE_DEVICES")
-        for ordinal in range(min(pynvml.nvmlDeviceGetCount(), MAX_DEVICES)):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(ordinal)
-            uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
-            if allowed is not None and not is_visible(allowed, ordinal, uuid):
-                continue
-            model = _text(pynvml.nvmlDeviceGetName(handle))
-            memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-            whole = "" if _in_parts(pynvml, handle) else uuid
-            near = numa_node_of(_text(pynvml.nvmlDeviceGetPciInfo(handle).busId))
-            device = Device(len(found), "cuda", model, memory, speed, str(ordinal), uuid=whole, numa_node=near)
-            found.append(device)
-        return tuple(found)
+        for ordinal in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                found += _usable(pynvml, ordinal, allowed, speed)
+            except pynvml.NVMLError as error:
+                logger.warning("NVML cannot read GPU %d (%s): it is left out. Look at nvidia-smi", ordinal, error)
     except pynvml.NVMLError as error:
-        logger.warning("NVML is there but cannot list the GPUs (%s): using the CPU. Look at nvidia-smi", error)
-        return ()
+        logger.warning("NVML is there but cannot count the GPUs (%s): using the CPU. Look at nvidia-smi", error)
     finally:
         pynvml.nvmlShutdown()
+    return tuple(replace(device, index=index) for index, device in enumerate(found[:MAX_DEVICES]))
+
+
+def _usable(pynvml: Any, ordinal: int, allowed: str | None, speed: float) -> Iterator[Device]:
+    """Yield a GPU, or each of its MIG parts, as far as CUDA_VISIBLE_DEVICES = `allowed` names it."""
+    handle = pynvml.nvmlDeviceGetHandleByIndex(ordinal)
+    uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
+    named = allowed is None or is_visible(allowed, ordinal, uuid)
+    near = _numa_node(pynvml, handle)
+    in_parts = _in_parts(pynvml, handle)
+    parts = list(_parts(pynvml, handle)) if in_parts else []
+    for part in parts:
+        its = _text(pynvml.nvmlDeviceGetUUID(part))
+        if named or (allowed is not None and is_visible(allowed, -1, its)):
+            yield _device(pynvml, part, visible_as=its, uuid=its, near=near, speed=speed)
+    if named and not parts:
+        known = "" if in_parts else uuid
+        yield _device(pynvml, handle, visible_as=str(ordinal), uuid=known, near=near, speed=speed)
+
+
+def _device(pynvml: Any, handle: object, *, visible_as: str, uuid: str, near: int | None, speed: float) -> Device:
+    model = _text(pynvml.nvmlDeviceGetName(handle))
+    return Device(0, "cuda", model, _memory_bytes(pynvml, handle), speed, visible_as, uuid=uuid, numa_node=near)
+
+
+def _memory_bytes(pynvml: Any, handle: object) -> int:
+    """Return the memory of a GPU; that of the machine where the GPU has none of its own for NVML to report."""
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError as error:
+        logger.info("NVML does not report a GPU's memory (%s): the machine's is taken for it", error)
+        return total_bytes()
+
+
+def _numa_node(pynvml: Any, handle: object) -> int | None:
+    try:
+        return numa_node_of(_text(pynvml.nvmlDeviceGetPciInfo(handle).busId))
+    except pynvml.NVMLError:  # it is on no PCI bus
+        return None
 
 
 def _in_parts(pynvml: Any, handle: object) -> bool:
-    """Whether the GPU is partitioned (MIG): agents in containers may have a part each."""
+    """Return whether the GPU is partitioned (MIG): agents in containers may have a part each."""
     try:
         return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
     except pynvml.NVMLError:  # a GPU that cannot be
         return False
+
+
+def _parts(pynvml: Any, handle: object) -> Iterator[object]:
+    """Yield the handles of a GPU's MIG parts that this container or machine has. Their numbers may have gaps."""
+    for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+        except pynvml.NVMLError:
+            continue
 
 
 def numa_node_of(bus_id: str, devices: Path = Path("/sys/bus/pci/devices")) -> int | None:
@@ -110,9 +152,10 @@ def numa_node_of(bus_id: str, devices: Path = Path("/sys/bus/pci/devices")) -> i
 
 
 def is_visible(allowed: str, ordinal: int, uuid: str) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES = `allowed` names the GPU, by number or by a prefix of its UUID."""
+    """Return whether CUDA_VISIBLE_DEVICES = `allowed` names it, by number or by a prefix of its UUID."""
     names = [name.strip() for name in allowed.split(",")]
-    return any(name == str(ordinal) or (name.startswith("GPU-") and uuid.startswith(name)) for name in names)
+    by_number = ordinal >= 0 and str(ordinal) in names
+    return by_number or any(name.startswith(("GPU-", MIG)) and uuid.startswith(name) for name in names)
 
 
 def _text(value: str | bytes) -> str:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Final
 
 from atoll import die_with_parent
-from atoll.agent.telemetry.devices import Device
+from atoll.agent.telemetry.devices import MIG, Device
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ async def measured(devices: Sequence[Device], threads: int | None, stop: asyncio
     if kind == "cuda" and importlib.util.find_spec("torch") is None:
         logger.info("torch is not installed here: the speed of %d GPUs is not measured", len(devices))
         return tuple(devices)
-    measuring = asyncio.create_task(_ask(kind, _environment(devices, threads)), name="measure devices")
+    measuring = asyncio.create_task(_rates(devices, threads), name="measure devices")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
         await asyncio.wait((measuring, stopping), timeout=DEADLINE_S[kind], return_when=asyncio.FIRST_COMPLETED)
@@ -46,12 +46,24 @@ async def measured(devices: Sequence[Device], threads: int | None, stop: asyncio
             if not stop.is_set():
                 logger.warning("the speed of %s was not measured within %g s", kind, DEADLINE_S[kind])
             return tuple(devices)
-        rates = rates_from(measuring.result(), len(devices))
+        rates = measuring.result()
     finally:
         measuring.cancel()
         stopping.cancel()
         await asyncio.gather(measuring, stopping, return_exceptions=True)
     return tuple(replace(device, work_per_s=rate * device.speed) for device, rate in zip(devices, rates, strict=True))
+
+
+async def _rates(devices: Sequence[Device], threads: int | None) -> list[float]:
+    """Measure the devices in one process, but MIG parts one by one: CUDA shows a process no second one."""
+    kind = devices[0].kind
+    whole = [device for device in devices if not device.visible_as.startswith(MIG)]
+    groups = [*([whole] if whole else []), *([device] for device in devices if device not in whole)]
+    found: dict[int, float] = {}
+    for group in groups:
+        rates = rates_from(await _ask(kind, _environment(group, threads)), len(group))
+        found |= {device.index: rate for device, rate in zip(group, rates, strict=True)}
+    return [found[device.index] for device in devices]
 
 
 def rates_from(printed: bytes, count: int) -> list[float]:

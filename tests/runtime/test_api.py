@@ -6,6 +6,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from zmq_agent import FakeAgent, Start
 
 import atoll
 from atoll.adapters.environment import show_own_gpu_alone
+from atoll.agent.runtime.agent_link.place import AgentEndpoint, WorkerPlace
+from atoll.agent.runtime.api.joining import _choose_device
 from atoll.agent.runtime.checkpoints.disk import listing
 from atoll.errors import BadInput, CheckpointError
 
@@ -467,3 +470,21 @@ def test_adapters_see_a_workers_own_gpu_alone() -> None:
     alone = {"CUDA_VISIBLE_DEVICES": "0,1"}  # no agent: the user's own choice
     show_own_gpu_alone(alone)
     assert alone == {"CUDA_VISIBLE_DEVICES": "0,1"}
+
+
+def test_a_worker_that_was_placed_on_a_gpu_does_not_fall_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. torch cannot use the GPU that the agent announced: a build without CUDA, or an old driver. 2. The worker
+    trained on the CPU, without a word, under a plan for a GPU. 3. It refuses with torch's reason."""
+
+    def old_driver() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease update")
+
+    alone = WorkerPlace(0, 1, 0, 1, "127.0.0.1", AgentEndpoint("ipc://a", "j", 1, 0, "s"))
+    assert _choose_device(alone) == torch.device("cpu")
+    placed = replace(alone, agent=AgentEndpoint("ipc://a", "j", 1, 0, "s", has_gpu=True))
+    if torch.version.cuda is None:
+        with pytest.raises(BadInput, match=r"cannot use: Torch not compiled with CUDA.*Install a build of torch"):
+            _choose_device(placed)
+    monkeypatch.setattr(torch.cuda, "init", old_driver)
+    with pytest.raises(BadInput, match="cannot use: The NVIDIA driver on your system is too old"):
+        _choose_device(placed)

@@ -20,6 +20,7 @@ class AgentEndpoint:
     run: int
     rank: int  # in its run, for good
     secret: str
+    has_gpu: bool = False  # the agent announced a GPU for it
 
     @staticmethod
     def from_environment(env: Mapping[str, str]) -> AgentEndpoint | None:
@@ -33,7 +34,8 @@ class AgentEndpoint:
         if missing:
             raise BadInput(f"ATOLL_AGENT_SOCKET is set but {', '.join(missing)} is not; only Atoll's agent sets them")
         rank = _number(env, "ATOLL_RANK" if "ATOLL_RANK" in env else "RANK") if "RANK" in env else 0
-        return AgentEndpoint(socket, env["ATOLL_JOB"], _number(env, "ATOLL_RUN"), rank, env["ATOLL_WORKER_SECRET"])
+        secret, has_gpu = env["ATOLL_WORKER_SECRET"], env.get("ATOLL_DEVICE_KIND") == "cuda"
+        return AgentEndpoint(socket, env["ATOLL_JOB"], _number(env, "ATOLL_RUN"), rank, secret, has_gpu)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -97,9 +98,21 @@ def _in_order(members: Sequence[Member], world_size: int) -> tuple[Member, ...]:
 
 
 def _choose_device(place: WorkerPlace) -> torch.device:
-    """This worker's GPU where one is visible. An agent makes only the worker's own visible, or none."""
-    if not torch.cuda.is_available():
+    """Return this worker's GPU where one is visible. An agent makes only the worker's own visible, or none.
+
+    Raises BadInput where the agent announced a GPU that torch cannot use: the plan counts on its speed and memory."""
+    announced = place.agent is not None and place.agent.has_gpu
+    if not announced and not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    except (RuntimeError, AssertionError) as error:  # a build without CUDA asserts
+        why = str(error).strip().partition("\n")[0]
+        raise BadInput(
+            f"this worker was placed on a GPU ({os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}), which torch "
+            f"{torch.__version__} cannot use: {why}. Install a build of torch for the CUDA of this machine's driver "
+            '(nvidia-smi shows it), or start the agent with CUDA_VISIBLE_DEVICES="" to train on the CPU'
+        ) from error
     return device

@@ -31,12 +31,35 @@ def fake_nvml(count: int) -> SimpleNamespace:
         nvmlDeviceGetName=lambda handle: b"NVIDIA GeForce RTX 3090",
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=24 << 30),
         nvmlDeviceGetMigMode=_no_parts,
+        nvmlDeviceGetMaxMigDeviceCount=lambda handle: 7,
+        nvmlDeviceGetMigDeviceHandleByIndex=_no_part,
         nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=f"00000000:F{handle}:1D.7".encode()),
     )
 
 
 def _no_parts(handle: int) -> tuple[int, int]:
     raise NVMLError("not supported")
+
+
+def _no_part(handle: int, number: int) -> str:
+    raise NVMLError("not found")
+
+
+def in_two_parts(count: int) -> SimpleNamespace:
+    """NVML of a machine whose first GPU is in two MIG parts, numbered 0 and 2."""
+    nvml = fake_nvml(count)
+
+    def part(handle: int, number: int) -> str:
+        if number not in {0, 2}:
+            raise NVMLError("not found")
+        return f"{handle}/{number}"
+
+    def uuid(handle: int | str) -> str:
+        return f"MIG-{str(handle).replace('/', '')}bb" if isinstance(handle, str) else f"GPU-{handle}{handle}aa"
+
+    nvml.nvmlDeviceGetMigMode = lambda handle: (int(handle == 0), 0)
+    nvml.nvmlDeviceGetMigDeviceHandleByIndex, nvml.nvmlDeviceGetUUID = part, uuid
+    return nvml
 
 
 def test_machine_without_gpu_has_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +100,48 @@ def test_a_gpu_that_is_partitioned_may_be_that_of_several_agents(monkeypatch: py
     assert [d.uuid for d in find_devices()] == ["GPU-00aa", ""]
 
 
+@pytest.mark.parametrize(
+    ("allowed", "seen"),
+    [
+        (None, ["MIG-00bb", "MIG-02bb", "1"]),
+        ("MIG-02bb", ["MIG-02bb"]),
+        ("0", ["MIG-00bb", "MIG-02bb"]),
+        ("GPU-11,MIG-00", ["MIG-00bb", "1"]),
+        ("-1", []),
+    ],
+)
+def test_parts_of_a_gpu_are_devices(monkeypatch: pytest.MonkeyPatch, allowed: str | None, seen: list[str]) -> None:
+    """CUDA_VISIBLE_DEVICES=MIG-... named no device, and the agent took the CPU. Each part is a device of its own."""
+    monkeypatch.setitem(sys.modules, "pynvml", in_two_parts(2))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if allowed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
+    found = find_devices()
+    assert [d.visible_as for d in found if d.kind == "cuda"] == seen
+    assert [d.index for d in found] == list(range(len(found)))
+    assert [d.uuid for d in found if d.visible_as.startswith("MIG-")] == [name for name in seen if "MIG" in name]
+
+
+def test_a_reading_that_nvml_does_not_have_leaves_the_gpus_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. The first GPU shares the machine's memory, so NVML reports none. 2. The second is lost. 3. The third is on no
+    PCI bus. One such reading made a CPU of all."""
+    nvml = fake_nvml(3)
+    whole, uuid, place = nvml.nvmlDeviceGetMemoryInfo, nvml.nvmlDeviceGetUUID, nvml.nvmlDeviceGetPciInfo
+
+    def refuse(handle: int, refused: int, answer: object) -> object:
+        if handle == refused:
+            raise NVMLError("not supported")
+        return answer
+
+    nvml.nvmlDeviceGetMemoryInfo = lambda handle: refuse(handle, 0, whole(handle))
+    nvml.nvmlDeviceGetUUID = lambda handle: refuse(handle, 1, uuid(handle))
+    nvml.nvmlDeviceGetPciInfo = lambda handle: refuse(handle, 2, place(handle))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = find_devices()
+    assert [(d.index, d.visible_as, d.memory_bytes) for d in found] == [(0, "0", total_bytes()), (1, "2", 24 << 30)]
+
+
 def test_model_of_a_processor(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor\t: 0\nmodel name\t: Fast One\n")
@@ -90,6 +155,8 @@ def test_worker_finds_its_gpu_at_its_local_rank() -> None:
     assert visible_devices(gpus[2], gpus, 0) == ["2"]
     assert visible_devices(gpus[3], gpus, 1) == ["0", "3"]
     assert visible_devices(gpus[0], gpus, 2) == ["1", "2", "0"]
+    parts = [Device(n, "cuda", "MIG 1g.10gb", 1, 1.0, visible_as=f"MIG-{n}") for n in range(2)]
+    assert visible_devices(parts[1], parts, 1) == ["MIG-1"]  # CUDA shows the first part alone
 
 
 def test_environment_of_a_gpu_worker() -> None:
@@ -101,6 +168,7 @@ def test_environment_of_a_gpu_worker() -> None:
         inherited, own, gpus[1], gpus, local_rank=0, interface="eth1", threads=2, binding=None
     ) | launch_variables(launch, agent_socket="ipc://s", secret="x")
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("1", "PCI_BUS_ID")
+    assert env["ATOLL_DEVICE_KIND"] == "cuda"
     assert (env["WORLD_SIZE"], env["RANK"], env["OMP_NUM_THREADS"]) == ("1", "0", "3")
     assert (env["HOME"], env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("/root", "eth1", "eth1")
     assert env["KEY"] == "k"

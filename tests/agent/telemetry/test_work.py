@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
+from atoll.agent.runtime.cuda_work import fastest
 from atoll.agent.telemetry import work
 from atoll.agent.telemetry.cpu_work import multiplications_per_s
 from atoll.agent.telemetry.devices import Device
@@ -79,3 +82,34 @@ async def test_a_program_that_hangs_is_killed_at_its_deadline(
 @pytest.mark.parametrize("printed", [b"", b"nonsense", b"[1.0]", b"[1.0, -1]", b"[NaN, 1]", b"[Infinity, 1]", b"7"])
 def test_what_makes_no_sense_counts_as_not_measured(printed: bytes) -> None:
     assert rates_from(printed, 2) == [0.0, 0.0]
+
+
+async def test_parts_of_a_gpu_are_measured_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA shows a process one MIG part; asked for two at once, it gave one rate, and none was known."""
+    text = """
+import json, os
+names = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+print(json.dumps([{"MIG-a": 1e12, "MIG-b": 2e12, "0": 7e12}[name] for name in names[: 1 if "MIG" in names[0] else 9]]))
+"""
+    program(tmp_path, text, monkeypatch)
+    devices = [Device(n, "cuda", "x", 1, 1.0, visible_as=name) for n, name in enumerate(("MIG-a", "0", "MIG-b"))]
+    assert [one.work_per_s for one in await measured(devices, None, asyncio.Event())] == [1e12, 7e12, 2e12]
+
+
+def test_a_gpu_counts_by_its_fastest_format() -> None:
+    """In float32 a gaming card does more than an A100. A V100 has no bfloat16. One without memory has 0."""
+    tera = 1e12
+    cards = {
+        "RTX 4090": {torch.float32: 82, torch.bfloat16: 165, torch.float16: 165},
+        "A100": {torch.float32: 19, torch.bfloat16: 312, torch.float16: 310},
+        "V100": {torch.float32: 15, torch.float16: 112},
+        "full": {},
+    }
+
+    def rate(name: str, dtype: torch.dtype) -> float:
+        if dtype not in cards[name]:
+            raise RuntimeError("not implemented for this device, or out of memory")
+        return cards[name][dtype] * tera
+
+    rates = {name: fastest(partial(rate, name)) / tera for name in cards}
+    assert rates == {"RTX 4090": 165, "A100": 312, "V100": 112, "full": 0}

@@ -22,6 +22,8 @@ def test_torchrun_and_agent_environments_are_read() -> None:
     assert WorkerPlace.from_environment(TORCHRUN | AGENT) == WorkerPlace(1, 3, 0, 3, "10.0.0.1", endpoint)
     joins = WorkerPlace.from_environment(TORCHRUN | AGENT | {"ATOLL_RANK": "7"})
     assert joins.agent == AgentEndpoint("ipc:///run/a.sock", "j", 4, 7, "s")
+    on_gpu = WorkerPlace.from_environment(TORCHRUN | AGENT | {"ATOLL_DEVICE_KIND": "cuda"})
+    assert on_gpu.agent == AgentEndpoint("ipc:///run/a.sock", "j", 4, 1, "s", has_gpu=True)
 
 
 @pytest.mark.parametrize(
