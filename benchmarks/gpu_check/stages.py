@@ -24,5 +24,6 @@ STAGES: Final = (
     Stage(3, "process groups", 45.0, "gpu_check.process_groups"),
     Stage(5, "checkpoints", 90.0, "gpu_check.checkpointing"),
     Stage(1, "GPU tests", 80.0, "gpu_check.device_tests"),
+    Stage(7, "shared device", 100.0, "gpu_check.shared_device"),
 )
 """The cheap stages with the most to say come first: one that is ended late takes no time from them."""

@@ -119,7 +119,8 @@ def _made(
     timeout = timedelta(seconds=within_s)
     with collective(f"rank {place.rank} waited for the {place.world_size} workers of its run to meet"):
         before = open_sockets()
-        whole = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        by_nccl = device.type == "cuda" and not share_a_gpu(store, place.rank, place.world_size, _uuid(device))
+        whole = "cpu:gloo,cuda:nccl" if by_nccl else "gloo"
         backend = "gloo" if over_relay else whole  # NCCL's connections are nobody's to lead
         dist.init_process_group(backend, store=shared, rank=place.rank, world_size=place.world_size, timeout=timeout)
         control = dist.new_group(backend=beside_the_first(), timeout=timeout)
@@ -139,6 +140,18 @@ def _made(
         group.hold_sockets(before)
     group.connect()
     return group
+
+
+def share_a_gpu(store: Any, rank: int, world_size: int, uuid: str) -> bool:
+    """Return whether two ranks are on one GPU, which NCCL refuses. Collective over torch's store; the same on all.
+
+    uuid: of this rank's GPU."""
+    store.set(f"gpu/{rank}", uuid)
+    return len({store.get(f"gpu/{one}") for one in range(world_size)}) < world_size
+
+
+def _uuid(device: torch.device) -> str:
+    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def _listens_at(address: str, port: int) -> bool:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, cast
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from held_ports import free_port
 
 from atoll.agent.runtime.transport.collectives import Aborted, UnderWay, collective
+from atoll.agent.runtime.transport.meeting import share_a_gpu
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import PeerLost
 
@@ -123,3 +125,12 @@ def test_a_message_that_came_by_half_is_left_behind(way: str, sent_with: signal.
         assert said[0].startswith("half "), said
         assert said[1:] == ["closed True False", "again"]
         assert receiver.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize(("uuids", "shared"), [(("a", "b", "c"), False), (("a", "b", "a"), True), (("a",), False)])
+def test_ranks_on_one_gpu_know_it_alike(uuids: tuple[str, ...], shared: bool) -> None:
+    """NCCL refuses two ranks on one GPU ("Duplicate GPU detected"); they meet by gloo."""
+    store, size = dist.HashStore(), len(uuids)
+    with ThreadPoolExecutor(size) as ranks:
+        found = [ranks.submit(share_a_gpu, store, rank, size, uuids[rank]) for rank in reversed(range(size))]
+        assert [one.result(timeout=30) for one in found] == [shared] * size
