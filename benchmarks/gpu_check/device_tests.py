@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PROCESSES: Final = 8
 TESTS_LIMIT_S: Final = {"cuda": 60.0, "cpu": 240.0}
 """Of a run of pytest, and of each tool."""
+PLUGINS: Final = ("-p", "pytest_asyncio.plugin", "-p", "pytest_timeout")
+"""Others that a machine has may warn, and warnings are errors."""
 MARKED: Final = "mark.gpu"
 NVCC_HOMES: Final = ("/usr/local/cuda/bin",)
 TOOLS: Final = ("memcheck", "racecheck")
@@ -47,8 +50,8 @@ def _pytest(device: str) -> Sequence[str]:
     files = [path for path in sorted((ROOT / "tests").rglob("*.py")) if MARKED in path.read_text()]
     named = dict.fromkeys(path.parent if path.name == "conftest.py" else path for path in files)
     chosen = [str(path) for path in named if not any(parent in named for parent in path.parents)]
-    spread = ["-n", str(PROCESSES)] if device == "cuda" and _importable("xdist") else []
-    return [sys.executable, "-P", "-m", "pytest", "-m", "gpu", "-q", "-ra", *spread, *chosen]
+    spread = ["-p", "xdist.plugin", "-n", str(PROCESSES)] if device == "cuda" and _importable("xdist") else []
+    return [sys.executable, "-P", "-m", "pytest", *PLUGINS, *spread, "-m", "gpu", "-q", "-ra", *chosen]
 
 
 def _sanitized(tool: str, name: str) -> Sequence[str]:
@@ -63,7 +66,8 @@ def _importable(name: str) -> bool:
 
 
 def _started(command: Sequence[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    own = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.Popen(command, cwd=ROOT, env=own, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def _ended(process: subprocess.Popen[str], limit_s: float) -> tuple[int, str]:

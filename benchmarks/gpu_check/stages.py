@@ -19,8 +19,8 @@ class Stage:
 STAGES: Final = (
     Stage(0, "machine", 40.0, "gpu_check.machine"),
     Stage(2, "kernels", 60.0, "gpu_check.kernels"),
-    Stage(6, "conformance", 60.0, "gpu_check.conformance"),
-    Stage(4, "training steps", 150.0, "gpu_check.training_steps"),
+    Stage(6, "conformance", 90.0, "gpu_check.conformance"),
+    Stage(4, "training steps", 180.0, "gpu_check.training_steps"),
     Stage(3, "process groups", 45.0, "gpu_check.process_groups"),
     Stage(5, "checkpoints", 90.0, "gpu_check.checkpointing"),
     Stage(1, "GPU tests", 80.0, "gpu_check.device_tests"),
