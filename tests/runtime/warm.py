@@ -263,12 +263,15 @@ def end(code: int) -> NoReturn:
 if __name__ == "__main__":
     import gc
     import importlib
+    import weakref
 
     from atoll.strategies.registry import FOLDERS
 
     importlib.import_module("torch._dynamo")  # `atoll.init` would, for the first optimizer: a second of each worker
     for name in ("agent.runtime.api.run", *(f"strategies.{folder}.worker" for folder in FOLDERS)):
         importlib.import_module(f"atoll.{name}")
+    for finalizer in [*vars(weakref.finalize)["_registry"]]:
+        finalizer.atexit = False  # torch's, which take its operators apart at the end of each worker: 0.08 s
     gc.freeze()  # a worker's end would go through all of it, and copy its pages
     become(serve())
     end(run())
