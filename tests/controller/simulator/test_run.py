@@ -214,7 +214,7 @@ def test_the_batch_of_one_worker_follows_its_gradients_noise(noise_scale: float,
     scenario = {
         "entries": 1_000_000, "total_batch": 128, "devices": [{**FAST, "s": 0.2, "m": 0.2}],
         "learning": {
-            "samples": 400_000, "initial_batch": 128, "batches": [64, 512], "noise_scale": [noise_scale, noise_scale],
+            "samples": 60_000, "initial_batch": 128, "batches": [64, 512], "noise_scale": [noise_scale, noise_scale],
         },
     }  # fmt: skip
     outcome = run("goodput", scenario)
