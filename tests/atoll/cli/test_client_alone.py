@@ -90,14 +90,13 @@ def test_the_commands_of_a_client_run(
     monkeypatch.setenv("ATOLL_CONTROLLER", controller.address)
     Path("train.py").write_text("print('hello')\n")
     Path("job.toml").write_text('strategy = "stale-sparse"\nscript = "train.py"\n[stale_sparse]\nsparsity = 0.9\n')
-    (submitted,) = commands(elsewhere, "submit --config job.toml")
-    assert (submitted.code, submitted.stdout) == ("0", "train-0000\n"), submitted.stderr
-    python = elsewhere + "import atoll; print(atoll.submit('train.py')); print(len(atoll.Client(sys.argv[1:]).jobs()))"
-    assert run(python, controller.address).stdout.split() == ["train-0001", "2"]
     lines = ("jobs", "status train-0000", "nodes", "top", "cancel train-0000", "certs init ca", "jobs --all --json")
-    done = commands(elsewhere, *lines, "doctor")
+    submitted, *done = commands(elsewhere, "submit --config job.toml", *lines, "doctor")
+    assert (submitted.code, submitted.stdout) == ("0", "train-0000\n"), submitted.stderr
     assert {(one.code, "Traceback" in one.stderr) for one in done} == {("0", False)}, done
     assert "a client: controllers, agents and workers run on Linux alone" in done[-1].stdout
+    python = elsewhere + "import atoll; print(atoll.submit('train.py')); print(len(atoll.Client(sys.argv[1:]).jobs()))"
+    assert run(python, controller.address).stdout.split() == ["train-0001", "2"]
 
 
 def test_what_needs_linux_says_so_in_one_line(tmp_path: Path) -> None:

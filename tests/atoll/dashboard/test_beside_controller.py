@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from atoll.certs import create_authority, identity, issue
+from atoll.cli.main import app
 
 STARTS_S = 40.0
 COMMAND = (sys.executable, "-m", "atoll.cli.main")
@@ -132,25 +134,24 @@ def test_other_machines_reach_it_by_the_controllers_certificate_and_the_token(tm
     ],
 )
 def test_a_controller_without_certificates_shows_it_to_this_machine_alone(
-    tmp_path: Path, options: tuple[str, ...], words: str
+    runner: CliRunner, tmp_path: Path, options: tuple[str, ...], words: str
 ) -> None:
-    told = refused(tmp_path, *options)
+    told = refused(runner, tmp_path, *options)
     assert (words in told, told.count("\n")) == (True, 1), told
 
 
-def test_with_certificates_the_page_needs_one_of_a_client(tmp_path: Path) -> None:
+def test_with_certificates_the_page_needs_one_of_a_client(runner: CliRunner, tmp_path: Path) -> None:
     now = datetime.datetime.now(datetime.UTC)
     create_authority(tmp_path / "ca", now)
     own = issue(tmp_path / "ca", "controller", "head", ["127.0.0.1"], now)
     files = [f"--tls-{name}={own / file}.pem" for name, file in (("ca", "ca"), ("cert", "cert"), ("key", "key"))]
-    told = refused(tmp_path, *files, "--dashboard", "127.0.0.1:0")
+    told = refused(runner, tmp_path, *files, "--dashboard", "127.0.0.1:0")
     assert "--dashboard-identity" in told
     assert told.count("\n") == 1
 
 
-def refused(folder: Path, *options: str) -> str:
+def refused(runner: CliRunner, folder: Path, *options: str) -> str:
     """The line with which the command ends."""
-    command = (*COMMAND, "controller", "--data-dir", str(folder / "data"), *options)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (2, ""), done
+    done = runner.invoke(app, ["controller", "--data-dir", str(folder / "data"), *options])
+    assert (done.exit_code, done.stdout) == (2, ""), done
     return done.stderr

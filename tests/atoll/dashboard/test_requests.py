@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 from opened import Dashboard
 from scripted_controller import ScriptedController
+from typer.testing import CliRunner
 
+from atoll.cli.main import app
 from atoll.dashboard import pages
 from atoll.v1 import jobs_pb2 as pb
 
@@ -85,17 +85,12 @@ def test_the_map_joins_what_workers_measured_between_islands(busy: ScriptedContr
     ("listen", "words"),
     [("0.0.0.0:8265", "on this machine alone"), ("127.0.0.1:x", "HOST:PORT"), ("127.0.0.1:99999", "0 to 65535")],
 )
-def test_an_address_that_others_reach_is_refused(listen: str, words: str) -> None:
-    done = _started("--listen", listen)
-    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+def test_an_address_that_others_reach_is_refused(runner: CliRunner, listen: str, words: str) -> None:
+    done = runner.invoke(app, ["dashboard", "--listen", listen])
+    assert (done.exit_code, words in done.stderr) == (2, True), done.stderr
 
 
-def test_a_port_in_use_is_told(dashboard: Dashboard) -> None:
+def test_a_port_in_use_is_told(runner: CliRunner, dashboard: Dashboard) -> None:
     taken = dashboard.base.removeprefix("http://")
-    done = _started("--listen", taken)
-    assert (done.returncode, "Choose another port" in done.stderr) == (2, True), done.stderr
-
-
-def _started(*options: str) -> subprocess.CompletedProcess[str]:
-    command = (sys.executable, "-m", "atoll.cli.main", "dashboard", *options)
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = runner.invoke(app, ["dashboard", "--listen", taken])
+    assert (done.exit_code, "Choose another port" in done.stderr) == (2, True), done.stderr
