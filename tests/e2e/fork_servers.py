@@ -31,7 +31,7 @@ def wait_for_fork_servers(folder: Path, agents: int) -> None:
             cpu_s, sleeps = sum(process.cpu_times()[:2]), process.status() == psutil.STATUS_SLEEPING
             if not sleeps or used.get(facts[0], (-1.0, 0.0))[0] != cpu_s:
                 used[facts[0]] = (cpu_s, now_s)
-            found.append(now_s - used[facts[0]][1] > CALM_S)
+            found.append(cpu_s > CALM_S and now_s - used[facts[0]][1] > CALM_S)
         return all(found)
 
     wait_until("a process waits on each agent", calm, 120)

@@ -70,12 +70,14 @@ def test_servers_are_killed_one_after_the_other_and_nobody_imports_anything(
     cluster: Cluster,
     tmp_path: Path,
     alone: dict[int, float],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """1. Two nodes hold a stage each, which nobody else has. 2. The server of the first gets SIGKILL: all start again
     from the disk. 3. As soon as another step is done, that of the second does; it was 17 to 20 s until the run went on,
     for the first start had used up the processes that wait. 4. All four workers are forks of those, the same as before.
     5. Every step has every sample once, in each stage."""
     out = tmp_path / "out"
+    monkeypatch.setattr(Cluster, "stock", None)  # the agents' processes import what users' do
     cluster.controller(etcd=cluster.etcd())
     for name in ("agent-0", "agent-1"):
         cluster.agent(name)
