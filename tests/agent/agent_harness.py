@@ -8,7 +8,7 @@ import hashlib
 import io
 import tarfile
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
@@ -23,6 +23,14 @@ from atoll.v1.agents_pb2 import ControllerMessage, Launch
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
+
+STARTED_BEFORE: Final = frozenset(psutil.Process().children(recursive=True))
+"""Where `scripts/test` runs pytest, what it forks workers from."""
+
+
+def children() -> set[psutil.Process]:
+    """Return the processes that tests have started, and those that they did."""
+    return set(psutil.Process().children(recursive=True)) - STARTED_BEFORE
 
 
 async def until(what: str, condition: Callable[[], T], deadline_s: float = 30.0) -> T:

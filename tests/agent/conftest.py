@@ -4,14 +4,13 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from atoll.agent.settings import AgentSettings
 
 sys.path.insert(0, str(Path(__file__).parent))  # for agent_harness
 
-from agent_harness import RunningAgent, ScriptedController, until
+from agent_harness import RunningAgent, ScriptedController, children, until
 
 
 @pytest.fixture
@@ -34,4 +33,4 @@ async def agent(settings: AgentSettings, controller: ScriptedController) -> Asyn
     await until("the agent is connected", lambda: controller.connected or running.task.done())
     yield running
     await running.end()
-    assert not psutil.Process().children(recursive=True)
+    assert not children()

@@ -12,9 +12,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-import psutil
 import pytest
-from agent_harness import RunningAgent, ScriptedController, is_alive, until
+from agent_harness import RunningAgent, ScriptedController, children, is_alive, until
 from held_ports import free_port
 
 from atoll.agent import daemon
@@ -139,7 +138,7 @@ async def test_repeated_launch_makes_no_second_worker(agent: RunningAgent, contr
     # On a slow machine a process waits for launches by now.
     files = (agent.settings.state_dir / "pids").glob("spare-*")
     spares = {facts[0] for path in files if (facts := PidFile(path).read())}
-    assert {child.pid for child in psutil.Process().children(recursive=True)} - spares == {pid}
+    assert {child.pid for child in children()} - spares == {pid}
 
 
 async def test_newer_run_ends_the_older_and_the_older_never_comes_back(

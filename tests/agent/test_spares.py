@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from agent_harness import RunningAgent, ScriptedController, is_alive
+from agent_harness import RunningAgent, ScriptedController, children, is_alive
 from agent_harness import until as until_by
 from test_processes import OBEDIENT
 
@@ -180,7 +180,7 @@ async def test_launches_are_forked_from_what_waits_for_them(
     monkeypatch.setattr(spares, "KEPT_S", 0.0)
     await until("nothing waits with its secret", lambda: "KEY" not in (variables(waits(settings)) or {"KEY"}))
     await agent.end()
-    assert not psutil.Process().children(recursive=True)
+    assert not children()
 
 
 async def test_a_launch_takes_what_is_about_to_wait(
@@ -199,7 +199,7 @@ async def test_a_launch_takes_what_is_about_to_wait(
     await until("the next one waits", lambda: waits(settings) not in (0, pid) and quick[-1].ready)
     assert controller.is_running() == pid
     await agent.end()
-    assert not psutil.Process().children(recursive=True)
+    assert not children()
 
 
 @pytest.mark.usefixtures("quick")

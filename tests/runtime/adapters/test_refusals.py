@@ -34,7 +34,7 @@ REFUSED = Path(__file__).with_name("refused.py")
             "transformers",
             {
                 "accumulation": "the adapter does not take gradient_accumulation_steps above 1",
-                "two GPUs": "the Trainer would use 2 GPUs in a process",
+                "two GPUs": "the Trainer would use 2 GPUs in this process",
                 "fp16": "the adapter does not take fp16",
                 "other devices": "Accelerate trains on meta and Atoll on cpu",
                 "processes": "Accelerate has 2 processes of its own",
