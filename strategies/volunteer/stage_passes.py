@@ -21,6 +21,9 @@ from atoll.agent.runtime.step.capabilities import EngineParts
 from atoll.agent.runtime.step.state.randomness import seed_step
 from atoll.errors import BadInput
 
+UNREACHED: Final = -0.0
+"""The gradient of a parameter that a pass did not reach. Sums keep it: -0.0 + -0.0 is -0.0, and -0.0 + x is x. No
+gradient is -0.0 itself. A link of `int8` makes it 0.0, which is a gradient."""
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -57,9 +60,10 @@ class StagePasses:
         backward, last stage     inputs, i           -> gradient [P], loss [1], gradient of the inputs
         backward, whole model    i                   -> gradient [P], loss [1]
 
-    Gradients and the loss are summed over the samples. In a backward pass that was made here the first of what is
-    given is left out. Raises BadInput for a model whose gradient is not a sum over samples, or that float32 does not
-    hold."""
+    Gradients and the loss are summed over the samples. The gradient of a parameter that a pass did not reach is
+    UNREACHED: a parameter that no sample reached has none, as in plain torch. In a backward pass that was made here the
+    first of what is given is left out. Raises BadInput for a model whose gradient is not a sum over samples, or that
+    float32 does not hold."""
 
     def __init__(self, session: Session, stage: nn.Module, parts: EngineParts, *, first: bool, last: bool) -> None:
         self._session, self._stage, self._parts = session, stage, parts
@@ -127,9 +131,9 @@ class StagePasses:
 
     @torch.no_grad()
     def set_gradient(self, mean_P: torch.Tensor) -> None:
-        """As p.grad."""
-        for one, piece in zip(self.parameters, torch.split(mean_P, self._sizes), strict=True):
-            one.grad = torch.empty_like(one).copy_(piece.view(one.shape))
+        """Write it to p.grad; None for a parameter that no sample reached."""
+        for one, piece_N in zip(self.parameters, torch.split(mean_P, self._sizes), strict=True):
+            one.grad = None if _unreached(piece_N) else torch.empty_like(one).copy_(piece_N.view(one.shape))
 
     def _forward(self, asked: StagePass, given: Sequence[torch.Tensor], *, keep: bool) -> list[torch.Tensor]:
         with torch.set_grad_enabled(keep):
@@ -161,8 +165,7 @@ class StagePasses:
             inputs, outputs = kept
             if outputs.requires_grad:
                 torch.autograd.backward(outputs, given[-1].to(outputs))
-        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in self.parameters]
-        answer = [torch.cat([one.reshape(-1).float() for one in gradients]), *(one.reshape(1).float() for one in loss)]
+        answer = [torch.cat([_vector(one) for one in self.parameters]), *(one.reshape(1).float() for one in loss)]
         if not self.first:
             answer.append(inputs.grad if inputs.grad is not None else torch.zeros_like(inputs))
         return answer
@@ -221,6 +224,18 @@ class StagePasses:
                 seed_step(self._session.seed, one, asked.step)
                 fetched.append(parts.dataset[one])
             return pair_of(parts.collate_fn(fetched), self._session.device)
+
+
+def _vector(parameter: nn.Parameter) -> torch.Tensor:
+    """Return its gradient, float32 [N]."""
+    if parameter.grad is None:
+        return torch.full((parameter.numel(),), UNREACHED, device=parameter.device)
+    return parameter.grad.reshape(-1).float() + 0.0  # -0.0 becomes 0.0
+
+
+def _unreached(sum_N: torch.Tensor) -> bool:
+    """Return whether all entries are UNREACHED; mostly the first one tells."""
+    return all(bool((part_N.signbit() & (part_N == 0)).all()) for part_N in (sum_N[:1], sum_N))
 
 
 def device_kind(device: torch.device) -> str:

@@ -20,7 +20,7 @@ from atoll.agent.runtime.pipeline.wire import packed, unpacked
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.errors import AtollError, BadInput, PeerLost
 from atoll.strategies.volunteer.checks import Wanted
-from atoll.strategies.volunteer.stage_passes import StagePass, StagePasses
+from atoll.strategies.volunteer.stage_passes import UNREACHED, StagePass, StagePasses
 from atoll.strategies.volunteer.task_pool import TaskPool
 from atoll.strategies.volunteer.task_server import SELF
 from atoll.strategies.volunteer.tasks import Task
@@ -72,7 +72,7 @@ class StageStep:
         self.pool, self.changed = TaskPool(), threading.Condition()
         self.wake: Callable[[], None] = lambda: None
         """Called where there are tasks to hand out."""
-        self.sum_P = torch.zeros(passes.size)
+        self.sum_P = torch.full((passes.size,), UNREACHED)
         """Gradient of this stage, over what counted in the step."""
         self.loss = 0.0
         """Over what counted, on the last stage."""
@@ -312,7 +312,7 @@ class StageStep:
         """The pool of this attempt. goes_on: what counted before still does."""
         self.pool.begin_step(same=goes_on)
         if not goes_on:
-            self.sum_P.zero_()
+            self.sum_P.fill_(UNREACHED)
             self.loss, self.samples, self.helped = 0.0, 0, 0
         self._own_done = False
         self._done.clear()

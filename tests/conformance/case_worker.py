@@ -15,6 +15,7 @@ from importlib import import_module
 from multiprocessing.connection import Client
 from typing import Any
 
+import engines
 import torch
 import torch.distributed as dist
 import trainers
@@ -28,7 +29,7 @@ import atoll
 from atoll.agent.runtime.agent_link.exits import WorkerExit
 from atoll.strategies import registry
 
-STOPPED_STEP = 4
+STOPPED_STEP = 2
 """The first run of a case that resumes ends once it has come so far."""
 
 
@@ -122,6 +123,8 @@ def trained(case: Case, number: int) -> Outcome | None:
     try:
         if driver.adapter is not None:
             return trainers.train(case, driver, trainers.Joined(driver.run, driver.adapter))
+        if case.by_engine:
+            return engines.train(case, driver, driver.run)
         return train(case, driver)
     except WorkerExit:
         return None
@@ -138,7 +141,8 @@ def main() -> None:
         while asked := connection.recv_bytes():
             case, number, environment = pickle.loads(asked)  # noqa: S301 - what the test itself sent
             os.environ.update(environment)
-            torch._dynamo.reset()  # type: ignore[no-untyped-call]
+            if case.wrapper.startswith("compile"):
+                torch._dynamo.reset()  # type: ignore[no-untyped-call]
             try:
                 answer: Any = trained(case, number)
             except Exception as error:  # noqa: BLE001 - whatever a case raises is its outcome

@@ -25,8 +25,15 @@ STRATEGIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "stale-sparse": ("stale-sparse", {}),
     "local-steps/exact": ("local-steps", {"density": 1.0, "values": "float32", "staleness": 0}),
     "local-steps": ("local-steps", {}),
+    "groups/exact": ("groups", {"grouping": "all"}),
+    "groups": ("groups", {}),
+    "volunteer": ("volunteer", {}),
 }
 """Each strategy's name and settings. Names without a slash are the defaults; `compressed` takes tensors of any size."""
+ENGINES: Final = ("groups/exact", "groups", "volunteer")
+"""Strategies that make passes and updates themselves. The script calls `run.prepare_pipeline`."""
+OWN_LOOP: Final = ("own-backward", "no-sync", "clip-torch", "sampler", "loader-workers")
+"""Wrappers that need a loop or a loader of the script's own."""
 
 PRECISIONS: Final = ("float32", "autocast", "float16", "float16-overflow", "bfloat16", "mixed")
 WRAPPERS: Final = (
@@ -67,12 +74,24 @@ class Case:
         return 1 if self.event == "one-worker" else 2
 
     @property
+    def by_engine(self) -> bool:
+        """Whether the program calls `run.prepare_pipeline`; where it cannot, it shows what `run.prepare` says."""
+        loop = self.wrapper in {*OWN_LOOP, *TRAINERS} or RECIPES[self.optimizer].closure
+        return self.strategy in ENGINES and not loop
+
+    @property
+    def engine_batch(self) -> int:
+        """What `run.prepare_pipeline` takes: under `groups` of each replica, and a round has one of each."""
+        return self.batch if self.strategy == "volunteer" else self.batch // self.world_size
+
+    @property
     def samples(self) -> int:
-        return {"shares-98-2": 300, "empty-slice": 41}.get(self.event, 48)
+        """Six batches of them. In the last one of "empty-slice" is a single sample."""
+        return {"shares-98-2": 312, "empty-slice": 41}.get(self.event, 48)
 
     @property
     def batch(self) -> int:
-        return 50 if self.event == "shares-98-2" else 8
+        return 52 if self.event == "shares-98-2" else 8
 
     @property
     def shares(self) -> Sequence[float]:
@@ -80,11 +99,25 @@ class Case:
 
     def slices(self, step: int) -> Sequence[int]:
         """Return how many samples of a whole batch each rank trains in a step, of a model with batch statistics."""
+        if self.strategy in ENGINES:  # which replica trains a batch of a round is no plan's
+            parts = self.world_size * self.micro_batches
+            return (self.batch // parts,) * parts
         if self.event == "shares-98-2":
-            return (48, 2)  # a slice of one has no variance
+            return (50, 2)  # a slice of one has no variance
         if self.event == "plan-change" and step >= CHANGED_STEP:
             return (6, 2)
         return (self.batch // self.world_size,) * self.world_size
+
+    @property
+    def micro_batches(self) -> int:
+        """Passes that `run.prepare_pipeline` makes of a batch."""
+        return 2 if self.wrapper == "accumulated" else 1
+
+    @property
+    def other_passes(self) -> bool:
+        """Whether ranks make other forward passes than plain torch, so that what these count is not compared."""
+        parts = self.wrapper == "accumulated" or self.event == "empty-slice"
+        return FEATURES[self.feature].by_slices or (self.strategy in ENGINES and parts)
 
     @property
     def order(self) -> Sequence[int]:
@@ -94,7 +127,7 @@ class Case:
     @property
     def passes(self) -> int:
         """Backward passes of an update."""
-        return 2 if self.wrapper in {"accumulated", "no-sync"} else 1
+        return 2 if self.wrapper in {"accumulated", "no-sync"} and not self.by_engine else 1
 
     @property
     def sums_updates(self) -> bool:
@@ -172,7 +205,17 @@ def _refusals(case: Case) -> Sequence[str]:
     """Return what each refusal says that the case meets, in no order."""
     feature, recipe, several_ranks = FEATURES[case.feature], RECIPES[case.optimizer], case.world_size > 1
     by_gradients = case.strategy.startswith("stale-sparse/gradients")
+    by_engine, groups = case.strategy in ENGINES, case.strategy.startswith("groups")
     found = {
+        "call run.prepare_pipeline in place of run.prepare": by_engine and not case.by_engine,
+        "has no length or no index": by_engine and case.wrapper == "stream",
+        "it makes one torch.optim.Optimizer": by_engine and recipe.several,
+        "torch.autocast in float16 needs gradients that are scaled": by_engine and case.precision.startswith("float16"),
+        "BatchNorm1d needs all of a batch together": case.strategy == "volunteer" and case.feature == "batch-norm",
+        "sends weights as float32": case.strategy == "volunteer" and case.feature == "float64",
+        "averages float32": groups
+        and (case.feature in {"float64", "buffers"} or case.precision in {"bfloat16", "mixed"}),
+        "cannot average": groups and not recipe.averaged,
         "only real floating-point parameters can be trained": case.feature == "complex",
         "LBFGS evaluates the loss several times": case.optimizer == "lbfgs",
         "sparse": feature.sparse and not case.strategy.startswith("zen"),
@@ -195,13 +238,15 @@ def inexact(case: Case) -> str:
         return "gradients or updates are compressed"
     if feature.random:
         return "each rank draws its own random numbers"
-    if not case.sums_updates:
+    if case.strategy == "groups" and case.world_size > 1:
+        return "replicas average at a pace of their own"
+    if not (case.sums_updates or case.strategy == "groups/exact"):
         return ""
     if case.precision in {"bfloat16", "mixed"}:
         return "the shared parameters are float32, where plain torch rounds each update to bfloat16"
-    if feature.writes:
+    if feature.writes and case.sums_updates:
         return "the script writes weights, or copies of them, that are ahead of the shared ones"
-    if case.event == "one-nan":
+    if case.event == "one-nan" and case.sums_updates:
         return "an update that is not finite is left out"
     if "gradients" in case.strategy:
         return (
@@ -211,7 +256,7 @@ def inexact(case: Case) -> str:
         return ""
     if recipe.moments and feature.unused:
         return "a rank without a gradient of a parameter keeps its momentum for later"
-    if recipe.moments and case.event == "plan-change":
+    if recipe.moments and case.event == "plan-change" and case.sums_updates:
         return "a rank's momentum is of its own gradients, so a change of shares weighs all of it anew"
     if not recipe.linear:
         return "a mean of the ranks' updates is not the update by the mean gradient"

@@ -294,7 +294,7 @@ def _forward_marked(model: Any, batch: Batch) -> torch.Tensor:
 
 def _forward_structured(model: Any, batch: Batch) -> torch.Tensor:
     outputs = model(inputs=batch[0])
-    return outputs.logits + 0.01 * sum(one.mean() for one in outputs.hidden["states"])  # type: ignore[no-any-return]
+    return outputs.logits + 0.01 * sum(one.mean(dim=1, keepdim=True) for one in outputs.hidden["states"])  # type: ignore[no-any-return]
 
 
 def _forward_twice(model: Any, batch: Batch) -> torch.Tensor:
@@ -308,7 +308,7 @@ def _nothing(model: nn.Module, step: int) -> None:
 
 
 def _freeze(model: nn.Module, step: int) -> None:
-    if step >= 4:
+    if step >= 2:
         model.get_submodule("first").requires_grad_(False)
 
 

@@ -48,7 +48,7 @@ def _nothing(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module, step
 
 
 def _change(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module, step: int) -> None:
-    if step == 4:
+    if step == 2:
         for group in (group for one in optimizers for group in one.param_groups):
             group["lr"] *= 0.5
             group["weight_decay"] = 0.1
@@ -56,7 +56,7 @@ def _change(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module, step:
 
 def _add_group(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module, step: int) -> None:
     owned = {id(one) for group in optimizers[0].param_groups for one in group["params"]}
-    if step == 4 and len(optimizers[0].param_groups) == 1:
+    if step == 2 and len(optimizers[0].param_groups) == 1:
         last = [one for one in model.parameters() if id(one) not in owned][-1]
         optimizers[0].add_param_group({"params": [last.requires_grad_()], "lr": 0.02})
 
@@ -77,6 +77,9 @@ class Recipe:
     sparse_form: bool = True
     """Whether it is of the families that `exchange = "gradients"` applies to parts of a gradient."""
 
+    averaged: bool = True
+    """Whether `groups` averages what it keeps."""
+
     @property
     def needs_loop(self) -> bool:
         """Whether it is made of what a script does in its own loop."""
@@ -89,11 +92,13 @@ RECIPES: Final[Mapping[str, Recipe]] = {
     "sgd-nesterov": Recipe(_one(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True), linear=True),
     "sgd-fused": Recipe(_one(torch.optim.SGD, lr=0.05, momentum=0.9, fused=True), linear=True),
     "adam": Recipe(_one(torch.optim.Adam, lr=0.01, eps=STEEP, foreach=True)),
-    "adam-amsgrad": Recipe(_one(torch.optim.Adam, lr=0.01, eps=STEEP, amsgrad=True), sparse_form=False),
+    "adam-amsgrad": Recipe(_one(torch.optim.Adam, lr=0.01, eps=STEEP, amsgrad=True), sparse_form=False, averaged=False),
     "adamw": Recipe(_one(torch.optim.AdamW, lr=0.01, eps=STEEP, foreach=False)),
     "adamw-fused": Recipe(_one(torch.optim.AdamW, lr=0.01, eps=STEEP, fused=True)),
     "adamw-capturable": Recipe(_one(torch.optim.AdamW, lr=0.01, eps=STEEP, capturable=True)),
-    "adagrad": Recipe(_one(torch.optim.Adagrad, lr=0.05, eps=STEEP), takes_sparse=True, sparse_form=False),
+    "adagrad": Recipe(
+        _one(torch.optim.Adagrad, lr=0.05, eps=STEEP), takes_sparse=True, sparse_form=False, averaged=False
+    ),
     "sparse-adam": Recipe(
         lambda model: [
             torch.optim.SparseAdam([model.get_parameter("words.weight")], lr=0.01, eps=STEEP),
@@ -103,8 +108,8 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         several=True,
         sparse_form=False,
     ),
-    "rmsprop": Recipe(_one(torch.optim.RMSprop, lr=0.005, eps=STEEP), sparse_form=False),
-    "adafactor": Recipe(_one(torch.optim.Adafactor, lr=0.02), sparse_form=False),
+    "rmsprop": Recipe(_one(torch.optim.RMSprop, lr=0.005, eps=STEEP), sparse_form=False, averaged=False),
+    "adafactor": Recipe(_one(torch.optim.Adafactor, lr=0.02), sparse_form=False, averaged=False),
     "muon-adamw": Recipe(_muon_and_adamw, several=True, sparse_form=False),
     "lbfgs": Recipe(_one(torch.optim.LBFGS, lr=0.1)),
     "closure": Recipe(_one(torch.optim.SGD, lr=0.05), linear=True, moments=False, closure=True),

@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
@@ -18,13 +19,15 @@ from typing import Final
 from cases import CHANGED_STEP, STRATEGIES, Case
 from held_ports import free_port
 from program import Outcome
+from scheduled_runs import Scheduling
 from zmq_agent import FakeAgent, Start, Worker
 
 from atoll.strategies.declaration import as_json
+from atoll.strategies.groups.settings import Groups
 
 WORKER: Final = Path(__file__).parent / "case_worker.py"
 CASE_DEADLINE_S: Final = 60.0
-STOPPED_FROM: Final = 3
+STOPPED_FROM: Final = 1
 """The step from which the first run of a case that resumes is asked to stop."""
 
 
@@ -67,10 +70,13 @@ class WorkerPool:
         return ended
 
     def _run(self, case: Case, number: int, folder: Path) -> Sequence[Ended]:
-        with FakeAgent(folder, run=number, world_size=case.world_size) as agent:
-            name, settings = STRATEGIES[case.strategy]
+        name, settings = STRATEGIES[case.strategy]
+        with FakeAgent(folder, run=number, world_size=case.world_size) as agent, ExitStack() as stack:
+            if name == "groups":
+                stack.enter_context(Scheduling(agent, Groups(**settings)))
             agent.spec.strategy, agent.spec.strategy_settings = name, as_json(dict(settings))
             agent.spec.seed = 1
+            agent.saves = case.event == "resume"
             agent.shares = case.shares
             agent.place(
                 [f"n{rank}" for rank in range(case.world_size)], [f"i{rank}" for rank in range(case.world_size)]

@@ -14,12 +14,12 @@ from typing import Any, Final, Protocol
 import torch
 from cases import Case
 from models import FEATURES, Batch, Samples
-from optimizers import RECIPES
+from optimizers import RECIPES, Recipe
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 EPOCHS: Final = 2
-SPOILED_STEP: Final = 3
+SPOILED_STEP: Final = 2
 """The step in which one sample's loss overflows or is NaN, in the cases that have one."""
 MAX_NORM: Final = 0.5
 
@@ -117,15 +117,13 @@ def train(case: Case, driver: Driver) -> Outcome:
     model, start, parameters = untrained(case, driver.seed)
     optimizers = recipe.make(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=case.precision.startswith("float16"))  # type: ignore[attr-defined]
-    schedulers = [torch.optim.lr_scheduler.StepLR(one, step_size=2, gamma=0.7) for one in optimizers if recipe.schedule]
-    tracked: dict[str, Any] = {f"schedule_{number}": one for number, one in enumerate(schedulers)}
+    schedulers = schedulers_of(recipe, optimizers)
+    tracked: dict[str, Any] = {**schedulers}
     if scaler.is_enabled():
         tracked["scaler"] = scaler
-    called: Any = model
-    if case.wrapper.startswith("compile"):
-        called = torch.compile(model, backend=case.compiler, fullgraph=case.wrapper == "compile-fullgraph")
+    called = compiled(case, model)
     loader = driver.prepare(called, optimizers, tracked)
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9)) if feature.average else None
+    average = averaged(case, model)
     if average is not None:
         driver.track("average", average)
     losses: list[float] = []
@@ -142,22 +140,43 @@ def train(case: Case, driver: Driver) -> Outcome:
             if not last_pass:
                 continue
             _update(case, driver, model, optimizers, scaler, passes=passes)
-            for one in schedulers if recipe.schedule == "step" else ():
+            for one in schedulers.values() if recipe.schedule == "step" else ():
                 one.step()
             feature.after_update(model, updates)
             if average is not None:
                 average.update_parameters(model)
-        for one in schedulers if recipe.schedule == "epoch" else ():
+        for one in schedulers.values() if recipe.schedule == "epoch" else ():
             one.step()
-    end = state_of(model)
-    if average is not None:
-        end |= {f"average.{name}": tensor for name, tensor in state_of(average).items()}
-    return Outcome(start, end, losses, parameters)
+    return Outcome(start, state_of(model, average), losses, parameters)
+
+
+def compiled(case: Case, model: nn.Module) -> Any:
+    """Return what the program calls in place of the model."""
+    if not case.wrapper.startswith("compile"):
+        return model
+    return torch.compile(model, backend=case.compiler, fullgraph=case.wrapper == "compile-fullgraph")
+
+
+def schedulers_of(
+    recipe: Recipe, optimizers: Sequence[torch.optim.Optimizer]
+) -> dict[str, torch.optim.lr_scheduler.StepLR]:
+    """Return the recipe's schedulers by the names under which they are tracked."""
+    every = {"step": 2, "epoch": 1}.get(recipe.schedule)
+    scheduled = optimizers if every is not None else ()
+    return {
+        f"schedule_{number}": torch.optim.lr_scheduler.StepLR(one, step_size=every or 1, gamma=0.7)
+        for number, one in enumerate(scheduled)
+    }
+
+
+def averaged(case: Case, model: nn.Module) -> AveragedModel | None:
+    """Return the script's average of the weights, in cases that have one."""
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9)) if FEATURES[case.feature].average else None
 
 
 def untrained(case: Case, seed: int) -> tuple[nn.Module, Tensors, frozenset[str]]:
     """Return the case's model, a copy of its state, and the names of the parameters that require a gradient."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed takes ten times as long where there may be a GPU
     model = FEATURES[case.feature].build()
     _set_precision(model, case.precision)
     return model, state_of(model), frozenset(name for name, one in model.named_parameters() if one.requires_grad)
@@ -172,8 +191,12 @@ def _set_precision(model: nn.Module, precision: str) -> None:
                 one.data = one.data.bfloat16()
 
 
-def state_of(model: nn.Module) -> Tensors:
-    return {name: one.detach().clone() for name, one in model.state_dict().items() if isinstance(one, torch.Tensor)}
+def state_of(model: nn.Module, average: nn.Module | None = None) -> Tensors:
+    """Return copies of the model's tensors, and of the average's under names of their own."""
+    found = {name: one.detach().clone() for name, one in model.state_dict().items() if isinstance(one, torch.Tensor)}
+    if average is not None:
+        found |= {f"average.{name}": one for name, one in state_of(average).items()}
+    return found
 
 
 def _passes(case: Case, driver: Driver, model: Any, batch: Batch, scaler: Any) -> float:
@@ -191,12 +214,15 @@ def loss_of_batch(case: Case, driver: Driver, model: Any, batch: Batch) -> torch
     x, y, sample = batch
     if case.precision == "bfloat16":
         x = x.bfloat16()
-    with _autocast(case.precision):
+    with autocast(case.precision):
         outputs = FEATURES[case.feature].forward(model, (x, y, sample))
+    return errors_of(case, driver, outputs, y, sample).mean()
+
+
+def errors_of(case: Case, driver: Driver, outputs: torch.Tensor, y: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+    """Return the samples' squared errors, float32 [batch]."""
     errors = (outputs.double() - y.double()).square().mean(dim=1).to(y.dtype)
-    if driver.step == SPOILED_STEP:
-        errors = errors * _spoiled(case, sample)
-    return errors.mean()
+    return errors * _spoiled(case, sample) if driver.step == SPOILED_STEP else errors
 
 
 def _spoiled(case: Case, sample: torch.Tensor) -> torch.Tensor:
@@ -208,7 +234,7 @@ def _spoiled(case: Case, sample: torch.Tensor) -> torch.Tensor:
     return torch.where(sample == case.order[last], factor, 1.0)
 
 
-def _autocast(precision: str) -> AbstractContextManager[Any]:
+def autocast(precision: str) -> AbstractContextManager[Any]:
     dtypes = {"autocast": torch.bfloat16, "mixed": torch.bfloat16}
     dtype = torch.float16 if precision.startswith("float16") else dtypes.get(precision)
     return torch.autocast("cpu", dtype=dtype) if dtype is not None else contextlib.nullcontext()

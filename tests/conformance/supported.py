@@ -15,8 +15,9 @@ This page is generated from the table of the conformance suite (`tests/conforman
 train a small model through Atoll's public calls, and plain PyTorch trains the same program in one process on whole
 batches, without Atoll. `make test` runs cases that cover every pair of values; `make test-long` adds compiled models,
 loader processes and the trainers of Hugging Face, Lightning and Accelerate, which are compared with the same trainer
-alone. `groups` and `volunteer` train through calls of their own ([strategies](strategies.md),
-[volunteers](volunteers.md)) and are not in these tables. Any cell can be tried by hand:
+alone. `groups` and `volunteer` make passes and updates themselves: their workers call
+[`run.prepare_pipeline`](training.md), and a wrapper that needs a loop of the script's own is refused. Any cell can be
+tried by hand:
 
 ```
 .venv/bin/python scripts/conformance strategy=local-steps feature=lstm optimizer=adamw precision=autocast
@@ -31,7 +32,8 @@ alone. `groups` and `volunteer` train through calls of their own ([strategies](s
 | – | PyTorch itself cannot train it, or it needs a GPU. |
 
 Each table changes one value of the base case: an MLP, SGD, float32, two workers with equal shares. A name such as
-`local-steps/exact` means settings that leave nothing out: `density = 1`, `values = "float32"`, `staleness = 0`.
+`local-steps/exact` means settings that leave nothing out: `density = 1`, `values = "float32"`, `staleness = 0`. In
+`groups/exact` all replicas average after each update (`grouping = "all"`), and a round is one update of each.
 """
 
 

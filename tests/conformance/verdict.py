@@ -11,7 +11,6 @@ from typing import Final
 import torch
 import trainers
 from cases import TRAINERS, Case, Exact, Refused, expected
-from models import FEATURES
 from pool import CaseHung, Ended, Failed, WorkerPool
 from program import SPOILED_STEP, Outcome, Plain, loss_of, train
 
@@ -65,7 +64,7 @@ def reference(case: Case, seed: int = 1) -> Outcome:
 
 def _check_exact(case: Case, want: Exact, outcomes: Sequence[Outcome]) -> str:
     whole = reference(case)
-    compared = whole.parameters if FEATURES[case.feature].by_slices else whole.end  # statistics are of the slices
+    compared = whole.parameters if case.other_passes else whole.end
     worst = max(
         (deviation(one.end[name], whole.end[name], whole.start.get(name.removeprefix("average.module."))), rank, name)
         for rank, one in enumerate(outcomes)

@@ -136,6 +136,7 @@ class FakeAgent:
         self.keys: Sequence[DataKeys] = ()  # by rank
         self.speed = 1.0
         self.speeds: dict[int, float] = {}  # of ranks that have another
+        self.saves = True  # checkpoints, to disk
         self.own_directories = False  # as if each rank were alone on a machine
         self.memory: Path | None = None  # where checkpoints stay in memory; of each rank its own with own_directories
         self.memory_bytes = 1 << 30
@@ -480,7 +481,7 @@ class FakeAgent:
         return SupervisorMessage(
             welcome=Welcome(
                 launch=launch,
-                job_directory=str(self.directory_of(rank)),
+                job_directory=str(self.directory_of(rank)) if self.saves else "",
                 speed=self.speeds.get(rank, self.speed),
                 plans=self.later_plans,
                 memory_directory=str(self.memory_of(rank) or ""),

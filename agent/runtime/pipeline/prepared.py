@@ -33,7 +33,7 @@ def prepared_stage(
     whole = isinstance(model, nn.Module) and not any(one.is_meta for one in model.parameters())
     if isinstance(model, nn.Module) and place.stages == 1 and whole:
         model.to(session.device)
-        return model, optimizer_factory(model.parameters()), None
+        return model, _made(optimizer_factory, model.parameters()), None
     layers = Layers.of(model)
     cuts = cut(session, place, layers, split_at, example)
     layers.refuse_tied(cuts)
@@ -42,7 +42,7 @@ def prepared_stage(
     if not any(one.requires_grad for one in stage.parameters()):
         names = ", ".join(layers.names[cuts[place.stage] : ends[place.stage]])
         raise BadInput(f"stage {place.stage} has no parameter that trains (layers {names}). Use fewer stages")
-    optimizer = optimizer_factory(stage.parameters())
+    optimizer = _made(optimizer_factory, stage.parameters())
     if place.stages == 1:
         return stage, optimizer, None
     assert session.group is not None
@@ -52,3 +52,14 @@ def prepared_stage(
             session.notice(LEVEL_WARNING, "checkpoints of a model in stages are kept on disk only, not in memory")
     sizes = gathered_sizes(session.group, place, optimizer)
     return stage, optimizer, ModelPart(place, cuts, layers.fingerprint, layers.trained, sizes)
+
+
+def _made(optimizer_factory: MakesOptimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Raises BadInput for what is no optimizer."""
+    made = optimizer_factory(parameters)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise BadInput(
+            f"optimizer_factory of run.prepare_pipeline returned a {type(made).__name__}; it makes one "
+            "torch.optim.Optimizer. What parameters need apart goes into its parameter groups"
+        )
+    return made
