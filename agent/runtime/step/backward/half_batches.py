@@ -133,11 +133,13 @@ class HalfBatches:
 
 
 def _is_known(layer: nn.Module) -> bool:
+    """Reading the weight of a parametrized layer would compute it: spectral_norm moves its buffers then."""
+    weight = layer._parameters.get("weight")
+    if weight is None or not weight.requires_grad:
+        return False
     if isinstance(layer, nn.Conv2d):
-        if not layer.weight.requires_grad:
-            return False
         return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    return isinstance(layer, nn.Linear) and layer.weight.requires_grad
+    return isinstance(layer, nn.Linear)
 
 
 def _is_batch(value: Any, layer: nn.Module) -> TypeGuard[torch.Tensor]:
