@@ -26,6 +26,8 @@ from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
 SCRIPTS = Path(__file__).parent / "scripts"
+ATOLL = (sys.executable, "-m", "atoll.cli.main")
+AGENT = (*ATOLL, "agent")
 FORKED_AGENT = str(Path(__file__).parent / "forked_agent.py")
 T = TypeVar("T")
 ENDED = (pb.PHASE_DONE, pb.PHASE_FAILED, pb.PHASE_CANCELLED)
@@ -99,9 +101,8 @@ class Cluster:
     def start(self, name: str, command: Sequence[str]) -> None:
         self.commands[name] = command
         with (self.folder / f"{name}.log").open("ab") as log:
-            if command[0] == FORKED_AGENT:
-                assert self.stock is not None
-                self.processes[name] = self.stock.start(("", *command), os.environ, log)
+            if self.stock is not None and (*command[: len(AGENT)],) == AGENT:
+                self.processes[name] = self.stock.start(("", FORKED_AGENT, *command[len(AGENT) - 1 :]), os.environ, log)
             else:
                 self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
@@ -114,10 +115,7 @@ class Cluster:
             self.processes[name].wait(30)
 
     def atoll(self, name: str, *arguments: str) -> None:
-        program = (
-            (FORKED_AGENT,) if arguments[0] == "agent" and self.stock else (sys.executable, "-m", "atoll.cli.main")
-        )
-        self.start(name, (*program, *arguments))
+        self.start(name, (*ATOLL, *arguments))
 
     def etcd(self) -> str:
         """A separate etcd; its client address."""
