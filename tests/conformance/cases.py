@@ -41,6 +41,8 @@ WRAPPERS: Final = (
     "compile-fullgraph", "loader-workers", "huggingface", "lightning", "accelerate",
 )  # fmt: skip
 EVENTS: Final = ("none", "one-worker", "shares-98-2", "empty-slice", "plan-change", "resume", "one-nan")
+LOST: Final = "lost"
+"""An event beside those of the table: the last of three workers dies, and the others train on."""
 AXES: Final[Mapping[str, Sequence[str]]] = {
     "strategy": tuple(STRATEGIES),
     "feature": tuple(FEATURES),
@@ -51,6 +53,8 @@ AXES: Final[Mapping[str, Sequence[str]]] = {
 }
 CHANGED_STEP: Final = 3
 """The step from which the second plan holds, in the cases that have one."""
+LOST_STEP: Final = 7
+"""The step in which it dies."""
 TRAINERS: Final = ("huggingface", "lightning", "accelerate")
 """Wrappers that make the loop themselves: trainers of other frameworks, as they are and on Atoll's adapters."""
 DEAR: Final = ("compile", "compile-fullgraph", "loader-workers", *TRAINERS)
@@ -71,7 +75,7 @@ class Case:
 
     @property
     def world_size(self) -> int:
-        return 1 if self.event == "one-worker" else 2
+        return {"one-worker": 1, LOST: 3}.get(self.event, 2)
 
     @property
     def by_engine(self) -> bool:
@@ -82,7 +86,7 @@ class Case:
     @property
     def engine_batch(self) -> int:
         """What `run.prepare_pipeline` takes: under `groups` of each replica, and a round has one of each."""
-        return self.batch if self.strategy == "volunteer" else self.batch // self.world_size
+        return self.batch if self.strategy == "volunteer" else self.batch // min(self.world_size, 2)
 
     @property
     def samples(self) -> int:
@@ -95,18 +99,25 @@ class Case:
 
     @property
     def shares(self) -> Sequence[float]:
-        return (0.98, 0.02) if self.event == "shares-98-2" else (1.0,) * self.world_size
+        return {"shares-98-2": (0.98, 0.02), LOST: (2.0, 1.0, 1.0)}.get(self.event, (1.0,) * self.world_size)
 
     def slices(self, step: int) -> Sequence[int]:
         """Return how many samples of a whole batch each rank trains in a step, of a model with batch statistics."""
         if self.strategy in ENGINES:  # which replica trains a batch of a round is no plan's
             parts = self.world_size * self.micro_batches
             return (self.batch // parts,) * parts
+        if self.event == LOST:
+            return (4, 2, 2) if step < LOST_STEP else (4, 4)
         if self.event == "shares-98-2":
             return (50, 2)  # a slice of one has no variance
         if self.event == "plan-change" and step >= CHANGED_STEP:
             return (6, 2)
         return (self.batch // self.world_size,) * self.world_size
+
+    @property
+    def steps(self) -> int:
+        """Of an epoch."""
+        return -(-self.samples // self.batch)
 
     @property
     def micro_batches(self) -> int:

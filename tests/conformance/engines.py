@@ -56,6 +56,7 @@ def train(case: Case, driver: Driver, run: Any) -> Outcome:
         return made[0] if len(made) == 1 else made
 
     def loss(outputs: torch.Tensor, targets: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        driver.pass_begins()
         return errors_of(case, driver, outputs, *targets).mean()
 
     step, loader = run.prepare_pipeline(

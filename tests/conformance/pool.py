@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from cases import CHANGED_STEP, STRATEGIES, Case
+from cases import CHANGED_STEP, LOST, STRATEGIES, Case
 from held_ports import free_port
 from program import Outcome
 from scheduled_runs import Scheduling
@@ -24,6 +24,7 @@ from zmq_agent import FakeAgent, Start, Worker
 
 from atoll.strategies.declaration import as_json
 from atoll.strategies.groups.settings import Groups
+from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_TRAINING
 
 WORKER: Final = Path(__file__).parent / "case_worker.py"
 CASE_DEADLINE_S: Final = 60.0
@@ -76,6 +77,7 @@ class WorkerPool:
                 stack.enter_context(Scheduling(agent, Groups(**settings)))
             agent.spec.strategy, agent.spec.strategy_settings = name, as_json(dict(settings))
             agent.spec.seed = 1
+            agent.makes_views = case.event == LOST
             agent.saves = case.event == "resume"
             agent.shares = case.shares
             agent.place(
@@ -92,7 +94,25 @@ class WorkerPool:
                     pass  # until all have come so far, or one has ended before
                 for rank in range(case.world_size):
                     agent.send_stop(rank)
+            if case.event == LOST:
+                self._lose_last(agent, connections)
             return [self._answer(case, connection) for connection in connections]
+
+    def _lose_last(self, agent: FakeAgent, connections: list[Connection]) -> None:
+        """Wait until the last worker has died, and let the others go on without it."""
+        left = range(len(connections) - 1)
+        if connections[-1] not in wait(connections, timeout=CASE_DEADLINE_S):
+            return  # another ended before, or none did
+        connections.pop().close()
+        self._workers.pop()[0].wait(timeout=30)
+        while not all(agent.stands_at(rank) == (1, VIEW_STAGE_BROKEN) for rank in left):
+            if wait(connections, timeout=0.01):
+                return  # it says why
+        agent.send_view(2, left, (1.0,) * len(left), plan_id=2)
+        while not all(agent.stands_at(rank) == (2, VIEW_STAGE_TRAINING) for rank in left):
+            if wait(connections, timeout=0.01):
+                return
+        agent.put_in_force()
 
     def _answer(self, case: Case, connection: Connection) -> Ended:
         if not connection.poll(CASE_DEADLINE_S):
@@ -107,22 +127,21 @@ class WorkerPool:
 
     def _ready(self, count: int) -> Sequence[tuple[Worker, Connection]]:
         if len(self._workers) < count:
-            self._end()
-            self._begin(count)
+            self._begin(range(len(self._workers), count))
         return self._workers[:count]
 
-    def _begin(self, count: int) -> None:
+    def _begin(self, ranks: Sequence[int]) -> None:
         address = str(self._directory / f"pool-{next(self._numbers)}.sock")
         with Listener(address, family="AF_UNIX") as listener:
             processes, found = [], {}
-            for rank in range(count):
+            for rank in ranks:
                 with (self._directory / f"rank-{rank}.log").open("ab") as log:
                     command = [sys.executable, str(WORKER), address, str(rank)]
                     processes.append(self._start(command, {**os.environ, "OMP_NUM_THREADS": "1"}, log))
-            for _ in range(count):
+            for _ in ranks:
                 connection = listener.accept()
                 found[int(connection.recv_bytes())] = connection
-        self._workers = [(process, found[rank]) for rank, process in enumerate(processes)]
+        self._workers += [(process, found[rank]) for rank, process in zip(ranks, processes, strict=True)]
 
     def _end(self) -> None:
         for process, connection in self._workers:

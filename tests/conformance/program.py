@@ -58,6 +58,8 @@ class Driver(Protocol):
 
     def begin_step(self, step: int) -> None: ...
 
+    def pass_begins(self) -> None: ...
+
     @property
     def step(self) -> int: ...
 
@@ -110,6 +112,9 @@ class Plain:
     def begin_step(self, step: int) -> None:
         pass
 
+    def pass_begins(self) -> None:
+        pass
+
 
 def train(case: Case, driver: Driver) -> Outcome:
     """Train the case's model for EPOCHS epochs. The outcome's tensors are copies."""
@@ -128,13 +133,13 @@ def train(case: Case, driver: Driver) -> Outcome:
         driver.track("average", average)
     losses: list[float] = []
     for _ in driver.epochs(EPOCHS):
-        for index, batch in enumerate(loader):
+        for batch in loader:
             driver.begin_step(driver.step)
             updates = driver.step // case.passes
             feature.before_step(model, updates)
             recipe.before_step(optimizers, model, updates)
             passes = partial(_passes, case, driver, called, batch, scaler)
-            last_pass = (index + 1) % case.passes == 0 or driver.last_batch
+            last_pass = (driver.step % case.steps + 1) % case.passes == 0 or driver.last_batch
             with contextlib.nullcontext() if last_pass or case.wrapper != "no-sync" else driver.local_pass():
                 losses.append(0.0 if recipe.closure else passes())
             if not last_pass:

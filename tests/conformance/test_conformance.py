@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import AXES, DEAR, STRATEGIES, Case, Exact, Learns, Refused, expected, pairs, short
+from cases import AXES, DEAR, LOST, STRATEGIES, Case, Exact, Learns, Refused, expected, pairs, short
 from pool import WorkerPool
 from supported import PAGE, page
 from verdict import deviation, failures
@@ -22,6 +22,23 @@ def test_every_pair_of_values_trains_as_plain_torch_or_is_refused(start: Start, 
     batches. 3. The weights agree, or the loss does, or the workers were refused, as the table says."""
     with WorkerPool(start, tmp_path) as pool:
         assert failures([case for case in CASES if case.strategy == strategy], pool) == []
+
+
+@pytest.mark.timeout(300)
+def test_survivors_of_a_lost_worker_train_as_plain_torch(start: Start, tmp_path: Path) -> None:
+    """1. The last of three workers dies (SIGKILL) in a step. 2. The others make that step again without it, in the same
+    processes, and train to the end. 3. Each sample counted once: the weights are plain torch's, or the loss is."""
+    lost = [
+        Case("dense", "ema", "adamw", "float32", "accumulated", LOST),
+        Case("dense", "batch-norm", event=LOST),
+        Case("zen/zen", "embedding-sparse", "sgd", event=LOST),
+        Case("zen", "experts", "adamw", event=LOST),
+        Case("volunteer", "experts", "sgd-momentum", event=LOST),
+        Case("groups", optimizer="adamw", event=LOST),
+        Case("local-steps", event=LOST),
+    ]
+    with WorkerPool(start, tmp_path) as pool:
+        assert failures(lost, pool) == []
 
 
 def test_the_cases_cover_every_possible_pair() -> None:
