@@ -54,7 +54,7 @@ def test_replicas_make_their_round_without_a_killed_one_which_is_replaced(cluste
     one had for itself is trained by them: none is left out."""
     out = tmp_path / "out"
     cluster.local([1.0, 1.0, 1.0])
-    job = cluster.submit("rounds.py", f"--out={out}", "--epochs=120", workers=(2, 3), strategy="groups")
+    job = cluster.submit("rounds.py", f"--out={out}", "--epochs=60", workers=(2, 3), strategy="groups")
     before = cluster.wait_for_step(job, 4)
     pids = {worker.rank: worker.status.pid for worker in before.workers}
     kill(pids.pop(1))
@@ -65,7 +65,7 @@ def test_replicas_make_their_round_without_a_killed_one_which_is_replaced(cluste
     hurry(out)
     end = cluster.wait_for_end(job, 120)
     assert (end.phase, end.run, end.restarts) == (pb.PHASE_DONE, 1, 0), cluster.story(job)
-    check_rounds(out, lost=1, epochs=120)
+    check_rounds(out, lost=1, epochs=60)
 
 
 def check_rounds(out: Path, *, lost: int, epochs: int) -> None:
