@@ -62,8 +62,8 @@ class StagePasses:
 
     Gradients and the loss are summed over the samples. The gradient of a parameter that a pass did not reach is
     UNREACHED: a parameter that no sample reached has none, as in plain torch. In a backward pass that was made here the
-    first of what is given is left out. Raises BadInput for a model whose gradient is not a sum over samples, or that
-    float32 does not hold."""
+    first of what is given is left out. Raises BadInput for a model whose gradient is not a sum over samples, whose
+    forward pass writes its state, or that float32 does not hold."""
 
     def __init__(self, session: Session, stage: nn.Module, parts: EngineParts, *, first: bool, last: bool) -> None:
         self._session, self._stage, self._parts = session, stage, parts
@@ -190,9 +190,16 @@ class StagePasses:
         return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
     def _passed(self, asked: StagePass, inputs: Any) -> torch.Tensor:
-        """Return the outputs."""
+        """Return the outputs. Raises BadInput where the pass wrote the model's state."""
         leaf = isinstance(inputs, torch.Tensor) and inputs.requires_grad
+        before = _written(self._stage)
         outputs: torch.Tensor = self._stage(inputs.clone() if leaf else inputs)  # its first layer may work in place
+        if moved := sorted(dict(_written(self._stage) - before)):
+            raise BadInput(
+                f"the forward pass wrote {', '.join(moved[:3])} of the model. Under strategy volunteer any worker may "
+                "make a pass, once or several times, and what it writes would stay there. Register what is no state "
+                "with persistent=False, write between two rounds, or use another strategy"
+            )
         if not self.last and (outputs.shape[:1] != (asked.samples,) or outputs.dtype not in FLOATS):
             raise BadInput(
                 f"a stage gave {outputs.dtype} {tuple(outputs.shape)} for {asked.samples} samples. Volunteers get some "
@@ -224,6 +231,17 @@ class StagePasses:
                 seed_step(self._session.seed, one, asked.step)
                 fetched.append(parts.dataset[one])
             return pair_of(parts.collate_fn(fetched), self._session.device)
+
+
+def _written(module: nn.Module) -> set[tuple[str, tuple[int, int]]]:
+    """Return (name, address and version) of all parameters and persistent buffers: a write changes its entry."""
+    found = set()
+    for path, one in module.named_modules():
+        kept = {name: own for name, own in one._buffers.items() if name not in one._non_persistent_buffers_set}
+        for name, tensor in {**one._parameters, **kept}.items():
+            if tensor is not None:
+                found.add((f"{path}.{name}".lstrip("."), (tensor.data_ptr(), tensor._version)))
+    return found
 
 
 def _vector(parameter: nn.Parameter) -> torch.Tensor:

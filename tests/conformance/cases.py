@@ -223,6 +223,7 @@ def _refusals(case: Case) -> Sequence[str]:
         "it makes one torch.optim.Optimizer": by_engine and recipe.several,
         "torch.autocast in float16 needs gradients that are scaled": by_engine and case.precision.startswith("float16"),
         "BatchNorm1d needs all of a batch together": case.strategy == "volunteer" and case.feature == "batch-norm",
+        "the forward pass wrote": case.strategy == "volunteer" and feature.forward_writes,
         "sends weights as float32": case.strategy == "volunteer" and case.feature == "float64",
         "averages float32": groups
         and (case.feature in {"float64", "buffers"} or case.precision in {"bfloat16", "mixed"}),

@@ -337,6 +337,9 @@ class Feature:
     """Whole parameters, or rows of them, have no gradient in some steps."""
     whole_graph: bool = True
     """torch.compile traces the forward pass with `fullgraph=True`."""
+    forward_writes: bool = False
+    """The forward pass writes parameters or persistent buffers."""
+
     writes: bool = False
     """The script, or the forward pass, writes what it computes from the weights of the moment."""
 
@@ -363,7 +366,7 @@ FEATURES: Final[Mapping[str, Feature]] = {
     "dropout": Feature(_dropping, random=True),
     "channels-last": Feature(ChannelsLast),
     "odd-layouts": Feature(OddLayouts),
-    "buffers": Feature(Buffers),
+    "buffers": Feature(Buffers, forward_writes=True),
     "complex": Feature(Complex),
     "float64": Feature(lambda: Mlp().double(), forward=_forward_wide),
     "ema": Feature(Mlp, average=True, writes=True),
@@ -373,6 +376,6 @@ FEATURES: Final[Mapping[str, Feature]] = {
     "structured": Feature(Structured, forward=_forward_structured),
     "two-passes": Feature(Mlp, forward=_forward_twice),
     "clamped": Feature(Mlp, after_update=_clamp, writes=True),
-    "momentum-encoder": Feature(MomentumEncoder, writes=True),
-    "parametrized": Feature(Parametrized),
+    "momentum-encoder": Feature(MomentumEncoder, forward_writes=True, writes=True),
+    "parametrized": Feature(Parametrized, forward_writes=True),
 }

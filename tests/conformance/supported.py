@@ -36,12 +36,26 @@ Each table changes one value of the base case: an MLP, SGD, float32, two workers
 `groups/exact` all replicas average after each update (`grouping = "all"`), and a round is one update of each.
 """
 
+LOST: Final = """## A worker that is killed
+
+A further test kills one of three workers (SIGKILL) in a step. The survivors train on in their processes:
+
+| strategy | what the survivors end with |
+|---|---|
+| dense, zen, volunteer | =: they make the step again, and each sample counts once |
+| groups | ≈ |
+| local-steps, stale-sparse | ≈: without a whole copy in memory, what the killed worker had not sent is lost |
+| compressed, stale-sparse/gradients-exact | without a whole copy in memory, the run starts again |
+
+[Membership](membership.md) says what each strategy needs to go on in place. A worker that joins is not in this table.
+"""
+
 
 def page() -> str:
     reasons: list[str] = []
     tables = [_table(axis, reasons) for axis in AXES if axis != "strategy"]
     notes = [f"{number}. {reason[0].upper()}{reason[1:]}." for number, reason in enumerate(reasons, 1)]
-    return "\n".join([HEAD, *tables, "## Why a cell is not exact\n", *notes]) + "\n"
+    return "\n".join([HEAD, *tables, LOST, "## Why a cell is not exact\n", *notes]) + "\n"
 
 
 def _table(axis: str, reasons: list[str]) -> str:

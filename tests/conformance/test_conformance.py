@@ -36,6 +36,7 @@ def test_survivors_of_a_lost_worker_train_as_plain_torch(start: Start, tmp_path:
         Case("volunteer", "experts", "sgd-momentum", event=LOST),
         Case("groups", optimizer="adamw", event=LOST),
         Case("local-steps", event=LOST),
+        Case("stale-sparse", event=LOST),
     ]
     with WorkerPool(start, tmp_path) as pool:
         assert failures(lost, pool) == []

@@ -145,3 +145,28 @@ def test_autocast_in_float16_is_refused_by_name() -> None:
         pytest.raises(BadInput, match=r"in float16 needs .* dtype=torch\.b"),
     ):
         ScriptAutocast.current("cpu")
+
+
+class Counting(nn.Module):
+    """Counts its forward passes."""
+
+    def __init__(self, *, persistent: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("count", torch.zeros(()), persistent=persistent)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+def test_a_forward_pass_that_writes_the_state_is_refused_by_name() -> None:
+    """1. A helper makes a pass in the rank's place. 2. What the pass wrote would stay with the helper, and be missing
+    in the rank's checkpoint and in its next pass. 3. What is no state may be written: a cache of masks, for one."""
+    backward, given = task(Direction.BACKWARD), [NUMBERS]
+    passes(Counting(persistent=False)).compute(backward, given)
+    with pytest.raises(BadInput, match=r"the forward pass wrote count of the model"):
+        passes(Counting(persistent=True)).compute(backward, given)
+    normalized = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
+    with pytest.raises(BadInput, match=r"the forward pass wrote parametrizations.weight.0._u, .*_v of the model"):
+        passes(normalized).compute(backward, given)
