@@ -38,12 +38,12 @@ Each table changes one value of the base case: an MLP, SGD, float32, two workers
 
 LOST: Final = """## A worker that is killed
 
-A further test kills one of three workers (SIGKILL) in a step. The survivors train on in their processes:
+Further tests kill one of three workers (SIGKILL) in a step. The survivors train on in their processes:
 
 | strategy | what the survivors end with |
 |---|---|
 | dense, zen, volunteer | =: they make the step again, and each sample counts once |
-| groups | ≈ |
+| groups | all replicas end alike (`tests/strategies/groups/test_lost_replicas.py`) |
 | local-steps, stale-sparse | ≈: without a whole copy in memory, what the killed worker had not sent is lost |
 | compressed, stale-sparse/gradients-exact | without a whole copy in memory, the run starts again |
 

@@ -34,7 +34,6 @@ def test_survivors_of_a_lost_worker_train_as_plain_torch(start: Start, tmp_path:
         Case("zen/zen", "embedding-sparse", "sgd", event=LOST),
         Case("zen", "experts", "adamw", event=LOST),
         Case("volunteer", "experts", "sgd-momentum", event=LOST),
-        Case("groups", optimizer="adamw", event=LOST),
         Case("local-steps", event=LOST),
         Case("stale-sparse", event=LOST),
     ]

@@ -115,7 +115,7 @@ def test_a_trace_needs_what_it_names() -> None:
 def test_doctor_of_a_wheel_without_kernels() -> None:
     """On Linux: their absence is no fault, but said."""
     code = "import sys\nsys.modules['atoll.kernels._native'] = None\n"
-    code += "from atoll.cli.checks.machine import _kernels; print(_kernels())"
+    code += "from atoll.cli.checks.machine import _kernels; print(_kernels(0))"
     done = run(code)
     assert "verdict='info'" in done.stdout, done.stderr
     assert "is a client" in done.stdout
