@@ -159,6 +159,7 @@ def compiled(case: Case, model: nn.Module) -> Any:
     """Return what the program calls in place of the model."""
     if not case.wrapper.startswith("compile"):
         return model
+    torch._dynamo.reset()  # type: ignore[no-untyped-call]  # or the limit of recompilations counts those of other cases
     return torch.compile(model, backend=case.compiler, fullgraph=case.wrapper == "compile-fullgraph")
 
 
