@@ -34,7 +34,7 @@ class Device:
     work_per_s: float = 0.0
     """Of a fixed calculation, slowed by `speed`; 0 where it was not measured. Only compared within one kind."""
     uuid: str = ""
-    """Of a whole GPU or a MIG part of one; empty for a GPU in parts that NVML does not list."""
+    """The UUID of a whole GPU or of a MIG part; empty for a GPU in parts that NVML does not list."""
     numa_node: int | None = None
     """That it hangs on; None: it is not known, or a CPU."""
 

@@ -14,7 +14,7 @@ _SAID_BY_TORCHRUN: Final = ("LOCAL_RANK", "RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZ
 
 
 def joined_alone(**options: Any) -> Run:
-    """As atoll.init(**options); then nothing in the environment tells of other workers and of their GPUs."""
+    """Call atoll.init(**options), and hide the other workers and their GPUs from the environment."""
     show_own_gpu_alone(os.environ)
     run = init(**options)
     for name in _SAID_BY_TORCHRUN:  # or the framework would wrap the model, split the data and meet the others itself

@@ -13,6 +13,8 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+from cases import STRATEGIES
+from deviations import deviation
 from models import FEATURES, Batch, Samples
 from optimizers import RECIPES
 from torch import nn
@@ -29,13 +31,12 @@ BATCH: Final = 8
 CELL_LIMIT_S: Final = 60.0
 DEVIATION: Final = {"float32": 2e-3, "bfloat16": 0.05, "float16": 0.05}
 """Largest distance from plain torch, as a share of the way that plain torch went, by the forward pass's precision."""
-EXACT: Final[Mapping[str, Any]] = {"density": 1.0, "values": "float32", "staleness": 0}
-WAYS: Final[Mapping[str, tuple[str, Mapping[str, Any], bool]]] = {
-    "dense": ("dense", {}, False),
-    "dense, group of one": ("dense", {}, True),
-    "local-steps": ("local-steps", EXACT, False),
+WAYS: Final[Mapping[str, tuple[str, bool]]] = {
+    "dense": ("dense", False),
+    "dense, group of one": ("dense", True),
+    "local-steps": ("local-steps/exact", False),
 }
-"""A strategy, its settings, and whether the run has a process group of one rank."""
+"""A strategy of the matrix, and whether the run has a process group of one rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Cell:
     precision: str = "float32"
     passes: int = 1
     mode: str = ""
-    """Of torch.compile; empty where the model is not compiled."""
+    """The mode of torch.compile; empty where the model is not compiled."""
     gpu_only: bool = False
 
     def __str__(self) -> str:
@@ -86,6 +87,9 @@ def _compared(cell: Cell, device: str) -> Measured:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     start, whole = trained(cell, Plain(device))
+    assert all(bool(one.isfinite().all()) for one in whole.values()), (
+        "plain torch ends with weights that are not finite"
+    )
     found = {}
     for way in WAYS:
         with contextlib.closing(Trained(way)) as driver:
@@ -94,13 +98,6 @@ def _compared(cell: Cell, device: str) -> Measured:
             found[way] = max(deviation(ended[name], whole[name], start[name]) for name in start)
     text = ", ".join(f"{way} {one:.1e}" for way, one in found.items())
     return max(found.values()) <= DEVIATION[cell.precision], f"off by {text}", found
-
-
-def deviation(actual: torch.Tensor, whole: torch.Tensor, start: torch.Tensor) -> float:
-    """Return the distance from plain torch as a share of the way that plain torch went; inf if it is not a number."""
-    way = (whole.double() - start.double()).norm()
-    found = float((actual.double() - whole.double()).norm() / way.clamp(min=1e-3))
-    return found if found == found else float("inf")  # noqa: PLR0124 - NaN
 
 
 class Plain:
@@ -127,7 +124,8 @@ class Trained:
     """Atoll, alone or in a group of one rank."""
 
     def __init__(self, way: str) -> None:
-        name, settings, grouped = WAYS[way]
+        strategy, grouped = WAYS[way]
+        name, settings = STRATEGIES[strategy]
         self.run = atoll.init(seed=1, strategy=registry.find(name).settings(**settings))
         self.device = self.run.device
         if grouped:

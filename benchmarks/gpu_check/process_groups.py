@@ -65,7 +65,7 @@ def _aborted_under_way() -> Measured:
 
 
 def _torch_after_abort() -> Measured:
-    """For the record: what torch itself does, which Atoll must not rely on."""
+    """Record what torch itself does, which Atoll must not rely on."""
     import torch.distributed as dist
 
     group = join_one_rank(atoll.init(seed=1))

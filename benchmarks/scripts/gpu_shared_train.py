@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 
 def main() -> None:
+    from cases import STRATEGIES
     from gpu_check.shared_device import WAYS, Plan, trained
 
     import atoll
@@ -24,7 +25,8 @@ def main() -> None:
 
     out, ports = Path(sys.argv[1]), sys.argv[2].split(",")
     torch.set_num_threads(1)
-    for (way, (name, settings, _)), port in zip(WAYS.items(), ports, strict=True):
+    for way, port in zip(WAYS, ports, strict=True):
+        name, settings = STRATEGIES[way]
         os.environ["MASTER_PORT"] = port
         run = atoll.init(seed=1, strategy=registry.find(name).settings(**settings))
         rank, plan = run.rank, Plan(run.device.type)

@@ -250,7 +250,7 @@ def inexact(case: Case) -> str:
         return "gradients or updates are compressed"
     if feature.random:
         return "each rank draws its own random numbers"
-    if case.by_engine and feature.forward_writes and case.wrapper in {"accumulated", "no-sync"}:
+    if case.by_engine and feature.forward_writes and case.micro_batches > 1:
         return "the strategy makes a pass for each micro-batch, and each pass writes the model's state"
     if case.strategy == "groups" and case.world_size > 1:
         return "replicas average at a pace of their own"

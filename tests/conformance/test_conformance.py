@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from cases import AXES, DEAR, LOST, STRATEGIES, Case, Exact, Learns, Refused, expected, pairs, short
+from deviations import deviation
 from pool import WorkerPool
 from supported import PAGE, page
-from verdict import deviation, failures
+from verdict import failures
 from zmq_agent import Start
 
 CASES = short()
