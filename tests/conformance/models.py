@@ -312,6 +312,12 @@ def _freeze(model: nn.Module, step: int) -> None:
         model.get_submodule("first").requires_grad_(False)
 
 
+def _unfreeze(model: nn.Module, step: int) -> None:
+    """Train the first layer from the fourth update on. It required gradients when the model was prepared."""
+    for parameter in model.get_submodule("first").parameters():
+        parameter.requires_grad_(step >= 3)
+
+
 def _clamp(model: nn.Module, step: int) -> None:
     """Write a weight between two steps, as a Wasserstein critic does."""
     with torch.no_grad():
@@ -354,6 +360,7 @@ FEATURES: Final[Mapping[str, Feature]] = {
     "tied": Feature(Tied),
     "frozen": Feature(Frozen),
     "frozen-mid-run": Feature(Mlp, before_step=_freeze),
+    "unfrozen-mid-run": Feature(Mlp, before_step=_unfreeze, idle_blocks=True),
     "reused": Feature(Reused),
     "sometimes-unused": Feature(
         SometimesUnused, forward=_forward_marked, unused=True, idle_blocks=True, whole_graph=False

@@ -101,7 +101,8 @@ def check_owned(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -
         names = ", ".join(foreign[:NAMES_SHOWN]) + (", ..." if len(foreign) > NAMES_SHOWN else "")
         raise BadInput(
             f"{len(foreign)} parameters require a gradient and are no optimizer's: {names}. Give run.prepare all "
-            "optimizers, as a tuple, with lr=0 for what shall not move yet; or freeze them with requires_grad_(False)"
+            "optimizers, as a tuple. Freeze what shall never train before this call, and what shall train later after "
+            "it, with requires_grad_(False)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Refuses parameters that are trained now and were not at run.prepare: ranks combine and compare what was there."""
+"""Refuses parameters that begin to train after run.prepare: ranks combine and compare those that it was given."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.errors import BadInput
 
 
 class PreparedParameters:
-    """What run.prepare was given, looked at again when a pass begins."""
+    """The parameters that run.prepare was given, compared with those of each later pass."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         named = list(model.named_parameters())
@@ -21,13 +21,13 @@ class PreparedParameters:
         self._counts = self._count()
 
     def check(self) -> None:
-        """Raises BadInput for one that was frozen, or that an optimizer was given since."""
+        """Raise BadInput for a parameter that was frozen then, or that an optimizer was given since."""
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise BadInput(
                     f"parameter {name} was frozen at run.prepare and requires a gradient now, which would not be "
-                    "combined with the other ranks'. Let it require one before run.prepare, at lr=0 until it shall "
-                    "move"
+                    "combined with the other ranks'. Let it require one at run.prepare, in an optimizer; freeze it "
+                    "after that (requires_grad_(False)), and unfreeze it in the step that shall train it"
                 )
         if (counts := self._count()) == self._counts:
             return
@@ -37,8 +37,8 @@ class PreparedParameters:
                 shapes = ", ".join(str(list(one.shape)) for one in foreign[:3])
                 raise BadInput(
                     f"the {type(optimizer).__name__} got {len(foreign)} parameters since run.prepare ({shapes}), whose "
-                    "gradients would not be combined with the other ranks'. Have them in the model before, at lr=0 "
-                    "until they shall move"
+                    "gradients would not be combined with the other ranks'. Have them in the model and the optimizer "
+                    "at run.prepare; freeze them after that (requires_grad_(False)) until they shall train"
                 )
         self._counts = counts
 
