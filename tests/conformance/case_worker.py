@@ -5,22 +5,24 @@ most of what a case would cost alone."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from multiprocessing.connection import Client
+from pathlib import Path
 from typing import Any
 
 import engines
 import torch
 import torch.distributed as dist
 import trainers
-from cases import LOST, LOST_STEP, STRATEGIES, TRAINERS, Case
+from cases import JOINED_STEP, STRATEGIES, TRAINERS, Case
 from models import Batch, Samples, Stream
 from program import MAX_NORM, Outcome, train
 from torch import nn
@@ -28,10 +30,13 @@ from torch.utils.data import DataLoader
 
 import atoll
 from atoll.agent.runtime.agent_link.exits import WorkerExit
+from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.strategies import registry
 
 STOPPED_STEP = 2
 """The first run of a case that resumes ends once it has come so far."""
+STUCK_S = 45.0
+"""A case that takes this long has its threads' stacks written to the worker's log. The pool waits a little longer."""
 
 
 class Order(torch.utils.data.Sampler[int]):
@@ -50,9 +55,10 @@ class Atoll:
 
     seed = 1
 
-    def __init__(self, case: Case, number: int) -> None:
+    def __init__(self, case: Case, number: int, arrived: Path) -> None:
+        """arrived: file that this worker creates where it waits for what the pool's agent does."""
         name, settings = STRATEGIES[case.strategy]
-        self._case, self._number = case, number
+        self._case, self._number, self._arrived = case, number, arrived
         self.adapter: Any = None
         join = atoll.init
         if case.wrapper in TRAINERS:
@@ -86,7 +92,8 @@ class Atoll:
         return [(batch, 1.0)]
 
     def pass_begins(self) -> None:
-        if self._case.event == LOST and self.step == LOST_STEP and self.run.rank == 2:
+        """Die in a pass, where this case loses this rank."""
+        if self._case.event == "lost" and self.run.rank == 2 and self.step == self._case.lost_step:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -106,13 +113,21 @@ class Atoll:
             nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
 
     def begin_step(self, step: int) -> None:
-        if self._case.event == "resume" and self._number == 1 and step == STOPPED_STEP:
-            self._await_stop()
-
-    def _await_stop(self) -> None:
-        link = self.run._link
+        case, link = self._case, self.run._link
         assert link is not None
-        assert link.wait_for(lambda: link.stop is not None, 30.0)
+        if case.by_rounds:  # in a round this rank may find no batch
+            self.pass_begins()
+        if case.event == "resume" and self._number == 1 and step == STOPPED_STEP:
+            self._wait(link, lambda: link.stop is not None)
+        joins_next = case.event == "join" and step == JOINED_STEP - 1
+        lost_before = case.event == "lost" and case.by_rounds and step == case.lost_step + 1
+        if joins_next or lost_before:
+            self._wait(link, lambda: link.newest_view is not None and link.newest_view.view == 2)
+
+    def _wait(self, link: AgentLink, condition: Callable[[], bool]) -> None:
+        """Wait for what the pool's agent does once all have come here."""
+        self._arrived.touch()
+        assert link.wait_for(condition, 30.0), "the pool's agent was silent"
 
     @property
     def step(self) -> int:
@@ -123,9 +138,9 @@ class Atoll:
         return self.run.last_batch
 
 
-def trained(case: Case, number: int) -> Outcome | None:
-    """Return None where the run was stopped."""
-    driver = Atoll(case, number)
+def trained(case: Case, number: int, arrived: Path) -> Outcome | None:
+    """Train the case. Returns None where the run was stopped."""
+    driver = Atoll(case, number, arrived)
     try:
         if driver.adapter is not None:
             return trainers.train(case, driver, trainers.Joined(driver.run, driver.adapter))
@@ -145,12 +160,16 @@ def main() -> None:
     with Client(socket, family="AF_UNIX") as connection:
         connection.send_bytes(rank.encode())
         while asked := connection.recv_bytes():
-            case, number, environment = pickle.loads(asked)  # noqa: S301 - what the test itself sent
+            case, number, environment, arrived = pickle.loads(asked)  # noqa: S301 - what the test itself sent
+            os.environ.pop("ATOLL_RANK", None)  # of another case: only a worker that joins has it
             os.environ.update(environment)
+            faulthandler.dump_traceback_later(STUCK_S)
             try:
-                answer: Any = trained(case, number)
+                answer: Any = trained(case, number, arrived)
             except Exception as error:  # noqa: BLE001 - whatever a case raises is its outcome
                 answer = (type(error).__name__, str(error), traceback.format_exc())
+            finally:
+                faulthandler.cancel_dump_traceback_later()
             connection.send_bytes(pickle.dumps(answer))  # not `send`, which would share tensors' memory
 
 

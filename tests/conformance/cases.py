@@ -40,9 +40,9 @@ WRAPPERS: Final = (
     "plain", "own-backward", "accumulated", "no-sync", "clip", "clip-torch", "stream", "sampler", "compile",
     "compile-fullgraph", "loader-workers", "huggingface", "lightning", "accelerate",
 )  # fmt: skip
-EVENTS: Final = ("none", "one-worker", "shares-98-2", "empty-slice", "plan-change", "resume", "one-nan")
-LOST: Final = "lost"
-"""An event beside those of the table: the last of three workers dies, and the others train on."""
+EVENTS: Final = (
+    "none", "one-worker", "shares-98-2", "empty-slice", "plan-change", "resume", "one-nan", "lost", "join",
+)  # fmt: skip
 AXES: Final[Mapping[str, Sequence[str]]] = {
     "strategy": tuple(STRATEGIES),
     "feature": tuple(FEATURES),
@@ -53,12 +53,20 @@ AXES: Final[Mapping[str, Sequence[str]]] = {
 }
 CHANGED_STEP: Final = 3
 """The step from which the second plan holds, in the cases that have one."""
-LOST_STEP: Final = 7
-"""The step in which it dies."""
+JOINED_STEP: Final = 8
+"""The first step that the third worker trains ("join"), where each step is an update. Two have begun the run."""
 TRAINERS: Final = ("huggingface", "lightning", "accelerate")
 """Wrappers that make the loop themselves: trainers of other frameworks, as they are and on Atoll's adapters."""
-DEAR: Final = ("compile", "compile-fullgraph", "loader-workers", *TRAINERS)
-"""Wrappers that cost seconds a case: the short subset has none of them."""
+SLOW_WRAPPERS: Final = ("compile", "compile-fullgraph", "loader-workers", *TRAINERS)
+SLOW_EVENTS: Final = ("lost", "join")
+"""Values that cost seconds a case: the short subset has none of them."""
+
+CHEAP: Final[Mapping[str, Sequence[str]]] = {
+    **AXES,
+    "wrapper": [one for one in WRAPPERS if one not in SLOW_WRAPPERS],
+    "event": [one for one in EVENTS if one not in SLOW_EVENTS],
+}
+"""The axes without slow values."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -75,7 +83,30 @@ class Case:
 
     @property
     def world_size(self) -> int:
-        return {"one-worker": 1, LOST: 3}.get(self.event, 2)
+        """Workers that begin the run."""
+        return {"one-worker": 1, "lost": 3}.get(self.event, 2)
+
+    @property
+    def processes(self) -> int:
+        return 3 if self.event == "join" else self.world_size
+
+    @property
+    def starts_again(self) -> bool:
+        """Whether the survivors of a lost worker save the last step and end, and another run resumes from there."""
+        return self.event == "lost" and self.strategy.startswith(("compressed", "stale-sparse/gradients"))
+
+    @property
+    def by_rounds(self) -> bool:
+        return self.strategy.startswith("groups")
+
+    @property
+    def lost_step(self) -> int:
+        """Return the step in which the last worker dies; one of eight rounds where replicas make rounds."""
+        return 5 if self.by_rounds else 7
+
+    @property
+    def runs(self) -> int:
+        return 2 if self.event == "resume" or self.starts_again else 1
 
     @property
     def by_engine(self) -> bool:
@@ -99,15 +130,17 @@ class Case:
 
     @property
     def shares(self) -> Sequence[float]:
-        return {"shares-98-2": (0.98, 0.02), LOST: (2.0, 1.0, 1.0)}.get(self.event, (1.0,) * self.world_size)
+        return {"shares-98-2": (0.98, 0.02), "lost": (2.0, 1.0, 1.0)}.get(self.event, (1.0,) * self.world_size)
 
     def slices(self, step: int) -> Sequence[int]:
         """Return how many samples of a whole batch each rank trains in a step, of a model with batch statistics."""
         if self.strategy in ENGINES:  # which replica trains a batch of a round is no plan's
             parts = self.world_size * self.micro_batches
             return (self.batch // parts,) * parts
-        if self.event == LOST:
-            return (4, 2, 2) if step < LOST_STEP else (4, 4)
+        if self.event == "lost":
+            return (4, 2, 2) if step < self.lost_step else (4, 4)
+        if self.event == "join":
+            return (4, 4) if step < JOINED_STEP else (4, 2, 2)
         if self.event == "shares-98-2":
             return (50, 2)  # a slice of one has no variance
         if self.event == "plan-change" and step >= CHANGED_STEP:
@@ -254,8 +287,12 @@ def inexact(case: Case) -> str:
         return "the strategy makes a pass for each micro-batch, and each pass writes the model's state"
     if case.strategy == "groups" and case.world_size > 1:
         return "replicas average at a pace of their own"
+    if case.strategy == "groups/exact" and case.event in SLOW_EVENTS:
+        return "a round has a batch of each replica, so other replicas make other rounds"
     if not (case.sums_updates or case.strategy == "groups/exact"):
         return ""
+    if case.sums_updates and case.event == "lost":
+        return "what the lost worker had not sent is lost, and survivors may be a step apart"
     if case.precision in {"bfloat16", "mixed"}:
         return "the shared parameters are float32, where plain torch rounds each update to bfloat16"
     if feature.writes and case.sums_updates:
@@ -270,7 +307,7 @@ def inexact(case: Case) -> str:
         return ""
     if recipe.moments and feature.unused:
         return "a rank without a gradient of a parameter keeps its momentum for later"
-    if recipe.moments and case.event == "plan-change" and case.sums_updates:
+    if recipe.moments and case.event in {"plan-change", "join"} and case.sums_updates:
         return "a rank's momentum is of its own gradients, so a change of shares weighs all of it anew"
     if not recipe.linear:
         return "a mean of the ranks' updates is not the update by the mean gradient"
@@ -333,11 +370,16 @@ def _refused(values: Mapping[str, str]) -> bool:
 
 
 def short() -> Sequence[Case]:
-    """Return cases that cover every possible pair of values, but for those with DEAR wrappers."""
-    cheap = {**AXES, "wrapper": [one for one in WRAPPERS if one not in DEAR]}
-    return covering(pairs(cheap), cheap)
+    """Return cases that cover every possible pair of values, but for those with slow values."""
+    return covering(pairs(CHEAP), CHEAP)
 
 
-def long(wrappers: Container[str]) -> Sequence[Case]:
+def long_wrappers(wrappers: Container[str]) -> Sequence[Case]:
     """Return cases that cover every possible pair of one of these wrappers and another value."""
     return covering({pair for pair in pairs(AXES) if dict(pair).get("wrapper") in wrappers})
+
+
+def long_events() -> Sequence[Case]:
+    """Return cases that cover every possible pair of a slow event and another value, but for slow wrappers."""
+    axes = {**CHEAP, "event": EVENTS}
+    return covering({pair for pair in pairs(axes) if dict(pair).get("event") in SLOW_EVENTS}, axes)

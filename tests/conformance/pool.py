@@ -16,7 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from cases import CHANGED_STEP, LOST, STRATEGIES, Case
+import events
+from cases import CHANGED_STEP, STRATEGIES, Case
 from held_ports import free_port
 from program import Outcome
 from scheduled_runs import Scheduling
@@ -24,12 +25,9 @@ from zmq_agent import FakeAgent, Start, Worker
 
 from atoll.strategies.declaration import as_json
 from atoll.strategies.groups.settings import Groups
-from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_TRAINING
 
 WORKER: Final = Path(__file__).parent / "case_worker.py"
 CASE_DEADLINE_S: Final = 60.0
-STOPPED_FROM: Final = 1
-"""The step from which the first run of a case that resumes is asked to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,61 +61,59 @@ class WorkerPool:
         self._end()
 
     def run(self, case: Case) -> Sequence[Ended]:
-        """Train the case. Returns what each rank ended with; of a case that resumes, its second run's."""
+        """Train the case. Returns what each rank ended with; of a case of two runs, the second one's."""
         folder = Path(tempfile.mkdtemp(dir=self._directory, prefix=f"{next(self._numbers)}-"))
         ended: Sequence[Ended] = ()
-        for number in (1, 2) if case.event == "resume" else (1,):
+        for number in range(1, case.runs + 1):
             ended = self._run(case, number, folder)
+            if any(isinstance(one, Failed) for one in ended):
+                break
+            assert number == case.runs or not any(ended), f"{case}: its first run was not stopped"
         return ended
 
     def _run(self, case: Case, number: int, folder: Path) -> Sequence[Ended]:
         name, settings = STRATEGIES[case.strategy]
-        with FakeAgent(folder, run=number, world_size=case.world_size) as agent, ExitStack() as stack:
+        again = number == 2 and case.starts_again
+        workers = case.world_size - 1 if again else case.world_size
+        with FakeAgent(folder, run=number, world_size=workers) as agent, ExitStack() as stack:
             if name == "groups":
                 stack.enter_context(Scheduling(agent, Groups(**settings)))
             agent.spec.strategy, agent.spec.strategy_settings = name, as_json(dict(settings))
             agent.spec.seed = 1
-            agent.makes_views = case.event == LOST
-            agent.saves = case.event == "resume"
-            agent.shares = case.shares
-            agent.place(
-                [f"n{rank}" for rank in range(case.world_size)], [f"i{rank}" for rank in range(case.world_size)]
-            )
+            agent.makes_views = case.event in {"lost", "join"}
+            agent.saves = case.runs > 1
+            agent.shares = (1.0,) * workers if again else case.shares
+            places = range(case.processes)
+            agent.place([f"n{place}" for place in places], [f"i{place}" for place in places])
             if case.event == "plan-change":
                 agent.later_plans = [agent.plan(2, CHANGED_STEP, (3.0, 1.0))]
             port = free_port()
-            connections = [connection for _, connection in self._ready(case.world_size)]
+            arrived = [folder / f"arrived-{number}-{rank}" for rank in range(case.processes)]
+            connections = [connection for _, connection in self._ready(workers if again else case.processes)]
             for rank, connection in enumerate(connections):
-                connection.send_bytes(pickle.dumps((case, number, agent.environment(rank, port))))
+                environment = agent.environment(rank, port) if rank < workers else agent.joiner_environment(rank)
+                connection.send_bytes(pickle.dumps((case, number, environment, arrived[rank])))
             if case.event == "resume" and number == 1:
-                while not _all_reached(agent, STOPPED_FROM) and not wait(connections, timeout=0.02):
-                    pass  # until all have come so far, or one has ended before
-                for rank in range(case.world_size):
-                    agent.send_stop(rank)
-            if case.event == LOST:
-                self._lose_last(agent, connections)
+                events.stop(agent, connections, arrived)
+            elif case.event == "join":
+                events.admit(agent, connections, arrived[:workers])
+            elif case.event == "lost" and not again and self._last_has_died(connections):
+                events.form_without_last(agent, connections, at_boundary=name == "groups")
             return [self._answer(case, connection) for connection in connections]
 
-    def _lose_last(self, agent: FakeAgent, connections: list[Connection]) -> None:
-        """Wait until the last worker has died, and let the others go on without it."""
-        left = range(len(connections) - 1)
+    def _last_has_died(self, connections: list[Connection]) -> bool:
+        """Wait until the last worker has died. Returns False where another's case ended before, or none did."""
         if connections[-1] not in wait(connections, timeout=CASE_DEADLINE_S):
-            return  # another ended before, or none did
+            return False
         connections.pop().close()
         self._workers.pop()[0].wait(timeout=30)
-        while not all(agent.stands_at(rank) == (1, VIEW_STAGE_BROKEN) for rank in left):
-            if wait(connections, timeout=0.01):
-                return  # it says why
-        agent.send_view(2, left, (1.0,) * len(left), plan_id=2)
-        while not all(agent.stands_at(rank) == (2, VIEW_STAGE_TRAINING) for rank in left):
-            if wait(connections, timeout=0.01):
-                return
-        agent.put_in_force()
+        return True
 
     def _answer(self, case: Case, connection: Connection) -> Ended:
         if not connection.poll(CASE_DEADLINE_S):
             self._end()
-            raise CaseHung(f"{case}: a rank did not end within {CASE_DEADLINE_S:.0f} s")
+            logs = "\n".join(f"{log.name}: {log.read_text()}" for log in sorted(self._directory.glob("rank-*.log")))
+            raise CaseHung(f"{case}: a rank did not end within {CASE_DEADLINE_S:.0f} s\n{logs}")
         try:
             answer = pickle.loads(connection.recv_bytes())  # noqa: S301 - what the test's own worker sent
         except (EOFError, ConnectionResetError):
@@ -149,7 +145,3 @@ class WorkerPool:
             process.send_signal(signal.SIGKILL)
             process.wait(timeout=30)
         self._workers = []
-
-
-def _all_reached(agent: FakeAgent, step: int) -> bool:
-    return all(agent.alive.get(rank, (0, 0))[0] >= step for rank in range(agent.world_size))

@@ -13,9 +13,9 @@ HEAD: Final = """# What is supported
 
 This page is generated from the table of the conformance suite (`tests/conformance/`). For each cell two real workers
 train a small model through Atoll's public calls, and plain PyTorch trains the same program in one process on whole
-batches, without Atoll. `make test` runs cases that cover every pair of values; `make test-long` adds compiled models,
-loader processes and the trainers of Hugging Face, Lightning and Accelerate, which are compared with the same trainer
-alone. `groups` and `volunteer` make passes and updates themselves: their workers call
+batches, without Atoll. `make test` runs cases that cover every pair of values; `make test-long` adds workers that are lost or
+join, compiled models, loader processes and the trainers of Hugging Face, Lightning and Accelerate, which are compared
+with the same trainer alone. `groups` and `volunteer` make passes and updates themselves: their workers call
 [`run.prepare_pipeline`](training.md), and a wrapper that needs a loop of the script's own is refused. Any cell can be
 tried by hand:
 
@@ -28,26 +28,17 @@ tried by hand:
 |---|---|
 | = | The weights are those of plain PyTorch up to the order of additions and the rounding of the precision. |
 | ≈ | All ranks end with equal weights, and the loss is within the spread of three seeds of PyTorch. A note says why. |
+| ↻ | The survivors save the last step and the run starts again from it, then = or ≈ holds. |
 | ✗ | Atoll refuses it with an error that names the cause. |
 | – | PyTorch itself cannot train it, or it needs a GPU. |
 
 Each table changes one value of the base case: an MLP, SGD, float32, two workers with equal shares. A name such as
 `local-steps/exact` means settings that leave nothing out: `density = 1`, `values = "float32"`, `staleness = 0`. In
 `groups/exact` all replicas average after each update (`grouping = "all"`), and a round is one update of each.
-"""
 
-LOST: Final = """## A worker that is killed
-
-Further tests kill one of three workers (SIGKILL) in a step. The survivors train on in their processes:
-
-| strategy | what the survivors end with |
-|---|---|
-| dense, zen, volunteer | =: they make the step again, and each sample counts once |
-| groups | all replicas end alike (`tests/strategies/groups/test_lost_replicas.py`) |
-| local-steps, stale-sparse | ≈: without a whole copy in memory, what the killed worker had not sent is lost |
-| compressed, stale-sparse/gradients-exact | without a whole copy in memory, the run starts again |
-
-[Membership](membership.md) says what each strategy needs to go on in place. A worker that joins is not in this table.
+The events "lost" and "join" change who trains in mid-run, in the same processes: the last of three workers is killed
+(SIGKILL) in a step, or a third worker joins two at a step's boundary. No copy of the state is kept in other machines'
+memory here (`memory_replicas = 1`); [membership](membership.md) says what each strategy does with one.
 """
 
 
@@ -55,7 +46,7 @@ def page() -> str:
     reasons: list[str] = []
     tables = [_table(axis, reasons) for axis in AXES if axis != "strategy"]
     notes = [f"{number}. {reason[0].upper()}{reason[1:]}." for number, reason in enumerate(reasons, 1)]
-    return "\n".join([HEAD, *tables, LOST, "## Why a cell is not exact\n", *notes]) + "\n"
+    return "\n".join([HEAD, *tables, "## Why a cell is not exact\n", *notes]) + "\n"
 
 
 def _table(axis: str, reasons: list[str]) -> str:
@@ -70,12 +61,13 @@ def _table(axis: str, reasons: list[str]) -> str:
 def _mark(case: Case, reasons: list[str]) -> str:
     if impossible(case):
         return "–"
+    again = "↻ " if case.starts_again else ""
     match expected(case):
         case Refused():
             return "✗"
         case Exact():
-            return "="
+            return f"{again}="
     reason = inexact(case)
     if reason not in reasons:
         reasons.append(reason)
-    return f"≈ {reasons.index(reason) + 1}"
+    return f"{again}≈ {reasons.index(reason) + 1}"

@@ -1,5 +1,5 @@
-"""The cells of the conformance matrix that cost seconds each: compiled models, loaders with worker processes, and the
-trainers of other frameworks."""
+"""The cells of the conformance matrix that cost seconds each: compiled models, loaders with worker processes, trainers of
+other frameworks, and workers that are lost or join."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from cases import DEAR, STRATEGIES, TRAINERS, long
+from cases import SLOW_EVENTS, SLOW_WRAPPERS, STRATEGIES, TRAINERS, long_events, long_wrappers
 from pool import WorkerPool
 from verdict import failures
 from zmq_agent import Start
 
-CASES = long([one for one in DEAR if one not in TRAINERS])
+WRAPPED = long_wrappers([one for one in SLOW_WRAPPERS if one not in TRAINERS])
+HAPPENED = long_events()
 LIBRARIES = {"huggingface": "transformers", "lightning": "pytorch_lightning", "accelerate": "accelerate"}
 
 
@@ -21,9 +22,18 @@ LIBRARIES = {"huggingface": "transformers", "lightning": "pytorch_lightning", "a
     "ignore:The .grad attribute of a Tensor that is not a leaf"
 )  # torch's, of a graph it breaks
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_pair_with_a_dear_wrapper_trains_as_plain_torch(start: Start, tmp_path: Path, strategy: str) -> None:
+def test_every_pair_with_a_slow_wrapper_trains_as_plain_torch(start: Start, tmp_path: Path, strategy: str) -> None:
     with WorkerPool(start, tmp_path) as pool:
-        assert failures([case for case in CASES if case.strategy == strategy], pool) == []
+        assert failures([case for case in WRAPPED if case.strategy == strategy], pool) == []
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("event", SLOW_EVENTS)
+def test_every_pair_with_a_lost_worker_or_one_that_joins_trains_as_plain_torch(
+    start: Start, tmp_path: Path, event: str
+) -> None:
+    with WorkerPool(start, tmp_path) as pool:
+        assert failures([case for case in HAPPENED if case.event == event], pool) == []
 
 
 @pytest.mark.timeout(1200)
@@ -33,4 +43,4 @@ def test_every_pair_with_a_trainer_trains_as_the_trainer_alone(start: Start, tmp
     if find_spec(LIBRARIES[trainer]) is None:
         pytest.skip(f"{LIBRARIES[trainer]} is not here: its adapter was NOT tested (make setup installs it)")
     with WorkerPool(start, tmp_path) as pool:
-        assert failures(long([trainer]), pool) == []
+        assert failures(long_wrappers([trainer]), pool) == []

@@ -343,12 +343,12 @@ class FakeAgent:
                 environment = self.environment(rank, port)
                 self.workers.append(self._start(command, environment, log))
 
-    def start_joiner(self, script: str, *args: str) -> int:
-        """One more worker, launched beside the newest view. Returns its rank."""
-        rank, ranks = len(self.workers), range(self.world_size)
+    def joiner_environment(self, rank: int) -> dict[str, str]:
+        """Return the environment of one more worker, launched beside the newest view."""
+        ranks = range(self.world_size)
         view = self._view if self._view.view else self._view_of(1, ranks, (), self.plan(1, 0, self.shares, view=1))
         self.joining[rank] = view
-        environment = {
+        return {
             **self.environment(rank, free_port()),
             "ATOLL_RANK": str(rank),
             "RANK": str(len(view.members)),
@@ -356,6 +356,11 @@ class FakeAgent:
             "LOCAL_RANK": "0",
             "LOCAL_WORLD_SIZE": "1",
         }
+
+    def start_joiner(self, script: str, *args: str) -> int:
+        """Start one more worker beside the newest view. Returns its rank."""
+        rank = len(self.workers)
+        environment = self.joiner_environment(rank)
         with (self.job_directory / f"run-{self.run}-rank-{rank}.log").open("wb") as log:
             self.workers.append(self._start([sys.executable, str(SCRIPTS / script), *args], environment, log))
         return rank

@@ -7,7 +7,7 @@ that were to make up that update are trained again, and the script's own count o
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -63,6 +63,27 @@ def why_not(optimizers: Sequence[torch.optim.Optimizer], tracked: Mapping[str, T
                 "could not be undone. Give it to run.prepare(..., scheduler=...)"
             )
     return None
+
+
+def without_gradients(
+    optimizer: torch.optim.Optimizer, args: Any, kwargs: Any, when: Callable[[], bool]
+) -> tuple[Any, Any] | None:
+    """Wrap the closure of an optimizer's step: if a peer is lost in it, the step finds no gradient and moves nothing.
+
+    when: called after the closure; True if a peer was lost. Returns the step's arguments, or None without a closure."""
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is None:
+        return None
+
+    def wrapped() -> Any:
+        loss = closure()
+        if when():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+        return loss
+
+    return (args[0], wrapped, *args[2:]), {name: one for name, one in kwargs.items() if name != "closure"}
 
 
 def _hollow(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -19,6 +19,7 @@ from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings, known_count
 from atoll.agent.runtime.data.sampler import BatchSlice, Position, after
+from atoll.agent.runtime.membership.broken_step import without_gradients
 from atoll.agent.runtime.membership.succession import Succession
 from atoll.agent.runtime.step.backward.accumulation import NORMS_EVERY_STEPS
 from atoll.agent.runtime.step.backward.backward_pass import BackwardPass
@@ -573,7 +574,7 @@ class Training:
                     raise
                 self.lost(error)
                 return self._before_update(optimizer, args, kwargs)
-        return None
+        return without_gradients(optimizer, args, kwargs, when=lambda: self.succession.broken is not None)
 
     def _look_at_gradients(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         scaled = getattr(optimizer, "grad_scale", None) is not None

@@ -1,0 +1,75 @@
+"""Run events that an agent causes: a stop, a lost worker, a worker that joins. Each function returns when its event is
+over, or when a worker's case has ended before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Final
+
+from zmq_agent import FakeAgent
+
+from atoll.v1.common_pb2 import (
+    VIEW_STAGE_BROKEN,
+    VIEW_STAGE_READY,
+    VIEW_STAGE_TRAINING,
+    VIEW_STAGE_UNABLE,
+    ViewStage,
+)
+
+POLL_S: Final = 0.005
+
+
+def stop(agent: FakeAgent, connections: list[Connection], arrived: Sequence[Path]) -> None:
+    """Stop all workers once each waits for that."""
+    _until(lambda: all(one.exists() for one in arrived), connections)
+    for rank in range(agent.world_size):
+        agent.send_stop(rank)
+
+
+def form_without_last(agent: FakeAgent, connections: list[Connection], *, at_boundary: bool) -> None:
+    """The last worker has died: let the others train without it, or stop them where one cannot.
+
+    at_boundary: survivors make their step without the lost worker and leave for the view after it."""
+    left = range(agent.world_size - 1)
+    if not at_boundary and not _until(lambda: _all_at(agent, left, 1, VIEW_STAGE_BROKEN), connections):
+        return
+    agent.send_view(2, left, (1.0,) * len(left), plan_id=2, at_boundary=at_boundary)
+    if not _until(lambda: _all_at(agent, left, 2, VIEW_STAGE_TRAINING) or _unable(agent, left), connections):
+        return
+    if _unable(agent, left):
+        for rank in left:
+            agent.send_stop(rank)
+    else:
+        agent.put_in_force()
+
+
+def admit(agent: FakeAgent, connections: list[Connection], arrived: Sequence[Path]) -> None:
+    """Let all train in a view with the worker that joins, once it is ready and the others wait for that."""
+    joiner = agent.world_size
+    ranks = range(joiner + 1)
+    if not _until(lambda: agent.stands_at(joiner)[1] == VIEW_STAGE_READY, connections):
+        return
+    if not _until(lambda: all(one.exists() for one in arrived), connections):
+        return
+    shares = (2.0,) + (1.0,) * joiner
+    agent.send_view(2, ranks, shares, plan_id=2, without_state=[joiner], at_boundary=True)
+    if _until(lambda: _all_at(agent, ranks, 2, VIEW_STAGE_TRAINING), connections):
+        agent.put_in_force()
+
+
+def _all_at(agent: FakeAgent, ranks: Iterable[int], view: int, stage: ViewStage.ValueType) -> bool:
+    return all(agent.stands_at(rank) == (view, stage) for rank in ranks)
+
+
+def _unable(agent: FakeAgent, ranks: Iterable[int]) -> bool:
+    return any(agent.stands_at(rank)[1] == VIEW_STAGE_UNABLE for rank in ranks)
+
+
+def _until(condition: Callable[[], bool], connections: list[Connection]) -> bool:
+    """Wait for a condition. Returns False where a worker's case ended first."""
+    while not condition():
+        if wait(connections, timeout=POLL_S):
+            return condition()
+    return True
