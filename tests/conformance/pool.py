@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
@@ -142,6 +142,7 @@ class WorkerPool:
     def _end(self) -> None:
         for process, connection in self._workers:
             connection.close()
-            process.send_signal(signal.SIGKILL)
+            with suppress(ProcessLookupError):  # one that has just ended by itself
+                process.send_signal(signal.SIGKILL)
             process.wait(timeout=30)
         self._workers = []

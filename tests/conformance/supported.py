@@ -13,9 +13,9 @@ HEAD: Final = """# What is supported
 
 This page is generated from the table of the conformance suite (`tests/conformance/`). For each cell two real workers
 train a small model through Atoll's public calls, and plain PyTorch trains the same program in one process on whole
-batches, without Atoll. `make test` runs cases that cover every pair of values; `make test-long` adds workers that are lost or
-join, compiled models, loader processes and the trainers of Hugging Face, Lightning and Accelerate, which are compared
-with the same trainer alone. `groups` and `volunteer` make passes and updates themselves: their workers call
+batches, without Atoll. `make test` runs cases that cover every pair of values; `make test-long` adds workers that are
+lost or join, compiled models, loader processes and the trainers of Hugging Face, Lightning and Accelerate, which are
+compared with the same trainer alone. `groups` and `volunteer` make passes and updates themselves: their workers call
 [`run.prepare_pipeline`](training.md), and a wrapper that needs a loop of the script's own is refused. Any cell can be
 tried by hand:
 

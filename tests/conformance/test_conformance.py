@@ -50,6 +50,7 @@ def test_a_worker_that_joins_trains_as_plain_torch(start: Start, tmp_path: Path)
         Case("dense", "batch-norm", "schedule-by-step", "float16", "accumulated", "join"),
         Case("zen/zen", "ema", "adamw", "autocast", "clip", "join"),
         Case("stale-sparse/exact", "embedding", event="join"),
+        Case("dense", "frozen-mid-run", "adamw", event="join"),
         Case("compressed", "frozen-mid-run", event="join"),
         Case("groups/exact", event="join"),
         Case("volunteer", "tied", "changed-mid-run", event="join"),

@@ -1,5 +1,5 @@
-"""The cells of the conformance matrix that cost seconds each: compiled models, loaders with worker processes, trainers of
-other frameworks, and workers that are lost or join."""
+"""The cells of the conformance matrix that cost seconds each: compiled models, loaders with worker processes, trainers
+of other frameworks, and workers that are lost or join."""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ from atoll.agent.runtime.step.optimizers.as_one import as_one
 from atoll.agent.runtime.step.optimizers.learning_rate import LearningRate
 from atoll.agent.runtime.step.optimizers.muted import MutedSteps
 from atoll.agent.runtime.step.optimizers.other_optimizers import OtherOptimizers
+from atoll.agent.runtime.step.optimizers.prepared_parameters import unfrozen
 from atoll.agent.runtime.step.optimizers.scaled_steps import ScaledSteps
 from atoll.agent.runtime.step.plans.agreement import Agreed, Meeting
 from atoll.agent.runtime.step.plans.arriving import Plans
@@ -72,6 +73,7 @@ class Training:
             settings = replace(settings, min_local_batch=2)
         self.model = self._model = model
         self._optimizers, self._settings, self._tracked = optimizers, settings, tracked
+        self._trained = [one for one in model.parameters() if one.requires_grad]
         place = session.place
         self._schedule = PlanSchedule(place.world_size, session.first, samples=known_count(settings))
         self.loader: Loader[Any] = Loader(
@@ -387,13 +389,15 @@ class Training:
     def _begin_exchange(self, position: Position, recovered: Recovered | None, origin: Origin | None) -> None:
         if self._session.group is not None and self._part is None:  # of stages the engine does
             self._session.group.broadcast_tensors(list(self._model.buffers()))
-        self._exchange = self._new_exchange(self._exchange.learned)
+        with unfrozen(self._trained):
+            self._exchange = self._new_exchange(self._exchange.learned)
         self._backward.resume(self._exchange, self._own_norms())
         self._plans.start()
         self._carried.go_back()
         self._counted.forget()
         self.state.begin_view(self._exchange, position.step, None if recovered is None else recovered.generation)
-        self._exchange.start(position, self.loader.share, origin)
+        with unfrozen(self._trained):
+            self._exchange.start(position, self.loader.share, origin)
 
     def _leave_view(self) -> None:
         """At a boundary whose update is whole: for the next view, where all ranks know of it. Raises PeerLost."""

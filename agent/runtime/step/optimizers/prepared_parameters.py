@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from atoll.errors import BadInput
+
+
+@contextmanager
+def unfrozen(trained: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Let parameters require gradients as at run.prepare. A layer may be frozen since, where a joiner's is not yet."""
+    frozen = [one for one in trained if not one.requires_grad]
+    for one in frozen:
+        one.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for one in frozen:
+            one.requires_grad_(False)
 
 
 class PreparedParameters:
