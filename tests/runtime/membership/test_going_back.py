@@ -3,6 +3,7 @@ memory, with its residual. Real processes and SIGKILL; the test plays agent and 
 
 from __future__ import annotations
 
+import itertools
 import signal
 from pathlib import Path
 from typing import Any
@@ -251,23 +252,17 @@ def test_without_a_copy_of_what_is_lost_it_starts_again_and_says_so(tmp_path: Pa
         assert any("checkpoint" in line for line in agent.said().splitlines() if "lost a peer" in line), agent.said()
 
 
-OLD = ("--often", "--seldom-from", "3", "--goes-back-s", "0.001")
-
-
-@pytest.mark.parametrize(
-    ("replicas", "flags"),
-    [(1, ()), (2, OLD), (2, (*OLD, "--adamw")), (2, (*OLD, "--adamw", "--lose-in-update", "24"))],
-    ids=["no copy", "an old copy", "adamw", "in an update"],
-)
+@pytest.mark.parametrize("flags", [(), ("--lose-in-update", "24")], ids=["between updates", "in an update"])
 @pytest.mark.parametrize("settings", [UPDATES, LOCAL], ids=["updates", "local"])
 def test_without_a_copy_that_is_worth_it_the_others_go_on_as_they_are(
-    tmp_path: Path, start: Start, settings: dict[str, Any], replicas: int, flags: tuple[str, ...]
+    tmp_path: Path, start: Start, settings: dict[str, Any], flags: tuple[str, ...]
 ) -> None:
-    """1. Three workers send a part of what they learn. Nobody keeps another's state in memory, or the copies are of
-    step 12 or so: more training ago than is done again. One dies in step 24. 2. The others go on in the same processes
-    where they stand, and end with the same masters; nobody trains a step twice. People are told."""
-    with of_three(tmp_path, start, replicas, settings) as agent:
-        arguments = (str(tmp_path), "--keep-sums", "--sleep-s", "0.02", "--raise-at", "24")
+    """1. Three workers send a part of what they learn. The copies of each other's state in memory are of step 12 or so:
+    more training ago than is done again. One dies in step 24. 2. The others go on in the same processes where they
+    stand, and end with the same masters; nobody trains a step twice. People are told."""
+    old = ("--adamw", "--often", "--seldom-from", "3", "--goes-back-s", "0.001")
+    with of_three(tmp_path, start, 2, settings) as agent:
+        arguments = (str(tmp_path), "--keep-sums", "--sleep-s", "0.02", "--raise-at", "24", *old)
         agent.start_workers("stale_train.py", *arguments, *flags)
         agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0, 2)
         agent.send_view(2, [0, 2], [1.0, 1.0], plan_id=2)
@@ -290,9 +285,10 @@ def test_without_a_copy_that_is_worth_it_the_others_go_on_as_they_are(
 def test_who_goes_on_as_it_is_has_all_that_was_sent_and_all_of_its_own(
     tmp_path: Path, start: Start, settings: dict[str, Any], flags: tuple[str, ...]
 ) -> None:
-    """As above, and everything is sent in each step. Masters and residuals have every update that the survivors made,
-    and of the lost rank, layer by layer, all up to the step that it died in or one of the two before. A survivor that
-    is behind the others skips what is left of the steps that they have made, and a warning says so."""
+    """As above, nobody has a copy at all, and everything is sent in each step. Masters and residuals have every update
+    that the survivors made, and of the lost rank, layer by layer, all up to the step that it died in or one of the two
+    before. A survivor that is behind the others skips what is left of the steps that they have made, and a warning says
+    so."""
     with of_three(tmp_path, start, 1, settings) as agent:
         arguments = (str(tmp_path), "--keep-sums", "--sleep-s", "0.02", "--raise-at", "24", *flags)
         agent.start_workers("stale_train.py", *arguments)
@@ -300,6 +296,7 @@ def test_who_goes_on_as_it_is_has_all_that_was_sent_and_all_of_its_own(
         agent.send_view(2, [0, 2], [1.0, 1.0], plan_id=2)
         agent.put_in_force()
         assert agent.exit_codes() == [0, KILLED, 0], agent.said()
+        assert any("as they are" in notice.text for notice in agent.notices), agent.notices
         behind = [notice.text for notice in agent.notices if "behind" in notice.text]
         assert behind or not flags, agent.notices
     ended = [kept(tmp_path, 1, rank, "end") for rank in (0, 2)]
@@ -312,9 +309,14 @@ def test_who_goes_on_as_it_is_has_all_that_was_sent_and_all_of_its_own(
         assert min(off) < 1e-3, (name, off)
 
 
-@pytest.mark.parametrize("where", ["taking over", "building", "starting"])
-@pytest.mark.parametrize("settings", [{**UPDATES, "sparsity": 0.0}, {**LOCAL, "density": 1.0}, LOCAL],
-                         ids=["updates", "local", "a fifth"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        *itertools.product([{**UPDATES, "sparsity": 0.0}, {**LOCAL, "density": 1.0}],
+                           ["taking over", "building", "starting"]),
+        (LOCAL, "starting"),
+    ],
+)  # fmt: skip
 def test_a_second_loss_while_the_others_take_over_what_they_have(
     tmp_path: Path, start: Start, settings: dict[str, Any], where: str
 ) -> None:

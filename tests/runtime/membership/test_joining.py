@@ -189,8 +189,7 @@ def test_what_was_not_sent_yet_stays_with_who_had_state(
     )
 
 
-@pytest.mark.parametrize("where", ["building", "starting"])
-@pytest.mark.parametrize("name", KEEPERS)
+@pytest.mark.parametrize(("name", "where"), [*zip(KEEPERS, repeat("starting")), ("updates", "building")])
 def test_a_joiner_that_dies_while_it_is_taken_in_takes_nothing_along(
     tmp_path: Path, start: Start, name: str, where: str
 ) -> None:
