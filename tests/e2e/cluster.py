@@ -27,8 +27,7 @@ from atoll.v1 import jobs_pb2 as pb
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ATOLL = (sys.executable, "-m", "atoll.cli.main")
-AGENT = (*ATOLL, "agent")
-FORKED_AGENT = str(Path(__file__).parent / "forked_agent.py")
+FORKED = str(Path(__file__).parent / "forked_daemon.py")
 T = TypeVar("T")
 ENDED = (pb.PHASE_DONE, pb.PHASE_FAILED, pb.PHASE_CANCELLED)
 
@@ -52,7 +51,7 @@ class Cluster:
     """
 
     stock: ClassVar[WarmStock | None] = None
-    """Which agents are forked from."""
+    """Which controllers and agents are forked from."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,8 +100,8 @@ class Cluster:
     def start(self, name: str, command: Sequence[str]) -> None:
         self.commands[name] = command
         with (self.folder / f"{name}.log").open("ab") as log:
-            if self.stock is not None and (*command[: len(AGENT)],) == AGENT:
-                self.processes[name] = self.stock.start(("", FORKED_AGENT, *command[len(AGENT) - 1 :]), os.environ, log)
+            if self.stock is not None and (*command[: len(ATOLL)],) == ATOLL:
+                self.processes[name] = self.stock.start(("", FORKED, *command[len(ATOLL) :]), os.environ, log)
             else:
                 self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 

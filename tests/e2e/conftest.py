@@ -15,8 +15,8 @@ from warm import stock_of_pytest
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_agents() -> Iterator[None]:
-    """Fork all agents of clusters: they, and their workers, have torch imported."""
+def forked_daemons() -> Iterator[None]:
+    """Fork controllers and agents of clusters: they, and workers, have torch and Atoll imported."""
     with stock_of_pytest() as Cluster.stock:
         yield
 

@@ -8,15 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from cluster import SCRIPTS, alive, wait_until
+from cluster import SCRIPTS, Cluster, alive, wait_until
 from held_ports import free_port
 from shared_processes import PIDS
+from warm import COMMAND_LINE
+
+from atoll.client import Client
+from atoll.v1 import jobs_pb2 as pb
 
 ATOLL = (sys.executable, "-m", "atoll.cli.main")
 
@@ -64,13 +67,32 @@ def up(ups: list[Up], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyt
     return ups[-1]
 
 
-def run(*arguments: str, timeout_s: float = 150) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*ATOLL, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False)
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*ATOLL, *arguments], capture_output=True, text=True, timeout=150, check=False)
 
 
-def phase(job: str) -> str:
-    done = run("status", job, "--json")
-    return str(json.loads(done.stdout)["phase"]) if done.returncode == 0 else ""
+def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that starts no process and waits for none in a fork of what has imported its modules: a new
+    interpreter takes half a second for that. Commands of the former kind are run as a user does."""
+    assert Cluster.stock is not None
+    return Cluster.stock.run(COMMAND_LINE, *arguments, timeout_s=150)
+
+
+def wait_for_job(name: str, what: str, condition: Callable[[pb.Job], bool]) -> pb.Job:
+    """Poll by the client: a command takes half a second of a processor."""
+    with Client() as client:
+
+        def found() -> pb.Job | None:
+            jobs = [one for one in client.jobs(ended=True) if one.spec.name == name]
+            return jobs[0] if jobs and condition(jobs[0]) else None
+
+        job = wait_until(what, found, 120)
+    assert job is not None
+    return job
+
+
+def phase(name: str) -> str:
+    return str(json.loads(ask("status", name, "--json").stdout)["phase"])
 
 
 def test_follow_a_job_to_its_good_and_its_bad_end(up: Up, tmp_path: Path) -> None:
@@ -86,13 +108,13 @@ def test_follow_a_job_to_its_good_and_its_bad_end(up: Up, tmp_path: Path) -> Non
     assert "does not like its input" in failed.stderr
     assert "Traceback" not in failed.stderr.splitlines()[-1]
     for job, code in (("good", None), ("bad", 2)):
-        told = json.loads(run("trace", job, "--json").stdout)["resourceSpans"][0]["scopeSpans"][0]["spans"]
+        told = json.loads(ask("trace", job, "--json").stdout)["resourceSpans"][0]["scopeSpans"][0]["spans"]
         assert {"queued", "run 1", "starting", "running"} < {span["name"] for span in told}
         assert told[0]["status"].get("code") == code, told[0]
-    names = {job["id"].rsplit("-", 1)[0] for job in json.loads(run("jobs", "--all", "--json").stdout)["jobs"]}
+    names = {job["id"].rsplit("-", 1)[0] for job in json.loads(ask("jobs", "--all", "--json").stdout)["jobs"]}
     assert names >= {"good", "bad"}
-    assert len(json.loads(run("nodes", "--json").stdout)["nodes"]) == 2
-    assert run("status", "no-such-job").returncode == 2
+    assert len(json.loads(ask("nodes", "--json").stdout)["nodes"]) == 2
+    assert ask("status", "no-such-job").returncode == 2
 
 
 def test_a_removed_job_leaves_nothing_behind(up: Up, tmp_path: Path) -> None:
@@ -104,32 +126,32 @@ def test_a_removed_job_leaves_nothing_behind(up: Up, tmp_path: Path) -> None:
         arguments = ("--step-s=0", "--epochs=1", out)
         done = run("submit", str(SCRIPTS / "tiny.py"), "--name", name, "-f", "--", *arguments)
         assert done.returncode == 0, done.stderr
-        jobs.append(json.loads(run("status", name, "--json").stdout)["id"])
+        jobs.append(json.loads(ask("status", name, "--json").stdout)["id"])
     first, second = jobs
 
     def places(job: str) -> list[Path]:
         return [path for path in up.data.rglob(job) if path.is_dir() and "etcd" not in path.parts]
 
     assert {path.parent.name for path in places(first)} >= {"jobs", "logs"}
-    removed = run("rm", "first", "--yes")
+    removed = ask("rm", "first", "--yes")
     assert (removed.returncode, removed.stdout) == (0, f"{first} removed\n"), removed.stderr
     assert places(first) == []
     assert {path.parent.name for path in places(second)} >= {"jobs", "logs"}
-    there = {job["id"] for job in json.loads(run("jobs", "--all", "--json").stdout)["jobs"]}
+    there = {job["id"] for job in json.loads(ask("jobs", "--all", "--json").stdout)["jobs"]}
     assert {first, second} & there == {second}
-    assert run("status", first).returncode == 2
-    assert f"job {first}, done, was removed" in run("events").stdout
-    assert run("submit", str(SCRIPTS / "bad.py"), "--name", "stays", "--", "sleep", "300").returncode == 0
-    refused = run("rm", "stays", "--yes")
+    assert ask("status", first).returncode == 2
+    assert f"job {first}, done, was removed" in ask("events").stdout
+    assert ask("submit", str(SCRIPTS / "bad.py"), "--name", "stays", "--", "sleep", "300").returncode == 0
+    refused = ask("rm", "stays", "--yes")
     assert refused.returncode == 1
     assert "`atoll cancel" in refused.stderr
-    assert run("cancel", "stays").returncode == 0
+    assert ask("cancel", "stays").returncode == 0
 
 
 def test_ctrl_c_detaches_and_the_job_lives(up: Up) -> None:
     command = [*ATOLL, "submit", str(SCRIPTS / "bad.py"), "--name", "long", "--follow", "--", "sleep", "300"]
     following = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_until("the job runs", lambda: phase("long") == "running", 90)
+    wait_for_job("long", "the job runs", lambda job: job.phase == pb.PHASE_RUNNING)
     assert following.stderr is not None
     assert following.stderr.readline() != ""  # it follows by now: it is not only about to
     following.send_signal(signal.SIGINT)
@@ -137,8 +159,8 @@ def test_ctrl_c_detaches_and_the_job_lives(up: Up) -> None:
     assert following.returncode == 130
     assert "goes on" in said
     assert phase("long") == "running"
-    assert run("cancel", "long").returncode == 0
-    wait_until("it is cancelled", lambda: phase("long") == "cancelled", 60)
+    assert ask("cancel", "long").returncode == 0
+    wait_for_job("long", "it is cancelled", lambda job: job.phase == pb.PHASE_CANCELLED)
 
 
 def test_up_in_the_background_and_a_job_that_is_resumed(tmp_path: Path) -> None:
@@ -168,22 +190,18 @@ def test_up_in_the_background_and_a_job_that_is_resumed(tmp_path: Path) -> None:
         )
         assert completed.stdout.split() == [job], completed.stderr
 
-        def seen(name: str) -> dict[str, Any]:
-            return dict(json.loads(run("status", name, "--json").stdout))
-
-        wait_until("a checkpoint", lambda: seen(job)["checkpoint_step"] >= 10, 120)
-        refused = run("resume", job)
+        wait_for_job("tiny", "a checkpoint", lambda seen: seen.checkpoint_step >= 10)
+        refused = ask("resume", job)
         assert (refused.returncode, "only what was cancelled or failed" in refused.stderr) == (1, True), refused.stderr
-        assert run("cancel", job).returncode == 0
-        wait_until("it is cancelled", lambda: seen(job)["phase"] == "cancelled", 60)
-        kept = seen(job)["checkpoint_step"]
+        assert ask("cancel", job).returncode == 0
+        kept = wait_for_job("tiny", "it is cancelled", lambda job: job.phase == pb.PHASE_CANCELLED).checkpoint_step
         (out / "full-speed").touch()
         resumed = run("resume", job, "--follow")
         assert resumed.returncode == 0, resumed.stderr
         assert f"from step {kept} of {job}" in resumed.stderr
         assert resumed.stdout.strip() != job
-        assert run("resume", resumed.stdout.strip()).returncode == 1
-        shown = run("top")
+        assert ask("resume", resumed.stdout.strip()).returncode == 1
+        shown = ask("top")
         assert job in shown.stdout
         assert "1 of 1 nodes connected" in shown.stdout
         stopped = run("down", "--data-dir", str(data))
@@ -203,8 +221,8 @@ def test_up_in_the_background_and_a_job_that_is_resumed(tmp_path: Path) -> None:
 
 def test_nothing_outlives_up(up: Up) -> None:
     """`up` itself is killed, not asked to stop."""
-    assert run("submit", str(SCRIPTS / "bad.py"), "--name", "lives", "--", "sleep", "300").returncode == 0
-    wait_until("the worker runs", lambda: phase("lives") == "running", 90)
+    assert ask("submit", str(SCRIPTS / "bad.py"), "--name", "lives", "--", "sleep", "300").returncode == 0
+    wait_for_job("lives", "the worker runs", lambda job: job.phase == pb.PHASE_RUNNING)
     started = [process.pid for process in psutil.Process(up.process.pid).children(recursive=True)]
     assert len(started) >= 5  # controller, etcd, two agents, a worker
     up.process.kill()
@@ -212,6 +230,6 @@ def test_nothing_outlives_up(up: Up) -> None:
 
 
 def test_no_controller_is_exit_code_three() -> None:
-    refused = run("--controller", "127.0.0.1:1", "--timeout", "1", "jobs")
+    refused = ask("--controller", "127.0.0.1:1", "--timeout", "1", "jobs")
     assert refused.returncode == 3
     assert len(refused.stderr.strip().splitlines()) == 1

@@ -60,12 +60,9 @@ def test_scripts_that_go_wrong_say_why(pair: Cluster) -> None:
 
 
 def test_same_script_runs_alone(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     out = tmp_path / "out"
-    command = [sys.executable, str(SCRIPTS / "tiny.py"), f"--out={out}", "--epochs=1", "--step-s=0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert Cluster.stock is not None
+    done = Cluster.stock.run(str(SCRIPTS / "tiny.py"), f"--out={out}", "--epochs=1", "--step-s=0", timeout_s=120)
     assert done.returncode == 0, done.stderr
     assert json.loads((out / "final.json").read_text())["step"] == 50
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from cluster import SCRIPTS, Cluster, hurry, kill, trained_samples
+from cluster import ATOLL, SCRIPTS, Cluster, hurry, kill, trained_samples
+from warm import COMMAND_LINE
 
 from atoll.v1 import jobs_pb2 as pb
 
-ATOLL = (sys.executable, "-m", "atoll.cli.main")
 SPARSE = ("--strategy", "stale-sparse", "--sparsity", "0.9")
 
 
 def atoll(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*ATOLL, "--controller", cluster.addresses[0], *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert cluster.stock is not None
+    return cluster.stock.run(COMMAND_LINE, "--controller", cluster.addresses[0], *arguments, timeout_s=120)
 
 
 def submitted(cluster: Cluster, *arguments: str) -> str:

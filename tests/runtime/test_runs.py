@@ -55,12 +55,12 @@ raise ValueError("a wrong path")
 """
 
 
-def test_who_raised_and_dies_slowly_is_no_victim_of_its_peers(tmp_path: Path) -> None:
+def test_who_raised_and_dies_slowly_is_no_victim_of_its_peers(tmp_path: Path, start: Start) -> None:
     """1. A script raises in start-up; a thread of its own keeps its process alive. 2. Its peers lose it and leave, and
     it is asked to stop. 3. It said that it had lost a peer, and the run's end was told of who noticed first."""
     script = folder(tmp_path, "code") / "raises.py"
     script.write_text(RAISES)
-    with FakeAgent(tmp_path) as agent:
+    with FakeAgent(tmp_path, start=start) as agent:
         agent.start_workers(str(script))
         agent.wait_until(lambda: "ValueError: a wrong path" in agent.said())
         agent.send_stop(0, grace_s=0.5)

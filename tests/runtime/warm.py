@@ -12,19 +12,22 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import runpy
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import IO, Any, ClassVar, Final, NoReturn, Protocol
 
+ROOT: Final = Path(__file__).resolve().parents[2]
+COMMAND_LINE: Final = str(ROOT / "atoll" / "cli" / "main.py")
 ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ATOLL_WORKER_SECRET": "0" * 32}
 """Of the process that workers are forked from: what is imported there reads it once. An agent's workers show their own
 secret in the place of that one (atoll/agent/runtime/warm_start.py)."""
@@ -141,10 +144,16 @@ class WarmStock:
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None = None) -> WarmWorker:
-        """command: as for subprocess, [interpreter, script, arguments...]."""
-        path = log.name if log is not None else None
-        asked = json.dumps({"command": command[1:], "environment": dict(environment), "log": path})
+    def start(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: IO[bytes] | None = None,
+        errors: IO[bytes] | None = None,
+    ) -> WarmWorker:
+        """command: as for subprocess, [interpreter, script, arguments...]. errors: for stderr, if not the log."""
+        path, beside = (file.name if file is not None else None for file in (log, errors or log))
+        asked = json.dumps({"command": command[1:], "environment": dict(environment), "log": path, "errors": beside})
         assert self._process.stdin is not None
         self._process.stdin.write(asked.encode() + b"\n")
         self._newest = None
@@ -153,6 +162,16 @@ class WarmStock:
             assert time.monotonic() < ends_s
             self.hear(1.0)
         return self._newest
+
+    def run(self, *command: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+        """Run a script, in this process's folder and environment, as subprocess.run does with its output captured."""
+        with tempfile.NamedTemporaryFile() as output, tempfile.NamedTemporaryFile() as errors:
+            process = self.start(("", *command), os.environ, output, errors)
+            try:
+                code = process.wait(timeout_s)
+            finally:
+                process.kill()
+            return subprocess.CompletedProcess(command, code, output.read().decode(), errors.read().decode())
 
     def hear(self, timeout_s: float) -> None:
         """Take in who was born and who ended, waiting for the first such word."""
@@ -225,11 +244,13 @@ def _reaped() -> dict[str, float] | None:
 def become(asked: dict[str, Any]) -> None:
     """Make this process look like one that was started with the command."""
     nothing = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(asked["log"], os.O_WRONLY | os.O_APPEND) if asked["log"] is not None else os.dup(2)
-    for descriptor, number in ((nothing, 0), (output, 1), (output, 2)):
+    output, errors = (
+        os.open(path, os.O_WRONLY | os.O_APPEND) if path is not None else os.dup(2)
+        for path in (asked["log"], asked["errors"])
+    )
+    for number, descriptor in enumerate((nothing, output, errors)):
         os.dup2(descriptor, number)
-    os.close(nothing)
-    os.close(output)
+        os.close(descriptor)
     os.environ.clear()
     os.environ.update(asked["environment"])
     sys.argv = asked["command"]
@@ -237,9 +258,15 @@ def become(asked: dict[str, Any]) -> None:
 
 
 def run() -> int:
-    """The script; the exit code that an interpreter would have."""
+    """Run the script and return the exit code that an interpreter would have. Its bytecode is stored as a module's is:
+    many workers run the same script."""
+    path = sys.argv[0]
+    store = SourceFileLoader("__main__", path) if Path(path).is_relative_to(ROOT) else None
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__file__ = path
     try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        code = store.get_code("__main__") if store else compile(Path(path).read_bytes(), path, "exec")
+        exec(code, vars(main))  # noqa: S102 - the script that was asked for
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
@@ -269,6 +296,8 @@ if __name__ == "__main__":
 
     importlib.import_module("torch._dynamo")  # `atoll.init` would, for the first optimizer: a second of each worker
     for name in ("agent.runtime.api.run", *(f"strategies.{folder}.worker" for folder in FOLDERS)):
+        importlib.import_module(f"atoll.{name}")
+    for name in ("agent.daemon", "controller.daemon", "cli.main"):  # for groups' pytest, and daemons of tests/e2e
         importlib.import_module(f"atoll.{name}")
     for finalizer in [*vars(weakref.finalize)["_registry"]]:
         finalizer.atexit = False  # torch's, which take its operators apart at the end of each worker: 0.08 s

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from held_ports import free_port
+from zmq_agent import Start
 
 from atoll.agent.runtime.transport.collectives import Aborted, UnderWay, collective
 from atoll.agent.runtime.transport.meeting import share_a_gpu
@@ -101,27 +101,30 @@ def test_a_broken_device_is_no_lost_peer() -> None:
 
 
 @pytest.mark.parametrize(("way", "sent_with"), [("broadcast", signal.SIGSTOP), ("hand-over", signal.SIGKILL)])
-def test_a_message_that_came_by_half_is_left_behind(way: str, sent_with: signal.Signals) -> None:
+def test_a_message_that_came_by_half_is_left_behind(
+    way: str, sent_with: signal.Signals, tmp_path: Path, start: Start
+) -> None:
     """1. A rank is stopped, or killed, while it sends a large tensor. 2. The other has half of it, is told to abort,
     and its collective has failed soon after, though gloo does not wake it: its timeout is minutes. 3. The group is
     left, the process makes another, and ends."""
-    port = str(free_port())
-    place = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    with ExitStack() as stack:
+    place = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name in ("says", "told"):
+        os.mkfifo(tmp_path / name)
+    command = [sys.executable, str(SCRIPTS / "half_received.py"), way, str(tmp_path / "told")]
+    with (
+        open(tmp_path / "says", "r+b", buffering=0) as says,
+        open(tmp_path / "told", "r+b", buffering=0) as told,
+        ExitStack() as stack,
+    ):
         ranks = []
         for rank in range(2):
-            command = [sys.executable, str(SCRIPTS / "half_received.py"), way]
-            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            ranks.append(stack.enter_context(subprocess.Popen(command, env={**place, "RANK": str(rank)}, **pipes)))
+            ranks.append(start(command, {**place, "RANK": str(rank)}, says if rank else None))
             stack.callback(ranks[-1].kill)
         sender, receiver = ranks
-        assert receiver.stdout is not None
-        assert receiver.stdin is not None
-        assert receiver.stdout.readline() == "begun\n"
+        assert says.readline() == b"begun\n"
         sender.send_signal(sent_with)
-        receiver.stdin.write("abort\n")
-        receiver.stdin.flush()
-        said = [receiver.stdout.readline().strip() for _ in range(3)]
+        told.write(b"abort\n")
+        said = [says.readline().decode().strip() for _ in range(3)]
         assert said[0].startswith("half "), said
         assert said[1:] == ["closed True False", "again"]
         assert receiver.wait(timeout=30) == 0

@@ -1,8 +1,9 @@
-"""An agent and its workers without importing torch: this script runs in a fork of what has (tests/runtime/warm.py).
+"""A controller, or an agent and its workers, without the time that imports take: this script runs in a fork of a
+process that has imported Atoll and torch (tests/runtime/warm.py).
 
-It forks a nursery before the agent imports anything. Where the agent would execute a new interpreter, for a worker or
-for the process that waits for launches, the nursery forks one: it has the same environment, folder, session and parent,
-and runs the same program from its first line. tests/e2e/test_command_line.py and the drills execute theirs."""
+An agent's process forks a nursery first. Where the agent would execute a new interpreter, for a worker or for the
+process that waits for launches, the nursery forks one: it has the same environment, folder, session and parent, and
+runs the same program from its first line. tests/e2e/test_command_line.py and the drills execute theirs."""
 
 from __future__ import annotations
 
@@ -14,12 +15,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from atoll.agent.runtime import warm_start
 from atoll.agent.supervisor import fork_server, process, starting
 from atoll.agent.supervisor.environment import SECRET
 from atoll.agent.supervisor.process import BegunProcess
+from atoll.cli.main import main as command_line
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 import warm
@@ -87,7 +89,8 @@ def _can_fork(env: Mapping[str, str]) -> bool:
     return all(env.get(name) == IMPORTED_WITH.get(name) for name in names - {"PYTHONPATH"})
 
 
-def main() -> NoReturn:
+def fork_workers() -> None:
+    """Fork the nursery, and let the agent of this process ask it for workers."""
     ours, theirs = socket.socketpair()
     if os.fork() == 0:
         ours.close()
@@ -97,10 +100,8 @@ def main() -> NoReturn:
     nursery = Nursery(ours)
     for module in (fork_server, starting):
         vars(module)["executed"] = nursery.executed
-    from atoll.cli.main import main as command_line
-
-    command_line()
-    sys.exit()
 
 
-main()
+if sys.argv[1] == "agent":
+    fork_workers()
+command_line()
