@@ -41,7 +41,7 @@ def wait_until(what: str, condition: Callable[[], T], deadline_s: float) -> T:
             return value
         if time.monotonic() > ends:
             raise AssertionError(f"not within {deadline_s:g} s: {what}")
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 class Cluster:

@@ -43,6 +43,20 @@ def pair(shared: SharedCluster) -> Iterator[Cluster]:
     shared.after_test()
 
 
+@pytest.fixture(scope="module")
+def shared_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
+    cluster = SharedCluster(lambda: tmp_path_factory.mktemp("shared"), [1.0, 1.0, 1.0])
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def trio(shared_trio: SharedCluster) -> Iterator[Cluster]:
+    """As `pair`, of three equal agents."""
+    yield shared_trio.whole()
+    shared_trio.after_test()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "e2e" in item.path.parts:

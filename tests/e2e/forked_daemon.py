@@ -100,6 +100,8 @@ def fork_workers() -> None:
     nursery = Nursery(ours)
     for module in (fork_server, starting):
         vars(module)["executed"] = nursery.executed
+    # An agent drops a fork server that misses this deadline. It has one nursery, whose answers would be off by one.
+    vars(fork_server)["FORK_S"] = 60.0
 
 
 if sys.argv[1] == "agent":

@@ -40,20 +40,17 @@ def test_a_last_checkpoint_that_takes_its_time_is_waited_for(cluster: Cluster, t
     check_every_sample_once(out, samples=600, epochs=2)
 
 
-def test_rank_0_killed_while_it_saves_the_last_checkpoint_is_finished_by_another(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_rank_0_killed_while_it_saves_the_last_checkpoint_is_finished_by_another(pair: Cluster, tmp_path: Path) -> None:
     """1. Rank 0 dies (SIGKILL) in the middle of the only checkpoint. 2. Rank 1 still has what training ended with, and
     writes it: 18 s, in which it is not killed, as its bytes move. 3. Run 2 has nothing left to train."""
     out = tmp_path / "out"
-    cluster.local([1.0, 1.0])
-    job = cluster.submit("tiny.py", f"--out={out}", QUICK, SLOW_DISK, workers=(2, 2), checkpoint_every=0)
-    wait_until("the last checkpoint is being written", lambda: being_written(cluster, job), 90)
-    kill(cluster.worker_pids(job)[0])
-    ended = cluster.wait_for_end(job, deadline_s=150)
-    assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 2, 0), cluster.story(job)
+    job = pair.submit("tiny.py", f"--out={out}", QUICK, SLOW_DISK, workers=(2, 2), checkpoint_every=0)
+    wait_until("the last checkpoint is being written", lambda: being_written(pair, job), 90)
+    kill(pair.worker_pids(job)[0])
+    ended = pair.wait_for_end(job, deadline_s=150)
+    assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 2, 0), pair.story(job)
     assert ended.checkpoint_step == STEPS
-    cluster.wait_for_output(job, f"goes on from step {STEPS}")
+    pair.wait_for_output(job, f"goes on from step {STEPS}")
     assert ended.recovery.steps_lost == 0
     check_every_sample_once(out, samples=600, epochs=2)
 
@@ -83,38 +80,36 @@ def test_workers_that_save_are_not_stopped_in_the_middle_of_it(cluster: Cluster,
     assert ended.checkpoint_step >= grown.recovery.step + 20, cluster.story(job)
 
 
-def test_rank_0_may_evaluate_for_long_while_the_others_have_ended(cluster: Cluster, tmp_path: Path) -> None:
+def test_rank_0_may_evaluate_for_long_while_the_others_have_ended(pair: Cluster, tmp_path: Path) -> None:
     """1. Rank 0 works for 15 s after training; rank 1 has ended. 2. Meanwhile the controller is killed: the next one
     hears again that all have trained. 3. Rank 1 once counted as one that left early, and the job failed."""
     out = tmp_path / "out"
-    cluster.local([1.0, 1.0])
-    job = cluster.submit("tiny.py", f"--out={out}", QUICK, "--evaluate-s=15", workers=(2, 2))
+    job = pair.submit("tiny.py", f"--out={out}", QUICK, "--evaluate-s=15", workers=(2, 2))
     wait_until("rank 0 evaluates", (out / "evaluating").exists, 90)
-    cluster.wait_for(job, "rank 1 has ended", lambda j: not j.workers[1].status.pid, 12)
-    cluster.kill("controller")
-    cluster.restart("controller")
-    ended = cluster.wait_for_end(job)
-    assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 1, 0), cluster.story(job)
+    pair.wait_for(job, "rank 1 has ended", lambda j: not j.workers[1].status.pid, 12)
+    pair.kill("controller")
+    pair.restart("controller")
+    ended = pair.wait_for_end(job)
+    assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 1, 0), pair.story(job)
     assert json.loads((out / "final.json").read_text())["step"] == STEPS
 
 
-def test_an_evaluation_that_never_ends_is_stopped_with_hang_s_and_on_cancel(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_evaluation_that_never_ends_is_stopped_with_hang_s_and_on_cancel(pair: Cluster, tmp_path: Path) -> None:
     """1. Rank 0 evaluates for ever. 2. With hang_s it is stopped, and the script is blamed; the model is on disk.
     3. Another such job, without hang_s, is cancelled at once."""
-    cluster.local([1.0, 1.0])
     arguments = (QUICK, "--evaluate-s=6000")
-    hung = cluster.submit("tiny.py", f"--out={tmp_path / 'a'}", *arguments, workers=(2, 2), hang_s=10.0, name="hung")
-    ended = cluster.wait_for_end(hung)
-    assert ended.phase == pb.PHASE_FAILED, cluster.story(hung)
+    hung = pair.submit("tiny.py", f"--out={tmp_path / 'a'}", *arguments, workers=(2, 2), hang_s=10.0, name="hung")
+    ended = pair.wait_for_end(hung)
+    assert ended.phase == pb.PHASE_FAILED, pair.story(hung)
     assert f"after step {STEPS} (hang_s = 10)" in ended.reason
     assert "no end for" in ended.reason
     assert ended.checkpoint_step == STEPS
-    job = cluster.submit("tiny.py", f"--out={tmp_path / 'b'}", *arguments, workers=(2, 2))
+    job = pair.submit("tiny.py", f"--out={tmp_path / 'b'}", *arguments, workers=(2, 2))
     wait_until("rank 0 evaluates", (tmp_path / "b" / "evaluating").exists, 90)
-    pids = cluster.worker_pids(job)
-    cluster.client.cancel(job)
-    ended = cluster.wait_for_end(job, deadline_s=30)
-    assert (ended.phase, ended.checkpoint_step) == (pb.PHASE_CANCELLED, STEPS), cluster.story(job)
+    pids = pair.worker_pids(job)
+    pair.client.cancel(job)
+    ended = pair.wait_for_end(job, deadline_s=30)
+    assert (ended.phase, ended.checkpoint_step) == (pb.PHASE_CANCELLED, STEPS), pair.story(job)
     assert not any(pid and alive(pid) for pid in pids)
 
 

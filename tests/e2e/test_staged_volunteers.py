@@ -45,7 +45,7 @@ def test_volunteers_help_both_stages_are_killed_and_vanish_and_each_sample_count
     for name in ("friend-1", "friend-2"):
         cluster.agent(name, 1.0, "--volunteer")
     cluster.wait_for_nodes(4)
-    job = helped(cluster, out, workers=(2, 2), strategy_settings=STAGES)
+    job = helped(cluster, out, "--sample-s=0.03", workers=(2, 2), strategy_settings=STAGES)
     cluster.wait_for(job, "a volunteer for each stage", lambda j: helped_ranks(j) == [0, 1])
     assert re.search(r"volunteer friend-\d/0 of rank [01]: ", told(cluster, "status", job))
     killed = wait_until("its helper", lambda: helpers(cluster, "friend-1"), 30)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from cluster import SCRIPTS, Cluster, hurry, kill, wait_until
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
-STEPS = 250
+STEPS = 150
 
 
 def losses(out: Path, rank: int = 0) -> dict[int, float]:
@@ -27,11 +28,12 @@ def losses(out: Path, rank: int = 0) -> dict[int, float]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+def alone(tmp_path_factory: pytest.TempPathFactory, forked_daemons: None) -> dict[int, float]:
     """The losses of one process by itself, without controller and volunteers."""
     out = tmp_path_factory.mktemp("alone")
-    command = [sys.executable, str(SCRIPTS / "helped.py"), f"--out={out}", "--sample-s=0"]
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    command = ("", str(SCRIPTS / "helped.py"), f"--out={out}", "--sample-s=0")
+    assert Cluster.stock is not None
+    assert Cluster.stock.start(command, os.environ).wait(120) == 0
     return losses(out)
 
 
@@ -75,7 +77,7 @@ def test_volunteers_help_are_killed_come_back_and_vanish_and_each_sample_counts_
     waits = cluster.submit("tiny.py", f"--out={tmp_path / 'waits'}", workers=(2, 2))
     cluster.wait_for(waits, "its reason", lambda j: j.phase == pb.PHASE_QUEUED and "1 of" in j.reason)
     cluster.client.cancel(waits)
-    job = helped(cluster, out, "--sample-s=0.04")
+    job = helped(cluster, out, "--sample-s=0.06")
     cluster.wait_for(job, "two volunteers", lambda j: volunteers(j) == 2)
     shown = told(cluster, "nodes")
     assert "volunteer" in shown

@@ -10,6 +10,8 @@ anything else (tests/warm_pytest.py)."""
 from __future__ import annotations
 
 import atexit
+import gc
+import importlib
 import json
 import os
 import select
@@ -19,7 +21,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -173,6 +176,11 @@ class WarmStock:
                 process.kill()
             return subprocess.CompletedProcess(command, code, output.read().decode(), errors.read().decode())
 
+    def load(self, *modules: str) -> None:
+        """Have what is started from now on begin with these imported, too."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"modules": modules}).encode() + b"\n")
+
     def hear(self, timeout_s: float) -> None:
         """Take in who was born and who ended, waiting for the first such word."""
         if not select.select([self], [], [], timeout_s)[0]:
@@ -220,15 +228,27 @@ def serve() -> dict[str, Any]:
             sys.exit(0)
         *lines, heard = (heard + read).split(b"\n")
         for line in lines:
+            asked: dict[str, Any] = json.loads(line)
+            if "modules" in asked:
+                load(asked["modules"])
+                continue
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.close(ended)
                 os.close(wake)
-                asked: dict[str, Any] = json.loads(line)
                 return asked
             os.write(1, json.dumps({"pid": pid}).encode() + b"\n")
+
+
+def load(modules: Iterable[str]) -> None:
+    """Import these, and let the processes that are forked from now on end quickly."""
+    for name in modules:
+        importlib.import_module(name)
+    for finalizer in [*vars(weakref.finalize)["_registry"]]:
+        finalizer.atexit = False  # torch's, which take its operators apart at the end of each worker: 0.08 s
+    gc.freeze()  # a worker's end would go through all of it, and copy its pages
 
 
 def _reaped() -> dict[str, float] | None:
@@ -288,19 +308,10 @@ def end(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    import gc
-    import importlib
-    import weakref
-
     from atoll.strategies.registry import FOLDERS
 
-    importlib.import_module("torch._dynamo")  # `atoll.init` would, for the first optimizer: a second of each worker
-    for name in ("agent.runtime.api.run", *(f"strategies.{folder}.worker" for folder in FOLDERS)):
-        importlib.import_module(f"atoll.{name}")
-    for name in ("agent.daemon", "controller.daemon", "cli.main"):  # for groups' pytest, and daemons of tests/e2e
-        importlib.import_module(f"atoll.{name}")
-    for finalizer in [*vars(weakref.finalize)["_registry"]]:
-        finalizer.atexit = False  # torch's, which take its operators apart at the end of each worker: 0.08 s
-    gc.freeze()  # a worker's end would go through all of it, and copy its pages
+    load(["torch._dynamo"])  # `atoll.init` would, for the first optimizer: a second of each worker
+    load(["atoll.agent.runtime.api.run", *(f"atoll.strategies.{folder}.worker" for folder in FOLDERS)])
+    load(["atoll.agent.daemon", "atoll.controller.daemon", "atoll.cli.main"])  # for pytest, and daemons of tests/e2e
     become(serve())
     end(run())

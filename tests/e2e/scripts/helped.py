@@ -19,7 +19,7 @@ import atoll
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
-parser.add_argument("--epochs", type=int, default=25)
+parser.add_argument("--epochs", type=int, default=15)
 parser.add_argument("--batch-size", type=int, default=32)
 parser.add_argument("--micro-batches", type=int, default=4)
 parser.add_argument("--width", type=int, default=16)

@@ -1,6 +1,7 @@
 """A tiny regression under strategy groups. Each rank appends a line for each round to OUT/rank-R.jsonl: the samples
 that it trained in it, and the round's loss; and one for each batch to OUT/rank-R.batches: its samples, before it is
-trained. Once OUT/full-speed is there, nothing is slow any more."""
+trained. Once OUT/full-speed is there, nothing is slow any more. OUT/last-epoch, where it is, has the number
+of the epoch to end with."""
 
 from __future__ import annotations
 
@@ -62,3 +63,5 @@ with (options.out / f"rank-{RANK}.jsonl").open("a") as log:
             loss = train_round(each).item()
             run.report(loss=loss)
             print(json.dumps({"epoch": epoch, "ids": trained, "loss": loss}), file=log, flush=True)
+        if (options.out / "last-epoch").exists() and epoch >= int((options.out / "last-epoch").read_text()):
+            break
