@@ -7,6 +7,7 @@ from math import ceil
 from pathlib import Path
 
 import pytest
+from warm import WarmStock
 from zmq_agent import FakeAgent, Start, torchrun_like
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -14,6 +15,13 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 STEPS = 80
 
 pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries(stock: WarmStock) -> None:
+    """Import them once: each worker would take 4 s of a processor."""
+    modules = ("transformers.trainer", "transformers.models.gpt2", "pytorch_lightning", "accelerate")
+    stock.load(*(name for name in modules if find_spec(name.partition(".")[0]) is not None))
 
 
 def needs(library: str) -> None:
