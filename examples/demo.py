@@ -6,7 +6,6 @@ while it trains, and leaves nothing running. Exits with the job's exit code.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -17,6 +16,8 @@ import threading
 import time
 from pathlib import Path
 
+from atoll.client import Client
+
 HERE = Path(__file__).resolve().parent
 ATOLL = (sys.executable, "-P", "-m", "atoll.cli.main")  # -P: the installed one, whatever lies in this folder
 SPEEDS = "1.0,0.6,0.3"
@@ -26,29 +27,21 @@ def say(text: str) -> None:
     print(f"\n=== {text}", flush=True)
 
 
-def status(job: str) -> dict[str, object]:
-    done = subprocess.run([*ATOLL, "status", job, "--json"], capture_output=True, text=True, check=True, timeout=30)
-    answer: dict[str, object] = json.loads(done.stdout)
-    return answer
-
-
 def kill_one_worker(job: str, after_step: int, began_s: float, ended: threading.Event) -> None:
     """Wait until the job trains, then SIGKILL the worker of rank 1."""
     trains = False
-    while not ended.wait(0.5):
-        seen = status(job)
-        workers = seen["workers"]
-        assert isinstance(workers, list)
-        progress = seen["progress"]
-        assert isinstance(progress, dict)
-        if progress["step"] and not trains:
-            trains = True
-            say(f"first steps {time.monotonic() - began_s:.0f} s after the demo's start")
-        if progress["step"] >= after_step and len(workers) == 3:
-            pid = workers[1]["status"]["pid"]
-            say(f"killing the worker of rank 1 (pid {pid}) at step {progress['step']}; the job must go on")
-            os.kill(pid, signal.SIGKILL)
-            return
+    with Client(timeout_s=30) as client:
+        while not ended.wait(0.2):
+            seen = client.get(job)
+            step = seen.progress.step
+            if step and not trains:
+                trains = True
+                say(f"first steps {time.monotonic() - began_s:.0f} s after the demo's start")
+            if step >= after_step and len(seen.workers) == 3:
+                pid = seen.workers[1].status.pid
+                say(f"killing the worker of rank 1 (pid {pid}) at step {step}; the job must go on")
+                os.kill(pid, signal.SIGKILL)
+                return
 
 
 def main() -> int:
@@ -93,7 +86,7 @@ def train(began: float) -> int:
     assert following.stdout is not None
     job = following.stdout.readline().strip()  # the job's id comes first
     ended = threading.Event()
-    killer = threading.Thread(target=kill_one_worker, args=(job, 80, began, ended), name="kill-one-worker")
+    killer = threading.Thread(target=kill_one_worker, args=(job, 30, began, ended), name="kill-one-worker")
     killer.start()
     try:
         code = following.wait(timeout=1800)
