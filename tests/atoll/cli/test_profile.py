@@ -19,7 +19,7 @@ ATOLL = (sys.executable, "-m", "atoll.cli.main")
 SCRIPT = Path(__file__).parent / "scripts/profiled.py"
 pytestmark = pytest.mark.timeout(700)
 
-QUICK = ("--probes", "2", "--samples", "120", "--batch", "12:12")
+QUICK = ("--probes", "1", "--samples", "120", "--batch", "12:12")
 
 
 def command(folder: Path, *args: str, env: Mapping[str, str] = os.environ) -> subprocess.Popen[str]:
@@ -35,8 +35,8 @@ def run(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def test_interrupted_at_the_second_probe_the_same_command_goes_on(tmp_path: Path) -> None:
-    """1. Ctrl-C while probe 2 runs: exit code 130, probe 1 is on disk. 2. The same command makes the other one and a
+def test_interrupted_at_the_probe_the_same_command_goes_on(tmp_path: Path) -> None:
+    """1. Ctrl-C while the probe runs: exit code 130, its baseline is on disk. 2. The same command makes the probe and a
     plot. 3. No checkpoint was made: the script asks for one at every step, but a trial leaves nothing but the profile
     and its logs. (Each trial imports torch twice, which is what this test's time goes to.)"""
     path = tmp_path / "p.json"
@@ -44,7 +44,7 @@ def test_interrupted_at_the_second_probe_the_same_command_goes_on(tmp_path: Path
     assert first.stderr is not None
     try:
         said = iter(first.stderr.readline, "")
-        assert any(line.startswith("probe    1/2") for line in said)
+        assert any(line.startswith("baseline") for line in said)
         first.send_signal(signal.SIGINT)
         rest = "".join(said)
         assert first.wait(timeout=60) == 130
@@ -53,16 +53,16 @@ def test_interrupted_at_the_second_probe_the_same_command_goes_on(tmp_path: Path
         first.communicate(timeout=30)
     assert "interrupted. The same command goes on where it stopped: p.json" in rest
     begun = read(path)
-    assert [len(begun.baselines), len(begun.probes)] == [1, 1]
+    assert [len(begun.baselines), len(begun.probes)] == [1, 0]
 
     code, out, err = run(tmp_path, str(SCRIPT), *QUICK, "--out", "p.json", "--plot", "p.png")
     assert code == 0, err
-    assert "p.json has 1 of 2 probes; going on" in err
+    assert "p.json has 0 of 1 probes; going on" in err
     assert out.splitlines()[1].split() == ["SPARSITY", "12"]
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     done = read(path)
-    assert done.probes[0] == begun.probes[0]
-    assert len(done.probes) == 2
+    assert done.baselines == begun.baselines
+    assert len(done.probes) == 1
     assert load_profile(path)["surrogate"]["batches"] == [12]
     assert {one.name for one in tmp_path.iterdir()} == {"p.json", "p.png", "p.logs"}
 
@@ -70,7 +70,8 @@ def test_interrupted_at_the_second_probe_the_same_command_goes_on(tmp_path: Path
 def test_a_script_that_dies_is_quoted_and_its_log_named(tmp_path: Path) -> None:
     code, _, err = run(tmp_path, str(SCRIPT), *QUICK, FAIL_AT="3")
     assert code == 1
-    assert "RuntimeError: the script's own fault" in "".join(line for line in err.splitlines() if line[:4] == "  | ")
+    quoted = "".join(line for line in err.splitlines() if line.startswith("  | "))
+    assert "RuntimeError: the script's own fault" in quoted, err
     said = err.splitlines()[-1]
     assert said.startswith(f"error: {SCRIPT} ended with exit code 1 (batch 12, dense, worker ")
     assert "own fault" in Path(tmp_path, said.rpartition("Its output: ")[2]).read_text()
