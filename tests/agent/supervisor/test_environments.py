@@ -117,10 +117,15 @@ async def test_a_job_has_its_packages_and_those_of_its_agent(
     folders = await asyncio.gather(get(wanted), get(wanted))
     assert folders[0] == folders[1] == await get(wanted)
     assert len(get.told) == 1
-    program = "import needy, numpy, tiny, torch, atoll; print(tiny.VERSION, needy.VERSION, numpy.__file__)"
+    program = """if True:
+        import importlib.util
+        import needy, numpy, tiny, atoll
+        print(tiny.VERSION, needy.VERSION, numpy.__file__, importlib.util.find_spec("torch").origin)
+        """
     import numpy
+    import torch
 
-    assert ran(folders[0], program) == f"1.5 2.0 {numpy.__file__}\n"
+    assert ran(folders[0], program) == f"1.5 2.0 {numpy.__file__} {torch.__file__}\n"
     assert (folders[0] / "code" / "by").read_text() == f"{interpreter(folders[0])}\n"
     assert not (code / "by").exists()
     packages = {path.name for path in folders[0].glob("venv/lib/*/site-packages/*.dist-info")}
