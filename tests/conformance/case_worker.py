@@ -92,9 +92,11 @@ class Atoll:
         return [(batch, 1.0)]
 
     def pass_begins(self) -> None:
-        """Die in a pass, where this case loses this rank."""
+        """Die or raise in a pass, where this case loses this rank."""
         if self._case.event == "lost" and self.run.rank == 2 and self.step == self._case.lost_step:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._case.event == "raises" and self.run.rank == 1 and self.step == STOPPED_STEP:
+            raise ValueError("the loss cannot be computed")
 
     def backward(self, loss: torch.Tensor) -> None:
         self.pass_begins()

@@ -28,6 +28,12 @@ def stop(agent: FakeAgent, connections: list[Connection], arrived: Sequence[Path
         agent.send_stop(rank)
 
 
+def stop_broken(agent: FakeAgent, connections: list[Connection]) -> None:
+    """Stop the first worker once it reports that it lost the second one."""
+    if _until(lambda: agent.stands_at(0)[1] == VIEW_STAGE_BROKEN, connections[:1]):
+        agent.send_stop(0)
+
+
 def form_without_last(agent: FakeAgent, connections: list[Connection], *, at_boundary: bool) -> None:
     """The last worker has died: let the others train without it, or stop them where one cannot.
 

@@ -80,7 +80,7 @@ class WorkerPool:
                 stack.enter_context(Scheduling(agent, Groups(**settings)))
             agent.spec.strategy, agent.spec.strategy_settings = name, as_json(dict(settings))
             agent.spec.seed = 1
-            agent.makes_views = case.event in {"lost", "join"}
+            agent.makes_views = case.event in {"lost", "join", "raises"}
             agent.saves = case.runs > 1
             agent.shares = (1.0,) * workers if again else case.shares
             places = range(case.processes)
@@ -95,6 +95,8 @@ class WorkerPool:
                 connection.send_bytes(pickle.dumps((case, number, environment, arrived[rank])))
             if case.event == "resume" and number == 1:
                 events.stop(agent, connections, arrived)
+            elif case.event == "raises":
+                events.stop_broken(agent, connections)
             elif case.event == "join":
                 events.admit(agent, connections, arrived[:workers])
             elif case.event == "lost" and not again and self._last_has_died(connections):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import CHEAP, STRATEGIES, Case, Exact, Learns, Refused, expected, pairs, short
 from deviations import deviation
-from pool import WorkerPool
+from pool import Failed, WorkerPool
 from supported import PAGE, page
 from verdict import failures
 from zmq_agent import Start
@@ -57,6 +57,18 @@ def test_a_worker_that_joins_trains_as_plain_torch(start: Start, tmp_path: Path)
     ]
     with WorkerPool(start, tmp_path) as pool:
         assert failures(joins, pool) == []
+
+
+@pytest.mark.timeout(300)
+def test_peers_learn_of_a_loss_that_raises_in_a_process_that_lives_on(start: Start, tmp_path: Path) -> None:
+    """1. The second rank's loss raises. The script catches that and closes its run; the process stays. 2. The first rank
+    learns of it at once, not when a collective times out, and is stopped."""
+    with WorkerPool(start, tmp_path) as pool:
+        for strategy in ("dense", "zen/zen", "compressed", "stale-sparse", "volunteer"):
+            first, second = pool.run(Case(strategy, event="raises"))
+            assert first is None
+            assert isinstance(second, Failed)
+            assert second.kind == "ValueError"
 
 
 def test_the_cases_cover_every_possible_pair() -> None:

@@ -521,9 +521,12 @@ class Run:
         if self._probe is not None:
             self._probe.close()
         joined = getattr(self, "_session", None)  # not where joining failed
-        if joined is not None and joined.group is not None and not stuck and self._shutdown_code is None:
-            joined.group.close()
-            joined.group = None
+        if joined is not None and joined.group is not None:
+            if stuck or self._shutdown_code is not None:
+                joined.group.disconnect()
+            else:
+                joined.group.close()
+                joined.group = None
         if _current is self:
             _current = None
 

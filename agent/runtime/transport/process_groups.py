@@ -106,8 +106,7 @@ class Group:
         """Collectives under way fail, here and on the peers, and none succeeds after this. By any thread; it waits for
         nothing."""
         self._aborted.say()
-        for sockets in self._sockets:
-            sockets.end()
+        self.disconnect()
         with self._once:
             if self._nccl and self._aborting is None and hasattr(self, "data"):  # gloo's does nothing
                 under_way = [group.data for group in (self, *self._parts)]
@@ -115,6 +114,11 @@ class Group:
                     target=_abort_all, args=(under_way,), name="atoll-group-abort", daemon=True
                 )
                 self._aborting.start()
+
+    def disconnect(self) -> None:
+        """End gloo's connections, so that peers learn that this rank is gone. An exception may keep the groups alive."""
+        for sockets in self._sockets:
+            sockets.end()
 
     def close_within(self, deadline_s: float) -> bool:
         """`close` after `abort`: whether everything that was under way, and the abort, has come back by then. What gloo
@@ -147,6 +151,7 @@ class Group:
         A gloo thread that is left when the interpreter ends can abort the process (it asks for the GIL in vain)."""
         if not hasattr(self, "data"):
             return  # closed already
+        self.disconnect()
         for sockets in self._sockets:
             sockets.close()
         ended = [one for group in (*self._parts, self) for one in (group.data, group.control)]

@@ -39,8 +39,10 @@ class ReducedProposals:
 
     def collect(self, number: int, deadline_s: float) -> Sequence[tuple[str, Proposal]]:
         """The least and the greatest of each field."""
-        assert self._under_way is not None  # propose came first
-        self._under_way.wait()
+        # A handle that is kept leaves gloo's connections open after the end of its group.
+        under_way, self._under_way = self._under_way, None
+        assert under_way is not None  # propose came first
+        under_way.wait()
         bounds = [int(one) for one in self._bounds.tolist()]
         half = len(bounds) // 2
         return [("one rank", Proposal(*bounds[:half])), ("another rank", Proposal(*(-one for one in bounds[half:])))]
