@@ -154,14 +154,14 @@ class Case:
 
     @property
     def micro_batches(self) -> int:
-        """Passes that `run.prepare_pipeline` makes of a batch."""
-        return 2 if self.wrapper == "accumulated" else 1
+        """Return the passes that `run.prepare_pipeline` makes of a batch."""
+        return 2 if self.wrapper == "accumulated" and self.by_engine else 1
 
     @property
     def other_passes(self) -> bool:
         """Whether ranks make other forward passes than plain torch, so that what these count is not compared."""
-        parts = self.wrapper == "accumulated" or self.event == "empty-slice"
-        return FEATURES[self.feature].by_slices or (self.strategy in ENGINES and parts)
+        idle = self.strategy in ENGINES and self.event == "empty-slice"
+        return FEATURES[self.feature].by_slices or idle
 
     @property
     def order(self) -> Sequence[int]:
@@ -283,8 +283,8 @@ def inexact(case: Case) -> str:
         return "gradients or updates are compressed"
     if feature.random:
         return "each rank draws its own random numbers"
-    if case.by_engine and feature.forward_writes and case.micro_batches > 1:
-        return "the strategy makes a pass for each micro-batch, and each pass writes the model's state"
+    if case.by_engine and feature.forward_writes and case.event == "empty-slice":
+        return "a replica without a batch makes no pass, and each pass writes the model's state"
     if case.strategy == "groups" and case.world_size > 1:
         return "replicas average at a pace of their own"
     if case.strategy == "groups/exact" and case.event in SLOW_EVENTS:

@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from atoll.strategies.groups.settings import Groups
 
 WORKER: Final = Path(__file__).parent / "case_worker.py"
 CASE_DEADLINE_S: Final = 60.0
+STOCK: Final = threading.Lock()
+"""Pools of several threads start workers from one stock of processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class WorkerPool:
                 agent.later_plans = [agent.plan(2, CHANGED_STEP, (3.0, 1.0))]
             port = free_port()
             arrived = [folder / f"arrived-{number}-{rank}" for rank in range(case.processes)]
-            connections = [connection for _, connection in self._ready(workers if again else case.processes)]
+            connections = [connection for _, connection in self.ready(workers if again else case.processes)]
             for rank, connection in enumerate(connections):
                 environment = agent.environment(rank, port) if rank < workers else agent.joiner_environment(rank)
                 connection.send_bytes(pickle.dumps((case, number, environment, arrived[rank])))
@@ -108,7 +111,8 @@ class WorkerPool:
         if connections[-1] not in wait(connections, timeout=CASE_DEADLINE_S):
             return False
         connections.pop().close()
-        self._workers.pop()[0].wait(timeout=30)
+        with STOCK:
+            self._workers.pop()[0].wait(timeout=30)
         return True
 
     def _answer(self, case: Case, connection: Connection) -> Ended:
@@ -123,9 +127,11 @@ class WorkerPool:
             return Failed("worker", "its process ended", "")
         return Failed(*answer) if isinstance(answer, tuple) else answer
 
-    def _ready(self, count: int) -> Sequence[tuple[Worker, Connection]]:
+    def ready(self, count: int) -> Sequence[tuple[Worker, Connection]]:
+        """Start what is missing of so many workers. Returns them."""
         if len(self._workers) < count:
-            self._begin(range(len(self._workers), count))
+            with STOCK:
+                self._begin(range(len(self._workers), count))
         return self._workers[:count]
 
     def _begin(self, ranks: Sequence[int]) -> None:
@@ -142,9 +148,10 @@ class WorkerPool:
         self._workers += [(process, found[rank]) for rank, process in zip(ranks, processes, strict=True)]
 
     def _end(self) -> None:
-        for process, connection in self._workers:
-            connection.close()
-            with suppress(ProcessLookupError):  # one that has just ended by itself
-                process.send_signal(signal.SIGKILL)
-            process.wait(timeout=30)
+        with STOCK:
+            for process, connection in self._workers:
+                connection.close()
+                with suppress(ProcessLookupError):  # one that has just ended by itself
+                    process.send_signal(signal.SIGKILL)
+                process.wait(timeout=30)
         self._workers = []

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Final, Protocol
 
 import torch
@@ -83,9 +84,8 @@ class Plain:
         data, order = Samples(self._case.samples), self._case.order
         for begin in range(0, len(order), self._case.batch):
             self.last_batch = begin + self._case.batch >= len(order)
-            rows = [data[index] for index in order[begin : begin + self._case.batch]]
-            x, y, sample = (torch.stack(column) for column in zip(*rows, strict=True))
-            yield x, y, sample
+            rows = torch.tensor(order[begin : begin + self._case.batch])
+            yield data.x[rows], data.y[rows], rows
             self.step += 1
 
     def track(self, name: str, one: Any) -> None:
@@ -95,10 +95,20 @@ class Plain:
         yield from range(total)
 
     def slices(self, batch: Batch) -> Iterable[tuple[Batch, float]]:
-        if not FEATURES[self._case.feature].by_slices:
+        feature, total = FEATURES[self._case.feature], len(batch[0])
+        if feature.by_slices:
+            parts = torch.arange(total).split(list(self._case.slices(self.step)))
+        elif feature.forward_writes and self._case.micro_batches > 1:
+            parts = self._micro_batches(total)
+        else:
             return [(batch, 1.0)]
-        parts = zip(*(column.split(list(self._case.slices(self.step))) for column in batch), strict=True)
-        return [((x, y, sample), len(x) / len(batch[0])) for x, y, sample in parts]
+        x, y, sample = batch
+        return [((x[part], y[part], sample[part]), len(part) / total) for part in parts]
+
+    def _micro_batches(self, total: int) -> tuple[torch.Tensor, ...]:
+        """Return the rows that replicas train in their first passes, and in their second ones."""
+        replicas = [one.chunk(self._case.micro_batches) for one in torch.arange(total).split(self._case.engine_batch)]
+        return tuple(torch.cat([one for one in passes if one is not None]) for passes in zip_longest(*replicas))
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,13 +18,22 @@ from zmq_agent import Start
 CASES = short()
 
 
+@pytest.fixture(scope="module")
+def pools(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sequence[WorkerPool]]:
+    """Two pools, of which one computes while the other's workers wait for each other."""
+    with ExitStack() as stack:
+        made = [stack.enter_context(WorkerPool(start, tmp_path_factory.mktemp("pool"))) for _ in range(2)]
+        for pool in made:
+            pool.ready(2)
+        yield made
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_pair_of_values_trains_as_plain_torch_or_is_refused(start: Start, tmp_path: Path, strategy: str) -> None:
+def test_every_pair_of_values_trains_as_plain_torch_or_is_refused(pools: Sequence[WorkerPool], strategy: str) -> None:
     """1. Two workers train a small model through the public calls. 2. Plain torch trains it in this process on whole
     batches. 3. The weights agree, or the loss does, or the workers were refused, as the table says."""
-    with WorkerPool(start, tmp_path) as pool:
-        assert failures([case for case in CASES if case.strategy == strategy], pool) == []
+    assert failures([case for case in CASES if case.strategy == strategy], *pools) == []
 
 
 @pytest.mark.timeout(300)
@@ -61,8 +72,8 @@ def test_a_worker_that_joins_trains_as_plain_torch(start: Start, tmp_path: Path)
 
 @pytest.mark.timeout(300)
 def test_peers_learn_of_a_loss_that_raises_in_a_process_that_lives_on(start: Start, tmp_path: Path) -> None:
-    """1. The second rank's loss raises. The script catches that and closes its run; the process stays. 2. The first rank
-    learns of it at once, not when a collective times out, and is stopped."""
+    """1. The second rank's loss raises. The script catches that and closes its run; its process stays. 2. The first
+    rank learns of it at once, not when a collective times out, and is stopped."""
     with WorkerPool(start, tmp_path) as pool:
         for strategy in ("dense", "zen/zen", "compressed", "stale-sparse", "volunteer"):
             first, second = pool.run(Case(strategy, event="raises"))

@@ -13,6 +13,7 @@ from torch import nn
 
 from atoll.agent.runtime.step.backward.gradient_passes import scale_into
 from atoll.agent.runtime.step.capabilities import Pass
+from atoll.agent.runtime.step.optimizers.prepared_parameters import unfrozen
 
 
 class LocalPasses:
@@ -29,7 +30,8 @@ class LocalPasses:
     def expect(self) -> None:
         """A local pass may follow. Until this is called, no gradient has one hook more."""
         if not self._hooks:
-            self._hooks = [one.register_hook(self._weighed) for one in self._parameters]  # type: ignore[no-untyped-call]
+            with unfrozen(self._parameters):  # one that is frozen now may train later
+                self._hooks = [one.register_hook(self._weighed) for one in self._parameters]  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def begin(self, opened: Pass) -> float:
