@@ -12,6 +12,7 @@ BEHIND: Final[Mapping[str, float]] = {
     "stale-sparse/exact": 0.2,
     "local-steps": 0.15,
     "local-steps/exact": 0.15,
+    "stale-sparse/gradients-exact": 0.05,
     "groups": 0.1,
     "groups/exact": 0.1,
 }

@@ -28,7 +28,7 @@ tried by hand:
 | mark | meaning |
 |---|---|
 | = | The weights are those of plain PyTorch up to the order of additions and the rounding of the precision. |
-| ≈ | All ranks end with equal weights, and the loss is close to the spread of three seeds of PyTorch. A note says why. |
+| ≈ | All ranks end with equal weights, and the loss is close to those of three seeds of PyTorch. A note says why. |
 | ↻ | The survivors save the last step and the run starts again from it, then = or ≈ holds. |
 | ✗ | Atoll refuses it with an error that names the cause. |
 | – | PyTorch itself cannot train it, or it needs a GPU. |
@@ -38,7 +38,8 @@ Each table changes one value of the base case: an MLP, SGD, float32, two workers
 `groups/exact` all replicas average after each update (`grouping = "all"`), and a round is one update of each.
 
 A loss is close if it lies behind the worst of the three seeds by at most a share of what PyTorch gains in these twelve
-steps: {behind}, {close:.0%} elsewhere. These are the largest distances of all cells, rounded up. With so few steps,
+steps: {behind},
+{close:.0%} elsewhere. These are the largest distances of all cells, rounded up. With so few steps,
 what a strategy sends late or leaves for later steps is a large part.
 
 The events "lost" and "join" change who trains in mid-run, in the same processes: the last of three workers is killed
