@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +37,7 @@ def sources(folders: Iterable[str]) -> Iterator[Path]:
         yield from (path for path in found if path.parent != ROOT / "atoll/v1")
 
 
+@cache
 def parts(name: str) -> list[str]:
     """`ReplicaSender`, `replica_sender` -> replica, sender."""
     return re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name.replace("_", " "))
