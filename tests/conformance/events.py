@@ -55,9 +55,11 @@ def admit(agent: FakeAgent, connections: list[Connection], arrived: Sequence[Pat
     """Let all train in a view with the worker that joins, once it is ready and the others wait for that."""
     joiner = agent.world_size
     ranks = range(joiner + 1)
-    if not _until(lambda: agent.stands_at(joiner)[1] == VIEW_STAGE_READY, connections):
-        return
-    if not _until(lambda: all(one.exists() for one in arrived), connections):
+    if not (
+        _until(lambda: agent.stands_at(joiner)[1] == VIEW_STAGE_READY, connections)
+        and _until(lambda: all(one.exists() for one in arrived), connections)
+    ):
+        agent.send_stop(joiner)  # the others were refused: it would wait for them
         return
     shares = (2.0,) + (1.0,) * joiner
     agent.send_view(2, ranks, shares, plan_id=2, without_state=[joiner], at_boundary=True)
