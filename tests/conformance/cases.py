@@ -185,9 +185,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """BadInput is raised, whose text matches one of these patterns."""
+    """Atoll raises BadInput, whose text matches a pattern."""
 
-    texts: Sequence[str]
+    at_prepare: Sequence[str]
+    later: Sequence[str]
+    """Patterns for acts of the script or the model after `run.prepare`. They count where nothing is refused there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,23 +242,22 @@ def impossible(case: Case) -> str:
 
 def expected(case: Case) -> Expected:
     """Return what the case must end with. Pure; the table of docs/supported.md is made of it."""
-    if texts := _refusals(case):
-        return Refused(texts)
+    at_prepare, later = _refusals(case), _later_refusals(case)
+    if at_prepare or later:
+        return Refused(at_prepare, later)
     return Learns() if inexact(case) else Exact(_deviation(case))
 
 
 def _refusals(case: Case) -> Sequence[str]:
-    """Return what each refusal says that the case meets, in no order."""
-    feature, recipe, several_ranks = FEATURES[case.feature], RECIPES[case.optimizer], case.world_size > 1
+    """Return a pattern for each refusal at `run.prepare` that the case meets."""
+    feature, recipe = FEATURES[case.feature], RECIPES[case.optimizer]
     by_gradients = case.strategy.startswith("stale-sparse/gradients")
     by_engine, groups = case.strategy in ENGINES, case.strategy.startswith("groups")
     found = {
         "call run.prepare_pipeline in place of run.prepare": by_engine and not case.by_engine,
         "has no length or no index": by_engine and case.wrapper == "stream",
         "it makes one torch.optim.Optimizer": by_engine and recipe.several,
-        "torch.autocast in float16 needs gradients that are scaled": by_engine and case.precision.startswith("float16"),
         "BatchNorm1d needs all of a batch together": case.strategy == "volunteer" and case.feature == "batch-norm",
-        "the forward pass wrote": case.strategy == "volunteer" and feature.forward_writes,
         "sends weights as float32": case.strategy == "volunteer" and case.feature == "float64",
         "averages float32": groups
         and (case.feature in {"float64", "buffers"} or case.precision in {"bfloat16", "mixed"}),
@@ -266,12 +267,25 @@ def _refusals(case: Case) -> Sequence[str]:
         "sparse": feature.sparse and not case.strategy.startswith("zen"),
         "needs dense float32, float16 or bfloat16 memory": case.feature == "float64" and case.sums_updates,
         "no sparse form": by_gradients and not recipe.sparse_form,
-        "got other parameters after run.prepare": by_gradients and case.optimizer == "group-added",
         'several optimizers with exchange = "gradients"': by_gradients and recipe.several,
+    }
+    return [text for text, holds in found.items() if holds]
+
+
+def _later_refusals(case: Case) -> Sequence[str]:
+    """Return a pattern for each refusal of an act after `run.prepare` that the case meets."""
+    feature, recipe = FEATURES[case.feature], RECIPES[case.optimizer]
+    by_gradients, float16 = case.strategy.startswith("stale-sparse/gradients"), case.precision.startswith("float16")
+    unfreezes = case.optimizer == "group-added"
+    found = {
+        "torch.autocast in float16 needs gradients that are scaled": case.strategy in ENGINES and float16,
+        "the forward pass wrote": case.strategy == "volunteer" and feature.forward_writes,
+        "got other parameters after run.prepare": by_gradients and unfreezes,
         "on a gradient.*Clip with run.clip_grad_norm": by_gradients
-        and (recipe.closure or case.wrapper in {"clip-torch", "huggingface"} or case.precision.startswith("float16")),
+        and (recipe.closure or case.wrapper in {"clip-torch", "huggingface"} or float16),
         "the script wrote parameter .* after run.prepare": by_gradients and case.feature == "clamped",
-        "was frozen at run.prepare and requires a gradient now": case.optimizer == "group-added" and several_ranks,
+        "was frozen at run.prepare and requires a gradient now": case.optimizer == "group-added"
+        and case.world_size > 1,
     }
     return [text for text, holds in found.items() if holds]
 
@@ -366,7 +380,7 @@ def _pairs_of(values: Mapping[str, str]) -> set[Pair]:
 
 
 def _refused(values: Mapping[str, str]) -> bool:
-    return bool(_refusals(Case(**values)))
+    return isinstance(expected(Case(**values)), Refused)
 
 
 def short() -> Sequence[Case]:

@@ -30,7 +30,8 @@ tried by hand:
 | = | The weights are those of plain PyTorch up to the order of additions and the rounding of the precision. |
 | ≈ | All ranks end with equal weights, and the loss is close to those of three seeds of PyTorch. A note says why. |
 | ↻ | The survivors save the last step and the run starts again from it, then = or ≈ holds. |
-| ✗ | Atoll refuses it with an error that names the cause. |
+| ✗ | `run.prepare` refuses it with an error that names the cause. |
+| ✗ later | The script or the model does it after `run.prepare`. That call or pass is refused in the same way. |
 | – | PyTorch itself cannot train it, or it needs a GPU. |
 
 Each table changes one value of the base case: an MLP, SGD, float32, two workers with equal shares. A name such as
@@ -38,9 +39,11 @@ Each table changes one value of the base case: an MLP, SGD, float32, two workers
 `groups/exact` all replicas average after each update (`grouping = "all"`), and a round is one update of each.
 
 A loss is close if it lies behind the worst of the three seeds by at most a share of what PyTorch gains in these twelve
-steps: {behind},
-{close:.0%} elsewhere. These are the largest distances of all cells, rounded up. With so few steps,
-what a strategy sends late or leaves for later steps is a large part.
+steps. A share is the largest that was measured and one step more. In so few steps, what a strategy sends late or leaves
+for later steps is a large part.
+
+{behind}
+- {close:.0%}: all others
 
 The events "lost" and "join" change who trains in mid-run, in the same processes: the last of three workers is killed
 (SIGKILL) in a step, or a third worker joins two at a step's boundary. No copy of the state is kept in other machines'
@@ -49,7 +52,10 @@ memory here (`memory_replicas = 1`); [membership](membership.md) says what each 
 
 
 def page() -> str:
-    behind = ", ".join(f"{share:.0%} under `{strategy}`" for strategy, share in BEHIND.items())
+    behind = "\n".join(
+        f"- {share:.0%}: {', '.join(f'`{strategy}`' for strategy in BEHIND if BEHIND[strategy] == share)}"
+        for share in sorted(set(BEHIND.values()), reverse=True)
+    )
     head = HEAD.replace("{behind}", behind).replace("{close:.0%}", f"{CLOSE:.0%}")
     reasons: list[str] = []
     tables = [_table(axis, reasons) for axis in AXES if axis != "strategy"]
@@ -71,8 +77,8 @@ def _mark(case: Case, reasons: list[str]) -> str:
         return "–"
     again = "↻ " if case.starts_again else ""
     match expected(case):
-        case Refused():
-            return "✗"
+        case Refused(at_prepare):
+            return "✗" if at_prepare else "✗ later"
         case Exact():
             return f"{again}="
     reason = inexact(case)

@@ -57,12 +57,13 @@ def judge(case: Case, pool: WorkerPool) -> str:
 
 
 def _check_refused(case: Case, want: Refused, ended: Sequence[Ended]) -> str:
-    """A rank that did not refuse has ended because a peer that did is gone."""
+    """Check what each rank raised, and where. A rank that did not refuse has ended because a peer that did is gone."""
     refused = [one for one in ended if isinstance(one, Failed)]
     assert refused, f"{case}: no rank refused"
     for one in refused:
         assert one.kind in {"BadInput", "SettingError"}, f"{case}: {one.traceback}"
-        assert any(re.search(text, one.text) for text in want.texts), f"{case}: {one.text}"
+        assert any(re.search(text, one.text) for text in want.at_prepare or want.later), f"{case}: {one.text}"
+        assert not want.at_prepare or ", in prepare" in one.traceback, f"{case}: not at prepare: {one.traceback}"
     assert not any(isinstance(one, Outcome) for one in ended), f"{case}: a rank trained to the end"
     return "refused"
 
