@@ -116,7 +116,7 @@ class Group:
                 self._aborting.start()
 
     def disconnect(self) -> None:
-        """End gloo's connections, so that peers learn that this rank is gone. An exception may keep the groups alive."""
+        """End gloo's connections, so that peers lose this rank. An exception may keep the groups alive."""
         for sockets in self._sockets:
             sockets.end()
 
