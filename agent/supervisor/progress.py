@@ -16,6 +16,8 @@ LONGEST: Final = 3.0
 between two steps among them."""
 WAITERS: Final = 2.0
 """Who waits for others is the last to be told of or stopped: after so many times as long, if nobody else was."""
+AFTER_WAIT_S: Final = 10.0
+"""A worker that has just stopped waiting for others is not stopped for so long. Its peer may be the one that hung."""
 STARTS_S: Final = 300.0
 """Until its first whole step it loads, compiles and meets the others: no user's limit of a step is of that."""
 STILL_S: Final = 10.0
@@ -37,6 +39,8 @@ class Progress:
     """Of all its steps, and what the script did between two."""
     waits: bool = False
     """For other ranks, when it was last heard of."""
+    waited_until_s: float = -math.inf
+    """When it last stopped waiting for other ranks."""
     notified: bool = False
     saving: bool = False
     saved_bytes: int = 0
@@ -49,7 +53,9 @@ class Progress:
     def at(self, step: int, now_s: float, *, waits: bool = False) -> Progress:
         """It said that it has completed `step` steps, and whether it waits for others."""
         if step == self.step:
-            return self if waits == self.waits else replace(self, waits=waits)
+            if waits == self.waits:
+                return self
+            return replace(self, waits=waits, waited_until_s=self.waited_until_s if waits else now_s)
         took_s, longest_s = self.steps_s, self.longest_s
         if self.since_s is not None and 0 < self.step < step:
             took_s = (*took_s, (now_s - self.since_s) / (step - self.step))[-_KEPT:]
@@ -73,7 +79,7 @@ class Progress:
 
     def hung(self, now_s: float, *, trained: bool = False) -> str | None:
         """Why it is to be stopped, or None. trained: it has no more steps to do, but to end."""
-        if not self.hang_s or self.since_s is None:
+        if not self.hang_s or self.since_s is None or now_s - self.waited_until_s <= AFTER_WAIT_S:
             return None
         limit_s = self.hang_s if self.steps_s or trained else max(self.hang_s, STARTS_S)
         if (silent_s := self._silent_s(now_s)) <= self._patient(limit_s):

@@ -113,6 +113,15 @@ def test_with_hang_s_who_waits_for_others_is_stopped_after_them() -> None:
     assert any(isinstance(one, SendStop) for one in todo)
 
 
+def test_a_worker_whose_peer_was_stopped_has_time_to_say_so() -> None:
+    """1. A worker waits for a peer that hangs, for longer than hang_s. 2. The peer is stopped, and the wait ends.
+    3. The worker is not stopped as well, unless it does nothing after that."""
+    waited = [*alive(1, 30, step_s=1.0, step=1), *alive(30, 85, step=29, waits=True)]
+    for until_s, is_stopped in ((95, False), (97, True)):
+        todo = play(begun(hang_s=50), *waited, *alive(85, until_s, step=29))[1]
+        assert any(isinstance(one, SendStop) for one in todo) == is_stopped
+
+
 def test_who_hands_its_state_over_does_not_hang() -> None:
     """1. Members of a run change over a thin link: no step for 10 minutes, and bytes move in every piece of 20 s.
     2. They move no more: it is stopped as ever."""
