@@ -6,7 +6,7 @@ import math
 import re
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -20,8 +20,8 @@ from pool import CaseHung, Ended, Failed, WorkerPool
 from program import SPOILED_STEP, Outcome, Plain, loss_of, train
 
 SEEDS: Final = (1, 2, 3)
-REFERENCES: Final = threading.Lock()
-"""Plain torch draws from the process's one generator."""
+GENERATOR: Final = threading.Lock()
+"""Held while a model is built: all threads draw from the process's one generator."""
 
 
 def failures(cases: Iterable[Case], *pools: WorkerPool) -> Sequence[str]:
@@ -70,7 +70,7 @@ def _check_refused(case: Case, want: Refused, ended: Sequence[Ended]) -> str:
 
 def reference(case: Case, seed: int = 1) -> Outcome:
     """Train the case without Atoll."""
-    with REFERENCES:
+    with GENERATOR:
         if case.wrapper in TRAINERS:
             return trainers.train(case, trainers.Alone(case, seed), None)
         return train(case, Plain(case, seed))
@@ -86,6 +86,11 @@ def _check_exact(case: Case, want: Exact, outcomes: Sequence[Outcome]) -> str:
     )
     assert worst[0] <= want.deviation, f"{case}: {worst[2]} of rank {worst[1]} is off by {worst[0]:.2g} of its way"
     return f"{worst[0]:.1e}"
+
+
+def _loss(case: Case, state: Mapping[str, torch.Tensor]) -> float:
+    with GENERATOR:
+        return loss_of(case, dict(state))
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -107,12 +112,12 @@ def _check_learns(case: Case, outcomes: Sequence[Outcome]) -> str:
             assert torch.isfinite(later).all(), f"{case}: rank {rank} never came back: {one.losses}"
         case = replace(case, event="none")  # plain torch would end with NaN
     whole = reference(case)
-    begun, mine = loss_of(case, whole.start), loss_of(case, first)
-    reached = [loss_of(case, whole.end)]
+    begun, mine = _loss(case, whole.start), _loss(case, first)
+    reached = [_loss(case, whole.end)]
     gained = f"learns {(begun - mine) / (begun - reached[0]):.2f}"
     if mine <= reached[0]:
         return gained  # others would only widen the bound
-    reached += [loss_of(case, reference(case, seed).end) for seed in SEEDS[1:]]
+    reached += [_loss(case, reference(case, seed).end) for seed in SEEDS[1:]]
     bound = max(reached) + BEHIND.get(case.strategy, CLOSE) * (begun - min(reached))
     if all(map(math.isfinite, reached)):  # plain torch ends with NaN where one sample is
         assert mine <= bound, f"{case}: loss {mine:.4g}, plain torch {reached}, from {begun:.4g}"
