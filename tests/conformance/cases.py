@@ -209,7 +209,7 @@ Expected = Refused | Exact | Learns
 
 
 def impossible(case: Case) -> str:
-    """Return why plain torch cannot train this case, or why it needs a device that is not here; empty where it can."""
+    """Return why this case cannot be trained by plain torch, on this device or by the suite; empty where it can."""
     feature, recipe = FEATURES[case.feature], RECIPES[case.optimizer]
     if case.optimizer == "adamw-capturable" or case.feature == "sync-batch-norm":
         return "it needs a GPU"
@@ -231,6 +231,8 @@ def impossible(case: Case) -> str:
         return "the trainer makes the loop, and takes one optimizer"
     if case.wrapper in TRAINERS and case.precision not in {"float32", "bfloat16"}:
         return "the trainer has a setting of its own for mixed precision"
+    if case.wrapper in TRAINERS and case.event in SLOW_EVENTS:
+        return "the trainer makes the loop, in which no worker can wait for a step"
     if recipe.closure and case.precision.startswith("float16"):
         return "a GradScaler takes no closures"
     if feature.by_slices and case.event == "empty-slice":
