@@ -63,6 +63,7 @@ def test_a_worker_that_joins_trains_as_plain_torch(start: Start, tmp_path: Path)
         Case("stale-sparse/exact", "embedding", event="join"),
         Case("dense", "frozen-mid-run", "adamw", event="join"),
         Case("compressed", "frozen-mid-run", event="join"),
+        Case("stale-sparse/gradients-exact", "mlp", "sgd-momentum", "bfloat16", event="join"),
         Case("groups/exact", event="join"),
         Case("volunteer", "tied", "changed-mid-run", event="join"),
     ]

@@ -83,10 +83,26 @@ def as_one(optimizers: Sequence[torch.optim.Optimizer]) -> OptimizerState:
 def load_state(optimizer: OptimizerState, state_dict: dict[str, Any]) -> None:
     """Load a state dict of a checkpoint, which keeps tensors in logical order: each gets its parameter's strides."""
     optimizer.load_state_dict(state_dict)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        _keep_float32(optimizer, state_dict)
     for key, kept in optimizer.state.items():
         parameter = key[1] if isinstance(key, tuple) else key  # of several optimizers
         if isinstance(parameter, torch.Tensor):
             restore_strides(parameter, kept)
+
+
+def _keep_float32(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
+    """Take float32 state of 16-bit parameters as it was saved: torch rounds it to the parameter's dtype.
+
+    Sparse rules keep such state. A worker that joins must have the same bits as the others."""
+    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        kept = optimizer.state.get(parameter, {})
+        for name, saved in state_dict["state"].get(number, {}).items():
+            loaded = kept.get(name)
+            if isinstance(saved, torch.Tensor) and saved.dtype == torch.float32 and isinstance(loaded, torch.Tensor):
+                kept[name] = loaded if loaded.dtype == torch.float32 else saved.to(loaded.device)
 
 
 def _count(optimizer: torch.optim.Optimizer) -> int:
