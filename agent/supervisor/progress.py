@@ -40,7 +40,7 @@ class Progress:
     waits: bool = False
     """For other ranks, when it was last heard of."""
     waited_until_s: float = -math.inf
-    """When it last stopped waiting for other ranks."""
+    """Time at which it last stopped waiting for other ranks."""
     notified: bool = False
     saving: bool = False
     saved_bytes: int = 0

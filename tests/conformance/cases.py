@@ -93,7 +93,11 @@ class Case:
     @property
     def starts_again(self) -> bool:
         """Whether the survivors of a lost worker save the last step and end, and another run resumes from there."""
-        return self.event == "lost" and self.strategy.startswith(("compressed", "stale-sparse/gradients"))
+        return self.event == "lost" and (self.strategy.startswith("compressed") or self.by_gradients)
+
+    @property
+    def by_gradients(self) -> bool:
+        return self.strategy.startswith("stale-sparse/gradients")
 
     @property
     def by_rounds(self) -> bool:
@@ -253,23 +257,22 @@ def expected(case: Case) -> Expected:
 def _refusals(case: Case) -> Sequence[str]:
     """Return a pattern for each refusal at `run.prepare` that the case meets."""
     feature, recipe = FEATURES[case.feature], RECIPES[case.optimizer]
-    by_gradients = case.strategy.startswith("stale-sparse/gradients")
-    by_engine, groups = case.strategy in ENGINES, case.strategy.startswith("groups")
+    by_engine = case.strategy in ENGINES
     found = {
         "call run.prepare_pipeline in place of run.prepare": by_engine and not case.by_engine,
         "has no length or no index": by_engine and case.wrapper == "stream",
         "it makes one torch.optim.Optimizer": by_engine and recipe.several,
         "BatchNorm1d needs all of a batch together": case.strategy == "volunteer" and case.feature == "batch-norm",
         "sends weights as float32": case.strategy == "volunteer" and case.feature == "float64",
-        "averages float32": groups
+        "averages float32": case.by_rounds
         and (case.feature in {"float64", "buffers"} or case.precision in {"bfloat16", "mixed"}),
-        "cannot average": groups and not recipe.averaged,
+        "cannot average": case.by_rounds and not recipe.averaged,
         "only real floating-point parameters can be trained": case.feature == "complex",
         "LBFGS evaluates the loss several times": case.optimizer == "lbfgs",
         "sparse": feature.sparse and not case.strategy.startswith("zen"),
         "needs dense float32, float16 or bfloat16 memory": case.feature == "float64" and case.sums_updates,
-        "no sparse form": by_gradients and not recipe.sparse_form,
-        'several optimizers with exchange = "gradients"': by_gradients and recipe.several,
+        "no sparse form": case.by_gradients and not recipe.sparse_form,
+        'several optimizers with exchange = "gradients"': case.by_gradients and recipe.several,
     }
     return [text for text, holds in found.items() if holds]
 
@@ -277,17 +280,15 @@ def _refusals(case: Case) -> Sequence[str]:
 def _later_refusals(case: Case) -> Sequence[str]:
     """Return a pattern for each refusal of an act after `run.prepare` that the case meets."""
     feature, recipe = FEATURES[case.feature], RECIPES[case.optimizer]
-    by_gradients, float16 = case.strategy.startswith("stale-sparse/gradients"), case.precision.startswith("float16")
-    unfreezes = case.optimizer == "group-added"
+    float16, unfreezes = case.precision.startswith("float16"), case.optimizer == "group-added"
     found = {
         "torch.autocast in float16 needs gradients that are scaled": case.strategy in ENGINES and float16,
         "the forward pass wrote": case.strategy == "volunteer" and feature.forward_writes,
-        "got other parameters after run.prepare": by_gradients and unfreezes,
-        "on a gradient.*Clip with run.clip_grad_norm": by_gradients
+        "got other parameters after run.prepare": case.by_gradients and unfreezes,
+        "on a gradient.*Clip with run.clip_grad_norm": case.by_gradients
         and (recipe.closure or case.wrapper in {"clip-torch", "huggingface"} or float16),
-        "the script wrote parameter .* after run.prepare": by_gradients and case.feature == "clamped",
-        "was frozen at run.prepare and requires a gradient now": case.optimizer == "group-added"
-        and case.world_size > 1,
+        "the script wrote parameter .* after run.prepare": case.by_gradients and case.feature == "clamped",
+        "was frozen at run.prepare and requires a gradient now": unfreezes and case.world_size > 1,
     }
     return [text for text, holds in found.items() if holds]
 
@@ -315,7 +316,7 @@ def inexact(case: Case) -> str:
         return "the script writes weights, or copies of them, that are ahead of the shared ones"
     if case.event == "one-nan" and case.sums_updates:
         return "an update that is not finite is left out"
-    if "gradients" in case.strategy:
+    if case.by_gradients:
         return (
             "blocks without a gradient keep their moments for later" if recipe.moments and feature.idle_blocks else ""
         )

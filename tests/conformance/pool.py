@@ -103,7 +103,7 @@ class WorkerPool:
             elif case.event == "join":
                 events.admit(agent, connections, arrived[:workers])
             elif case.event == "lost" and not again and self._last_has_died(connections):
-                events.form_without_last(agent, connections, at_boundary=name == "groups")
+                events.form_without_last(agent, connections, at_boundary=case.by_rounds)
             return [self._answer(case, connection) for connection in connections]
 
     def _last_has_died(self, connections: list[Connection]) -> bool:

@@ -43,7 +43,7 @@ steps. A share is the largest that was measured and one step more. In so few ste
 for later steps is a large part.
 
 {behind}
-- {close:.0%}: all others
+- {close}: all others
 
 The events "lost" and "join" change who trains in mid-run, in the same processes: the last of three workers is killed
 (SIGKILL) in a step, or a third worker joins two at a step's boundary. No copy of the state is kept in other machines'
@@ -56,7 +56,7 @@ def page() -> str:
         f"- {share:.0%}: {', '.join(f'`{strategy}`' for strategy in BEHIND if BEHIND[strategy] == share)}"
         for share in sorted(set(BEHIND.values()), reverse=True)
     )
-    head = HEAD.replace("{behind}", behind).replace("{close:.0%}", f"{CLOSE:.0%}")
+    head = HEAD.replace("{behind}", behind).replace("{close}", f"{CLOSE:.0%}")
     reasons: list[str] = []
     tables = [_table(axis, reasons) for axis in AXES if axis != "strategy"]
     notes = [f"{number}. {reason[0].upper()}{reason[1:]}." for number, reason in enumerate(reasons, 1)]

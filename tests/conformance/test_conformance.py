@@ -72,15 +72,14 @@ def test_a_worker_that_joins_trains_as_plain_torch(start: Start, tmp_path: Path)
 
 
 @pytest.mark.timeout(300)
-def test_peers_learn_of_a_loss_that_raises_in_a_process_that_lives_on(start: Start, tmp_path: Path) -> None:
+def test_peers_learn_of_a_loss_that_raises_in_a_process_that_lives_on(pools: Sequence[WorkerPool]) -> None:
     """1. The second rank's loss raises. The script catches that and closes its run; its process stays. 2. The first
     rank learns of it at once, not when a collective times out, and is stopped."""
-    with WorkerPool(start, tmp_path) as pool:
-        for strategy in ("dense", "zen/zen", "compressed", "stale-sparse", "volunteer"):
-            first, second = pool.run(Case(strategy, event="raises"))
-            assert first is None
-            assert isinstance(second, Failed)
-            assert second.kind == "ValueError"
+    for strategy in ("dense", "zen/zen", "compressed", "stale-sparse", "volunteer"):
+        first, second = pools[0].run(Case(strategy, event="raises"))
+        assert first is None
+        assert isinstance(second, Failed)
+        assert second.kind == "ValueError"
 
 
 def test_the_cases_cover_every_possible_pair() -> None:

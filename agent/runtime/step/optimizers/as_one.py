@@ -101,8 +101,10 @@ def _keep_float32(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any
         kept = optimizer.state.get(parameter, {})
         for name, saved in state_dict["state"].get(number, {}).items():
             loaded = kept.get(name)
-            if isinstance(saved, torch.Tensor) and saved.dtype == torch.float32 and isinstance(loaded, torch.Tensor):
-                kept[name] = loaded if loaded.dtype == torch.float32 else saved.to(loaded.device)
+            if not (isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor)):
+                continue
+            if saved.dtype == torch.float32 != loaded.dtype:
+                kept[name] = saved.to(loaded.device)
 
 
 def _count(optimizer: torch.optim.Optimizer) -> int:
