@@ -18,6 +18,7 @@ from atoll.drill.slow_disk import slow
 _TARGET_S: Final = 10.0
 """How long a strike waits for somebody to hit: right after another one there may be none."""
 _LOOK_S: Final = 0.05
+_CROWDS: Final = 3
 _PIECE_S: Final = 0.05
 """For each of the some twenty pieces of the own script's checkpoint, while who saves is to be struck."""
 
@@ -81,15 +82,15 @@ class Striker:
         return [Hit(planned.strike, time.time(), (f"rank {rank} in step {step}",))] if step is not None else []
 
     async def _crowd(self, planned: Planned) -> list[Hit]:
-        """Only where no machine is away: a job that lacks a worker takes whatever device there is."""
-        leading = await _until(lambda: self._leading() if self._cluster.all_living("machine") else [])
-        if not leading:
-            return []
-        left = await come_and_go(self._cluster.addresses[leading[0]])
-        if left is None:
-            return []
-        self.crowds.append(left)
-        return [Hit(planned.strike, left.at_s, (f"{SIZE} agents",))]
+        """Only where no machine is away: a job that lacks a worker takes whatever device there is. Another crowd follows
+        one of which nothing can be said: its controller fell, or answered late."""
+        for _ in range(_CROWDS):
+            leading = await _until(lambda: self._leading() if self._cluster.all_living("machine") else [])
+            left = await come_and_go(self._cluster.addresses[leading[0]]) if leading else None
+            if left is not None:
+                self.crowds.append(left)
+                return [Hit(planned.strike, left.at_s, (f"{SIZE} agents",))]
+        return []
 
     def _signalled(self, planned: Planned, victims: Sequence[tuple[str, int]]) -> list[Hit]:
         number = signal.SIGSTOP if planned.strike is Strike.WORKER_STOP else signal.SIGKILL

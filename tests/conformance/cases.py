@@ -121,7 +121,7 @@ class Case:
     @property
     def engine_batch(self) -> int:
         """What `run.prepare_pipeline` takes: under `groups` of each replica, and a round has one of each."""
-        return self.batch if self.strategy == "volunteer" else self.batch // min(self.world_size, 2)
+        return self.batch if self.strategy == "volunteer" else self.batch // self.world_size
 
     @property
     def samples(self) -> int:
@@ -130,6 +130,8 @@ class Case:
 
     @property
     def batch(self) -> int:
+        if self.event == "lost" and self.by_rounds:
+            return 12  # a round is one batch of each replica, and at worst one update by their mean
         return 52 if self.event == "shares-98-2" else 8
 
     @property
