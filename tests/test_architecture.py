@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import ast
-import gc
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
+from source_tree import ROOT, files, nodes, parsed, text_of, walk
 
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {
     "atoll": "atoll",
     "controller": "atoll.controller",
@@ -55,12 +55,6 @@ CONTROLLER_PARTS += ("atoll.controller.state.records",)
 """What the controller halves of strategies see of it."""
 
 
-def sources(folder: str) -> list[Path]:
-    """Each Python file once: links are not followed, what is generated is left out."""
-    found = sorted((ROOT / folder).rglob("*.py"))
-    return [path for path in found if not path.is_relative_to(ROOT / "atoll/v1")]
-
-
 @dataclass(frozen=True)
 class Import:
     """`line` of the file `path`, whose module is `importer`, imports the module (or the name in one) `imported`."""
@@ -81,25 +75,11 @@ def module_name(path: Path) -> str:
 
 @cache
 def modules() -> dict[str, tuple[Path, ast.Module]]:
-    paths = sorted(path for folder in PACKAGES for path in sources(folder))
+    paths = sorted(path for folder in PACKAGES for path in files(folder))
     return {module_name(path): (path, parsed(path)) for path in paths}
 
 
-@cache
-def parsed(path: Path) -> ast.Module:
-    gc.disable()  # collections would go through a million nodes again and again: two thirds of the time
-    try:
-        return ast.parse(path.read_text(), str(path))
-    finally:
-        gc.enable()
-
-
 ImportStatement = ast.Import | ast.ImportFrom
-
-
-def everywhere(tree: ast.AST) -> Iterator[ImportStatement]:
-    """All import statements of a module, also those inside functions and those for the type checker only."""
-    return (node for node in ast.walk(tree) if isinstance(node, ImportStatement))
 
 
 def run_at_import(node: ast.AST) -> Iterator[ImportStatement]:
@@ -113,17 +93,22 @@ def run_at_import(node: ast.AST) -> Iterator[ImportStatement]:
             yield from run_at_import(child)
 
 
-def imports_of(name: str, which: Callable[[ast.AST], Iterator[ImportStatement]] = everywhere) -> Iterator[Import]:
+@cache
+def imports_of(name: str, *, at_import: bool = False) -> tuple[Import, ...]:
+    """Return all imports of a module, also those inside functions and those for the type checker only, or only those
+    that are carried out `at_import`."""
     path, tree = modules()[name]
     where = str(path.relative_to(ROOT))
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-    for statement in which(tree):
+    found: list[Import] = []
+    for statement in run_at_import(tree) if at_import else nodes(path):
         if isinstance(statement, ast.Import):
-            yield from (Import(where, statement.lineno, name, alias.name) for alias in statement.names)
-            continue
-        above = package[: len(package) - statement.level + 1] if statement.level else []
-        base = [*above, statement.module] if statement.module else above
-        yield from (Import(where, statement.lineno, name, ".".join([*base, alias.name])) for alias in statement.names)
+            found += [Import(where, statement.lineno, name, alias.name) for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom):
+            above = package[: len(package) - statement.level + 1] if statement.level else []
+            base = [*above, statement.module] if statement.module else above
+            found += [Import(where, statement.lineno, name, ".".join([*base, one.name])) for one in statement.names]
+    return tuple(found)
 
 
 def is_in(module: str, *packages: str) -> bool:
@@ -224,7 +209,7 @@ def chains(starts: Iterable[str], targets: tuple[str, ...]) -> list[str]:
     found = []
     while queue:
         name, chain = queue.pop(0)
-        for each in imports_of(name, run_at_import):
+        for each in imports_of(name, at_import=True):
             if is_in(each.imported, *targets):
                 found.append(f"{chain} -> {each.imported} ({each.path}:{each.line})")
             for module in with_parents(each.imported):
@@ -263,17 +248,23 @@ def test_the_command_line_starts_without_torch_and_without_the_daemons() -> None
     assert not found, "\n".join(found)
 
 
-def nodes(folders: Iterable[str]) -> Iterator[tuple[str, ast.AST]]:
-    for folder in folders:
-        for path in sources(folder):
-            name = str(path.relative_to(ROOT))  # not at each of a million nodes
-            for node in ast.walk(parsed(path)):
-                yield f"{name}:{getattr(node, 'lineno', 0)}", node
+Located = TypeVar("Located", ast.Await, ast.Assert, ast.Call, ast.ClassDef)
 
 
-def calls(folders: Iterable[str]) -> Iterator[tuple[str, str, ast.Call]]:
-    """Every call: where it is, what is called as written there ("torch.load", "?.join"), the call itself."""
-    return ((where, dotted(node.func), node) for where, node in nodes(folders) if isinstance(node, ast.Call))
+def found(kind: type[Located], folders: Iterable[str], naming: str = "") -> Iterator[tuple[str, Located]]:
+    """Yield the nodes of a kind, and where each is, of the files whose text has the pattern `naming`."""
+    for path in (path for folder in folders for path in files(folder)):
+        if re.search(naming, text_of(path)):
+            name = str(path.relative_to(ROOT))
+            yield from ((f"{name}:{node.lineno}", node) for node in nodes(path) if isinstance(node, kind))
+
+
+def calls(folders: Iterable[str], *names: str) -> Iterator[tuple[str, str, ast.Call]]:
+    """Yield every call of `names`: where it is, the name as written there ("torch.load", "?.join"), the call itself."""
+    for where, node in found(ast.Call, folders, "|".join(map(re.escape, names))):
+        name = dotted(node.func)
+        if f".{name}".endswith(tuple(f".{each}" for each in names)):
+            yield where, name, node
 
 
 def dotted(node: ast.expr) -> str:
@@ -298,7 +289,9 @@ def test_nothing_unpickles_what_another_machine_may_have_sent() -> None:
         if is_in(i.imported, "pickle", "dill", "cloudpickle", "shelve", "marshal")
         and i.importer != "atoll.agent.runtime.data.by_value"
     ]
-    for where, name, call in calls([*PACKAGES, "examples", "benchmarks", "tests"]):
+    for where, name, call in calls(
+        [*PACKAGES, "examples", "benchmarks", "tests"], "torch.load", "numpy.load", "np.load"
+    ):
         if name == "torch.load":
             weights_only = keyword(call, "weights_only")
             if not (isinstance(weights_only, ast.Constant) and weights_only.value is True):
@@ -311,13 +304,14 @@ def test_nothing_unpickles_what_another_machine_may_have_sent() -> None:
 def test_every_wait_for_a_thread_or_process_has_a_deadline() -> None:
     """`thread.join()`, `process.communicate()` and `subprocess.run(...)` without a timeout wait for ever. What is
     awaited has its deadline around it, in `asyncio.timeout`."""
-    awaited = {where for where, node in nodes(PACKAGES) if isinstance(node, ast.Await)}
+    runs = {f"subprocess.{name}" for name in ("run", "check_output", "check_call", "call")}
+    awaited = {where for where, _ in found(ast.Await, PACKAGES, "join|communicate")}
     wrong = []
-    for where, name, call in calls(PACKAGES):
+    for where, name, call in calls(PACKAGES, "join", "communicate", *runs):
         last = name.rpartition(".")[2]
         if last in {"join", "communicate"} and "." in name and not (call.args or call.keywords or where in awaited):
             wrong.append(f"{where}: {name}() without a timeout")
-        if name in {"subprocess.run", "subprocess.check_output", "subprocess.check_call", "subprocess.call"}:
+        if name in runs:
             wrong += [] if keyword(call, "timeout") else [f"{where}: {name} without a timeout"]
     assert not wrong, "\n".join(wrong)
 
@@ -333,7 +327,7 @@ MAY_SLEEP = {
 
 
 def test_nothing_sleeps_in_place_of_waiting_for_a_condition() -> None:
-    sleeps = [where for where, name, _ in calls(PACKAGES) if name in {"time.sleep", "sleep"}]
+    sleeps = [where for where, name, _ in calls(PACKAGES, "sleep") if name in {"time.sleep", "sleep"}]
     assert [where for where in sleeps if where.partition(":")[0] not in MAY_SLEEP] == []
 
 
@@ -354,10 +348,9 @@ def test_modules_beside_the_tests_have_names_of_their_own() -> None:
 def test_no_two_classes_share_a_name() -> None:
     """One name, one thing, also of private classes: what is found by its name is what was meant."""
     places: dict[str, list[str]] = {}
-    for where, node in nodes(PACKAGES):
-        if isinstance(node, ast.ClassDef):
-            places.setdefault(node.name, []).append(where)
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+    for where, node in found(ast.ClassDef, PACKAGES):
+        places.setdefault(node.name, []).append(where)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
 PROMISED_IN_SECONDS = {
@@ -369,12 +362,11 @@ PROMISED_IN_SECONDS = {
 def test_no_test_measures_how_fast_the_machine_is() -> None:
     """`assert time.monotonic() - begun_s < 0.5` fails where others work too. Speed is for benchmarks/; a test looks at
     what is done, imported or called. What users are promised in seconds is listed."""
-    found = set()
-    for where, node in nodes(["tests"]):
-        if isinstance(node, ast.Assert):
-            limits = [each for each in ast.walk(node.test) if isinstance(each, ast.Compare) and is_upper_limit(each)]
-            found |= {where.partition(":")[0] for _ in limits}
-    assert found == set(PROMISED_IN_SECONDS)
+    limiting = set()
+    for where, node in found(ast.Assert, ["tests"], r"(monotonic|perf_counter|time)\(\) -"):
+        if any(isinstance(each, ast.Compare) and is_upper_limit(each) for each in walk(node.test)):
+            limiting.add(where.partition(":")[0])
+    assert limiting == set(PROMISED_IN_SECONDS)
 
 
 def is_upper_limit(compare: ast.Compare) -> bool:

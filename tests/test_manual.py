@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import typer.main
+from source_tree import ROOT, text_of
 
 from atoll.cli.group import hoist
 from atoll.cli.main import app
 
-ROOT = Path(__file__).resolve().parent.parent
 MANUAL = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PAGES = (*MANUAL, ROOT / "CHANGELOG.md")
 PROGRAMS = [
@@ -68,7 +68,7 @@ def told() -> list[Told]:
         for line in [*lines, *QUOTED.findall(FENCED.sub("", text))]:
             found |= {Told(str(page.relative_to(ROOT)), command): None for command in parts(line)}
     for program in PROGRAMS:
-        quoted = QUOTED.findall(re.sub(r'"\n\s+f?"', "", program.read_text()))
+        quoted = QUOTED.findall(re.sub(r'"\n\s+f?"', "", text_of(program)))
         named = [re.sub(r"\{[^}]*\}", FILLED_IN, line) for line in quoted]
         found |= {Told(str(program.relative_to(ROOT)), command): None for line in named for command in parts(line)}
     return list(found)
