@@ -2,14 +2,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.main
+import typer.testing
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from scripted_controller import ScriptedController
+
+# A runner builds all commands for each that it invokes: most of what a short one costs.
+typer.testing._get_command = cache(typer.main.get_command)
 
 
 @pytest.fixture
