@@ -12,11 +12,11 @@ from pathlib import PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
 from google.protobuf.message import Message
-from pydantic import AfterValidator, Field, PlainSerializer, SecretStr, Strict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, PlainSerializer, SecretStr, Strict, ValidationError
 from pydantic_core import ErrorDetails
 
 from atoll.errors import BadInput, SettingError
-from atoll.etcd_record import LATER, EtcdRecord
+from atoll.etcd_record import LATER, EtcdRecord, adapter
 from atoll.message_limits import JOB_ID, SHA256
 from atoll.strategies import registry
 from atoll.strategies.declaration import as_json, said
@@ -208,17 +208,13 @@ class Spec(EtcdRecord):
         return registry.find(self.strategy).settings.model_validate(dict(self.strategy_settings)).stages_of_model
 
 
-_SPEC: Final = TypeAdapter(Spec)
-_DIRECTORY: Final[TypeAdapter[str]] = TypeAdapter(Directory)
-
-
 def from_wire(wire: pb.JobSpec) -> Spec:
     """The spec, with every setting of its strategy. Raises BadInput naming the first field that is wrong."""
     strategy = registry.find(wire.strategy, "spec.strategy")
     settings = strategy.read_settings(wire.strategy_settings, f"spec.{strategy.section}")
     values = {**values_of(wire), "strategy": strategy.name, "strategy_settings": settings.said()}
     try:
-        spec = _SPEC.validate_python(_filled(Spec, values), strict=False)  # the types are protobuf's
+        spec: Spec = adapter(Spec).validate_python(_filled(Spec, values), strict=False)  # the types are protobuf's
     except ValidationError as error:
         raise _wrong(error.errors(include_url=False)[0]) from error
     for name, value, why, next_step in _misfits(spec):
@@ -343,6 +339,6 @@ def check_shares(shares: Sequence[float], workers: int, name: str = "shares") ->
 def check_directory(name: str, value: str) -> None:
     """Where checkpoints are: empty, an absolute path, or the URL of an object store. Raises BadInput."""
     try:
-        _DIRECTORY.validate_python(value)
+        adapter(Directory).validate_python(value)
     except ValidationError as error:
         raise _wrong(error.errors(include_url=False)[0], name) from error

@@ -28,9 +28,8 @@ class Declared(BaseModel):
 
     Made by hand it raises SettingError; inside another model's input pydantic's own error, which knows the place."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    # Built when first used: a process uses few of the strategies that it imports.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
     if not TYPE_CHECKING:
 

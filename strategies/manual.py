@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+from itertools import pairwise
+
 from atoll.strategies import registry
-from atoll.strategies.declaration import Strategy
+from atoll.strategies.declaration import Declared, Strategy, StrategySettings
 
 
 def strategies_table() -> str:
@@ -14,8 +18,9 @@ def strategies_table() -> str:
 
 def settings_table(strategy: Strategy) -> str:
     """Every setting, its meaning and its default."""
+    meanings = _meanings(strategy.settings)
     rows = [
-        f"| `{name}` | {' '.join((field.description or '').split())} | {_default(field.default)} |"
+        f"| `{name}` | {' '.join(meanings[name].split())} | {_default(field.default)} |"
         for name, field in strategy.settings.model_fields.items()
     ]
     return "\n".join(["| setting | | default |", "|---|---|---|", *rows])
@@ -25,6 +30,20 @@ def metrics_table(strategy: Strategy) -> str:
     """Every number that workers report of a step, and how `atoll status` sums it up."""
     rows = [f"| `{each.name}` | {each.unit} | {each.meaning} | {each.summary} |" for each in strategy.metrics]
     return "\n".join(["| of a step | unit | | in all |", "|---|---|---|---|", *rows])
+
+
+def _meanings(settings: type[StrategySettings]) -> dict[str, str]:
+    """Return the docstring below each field, by the field's name. Only the manual needs them: pydantic would read every
+    class's source in every process."""
+    found = {}
+    for declared in (each for each in reversed(settings.__mro__) if issubclass(each, Declared)):
+        (definition,) = ast.parse(inspect.getsource(declared)).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, below in pairwise(definition.body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(meaning))):
+                    found[name] = meaning
+    return found
 
 
 def _default(value: object) -> str:

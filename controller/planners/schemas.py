@@ -44,7 +44,8 @@ class Schema(BaseModel):
     What was left out stays out of the record: a recorded input is what was said.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
+    # Built when first used: a process uses few of the planners that it imports.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True, defer_build=True)
 
     @classmethod
     def of_measured(cls, **values: Any) -> Self:

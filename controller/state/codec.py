@@ -8,50 +8,26 @@ from __future__ import annotations
 import json
 from typing import Any, Final, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from atoll.controller.state.records import (
-    AdmissionRecord,
-    EventRecord,
-    JobRecord,
-    NodeRecord,
-    PlacementRecord,
-    PlanRecord,
-    RunRecord,
-)
-from atoll.controller.state.recovery import CommitRecord
-from atoll.controller.state.views import ViewRecord
 from atoll.errors import BadInput, SettingError
-from atoll.etcd_record import EtcdRecord
+from atoll.etcd_record import EtcdRecord, adapter
 
 Record = TypeVar("Record", bound=EtcdRecord)
-
-_KINDS: Final[tuple[type[EtcdRecord], ...]] = (
-    JobRecord,
-    RunRecord,
-    PlanRecord,
-    PlacementRecord,
-    CommitRecord,
-    AdmissionRecord,
-    NodeRecord,
-    EventRecord,
-    ViewRecord,
-)
-_ADAPTERS: Final[dict[type[EtcdRecord], TypeAdapter[Any]]] = {kind: TypeAdapter(kind) for kind in _KINDS}
 
 _OTHER_VERSION: Final = "Another version of Atoll wrote it: run that one, or remove the key"
 
 
 def encode(record: EtcdRecord) -> bytes:
     """JSON with sorted keys: equal records are equal bytes."""
-    plain = _ADAPTERS[type(record)].dump_python(record, mode="json")
+    plain = adapter(type(record)).dump_python(record, mode="json")
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def decode(kind: type[Record], key: str, value: bytes) -> Record:
     """The record at `key`. Raises BadInput naming the key and the field that does not fit."""
     try:
-        record: Record = _ADAPTERS[kind].validate_json(value)
+        record: Record = adapter(kind).validate_json(value)
         return record
     except SettingError as error:
         raise BadInput(f"etcd key {key}: {error}. {_OTHER_VERSION}") from error
