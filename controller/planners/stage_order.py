@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -61,22 +62,24 @@ def _exact(edge_PP: F64) -> tuple[int, ...]:
 
 def _annealed(edge_PP: F64) -> tuple[int, ...]:
     """Reverses pieces of the order, worse ones less and less often."""
-    draw = np.random.default_rng(SEED)
-    count = len(edge_PP)
+    draw, count = np.random.default_rng(SEED), len(edge_PP)
     order = _nearest_first(edge_PP)
     best, cost = list(order), order_cost(edge_PP, tuple(order))
     least = cost
     hot = max(cost / (count - 1), 1e-12)
-    for round_ in range(ROUNDS):
-        i, j = sorted(int(one) for one in draw.choice(count, 2, replace=False))
-        change = _change(edge_PP, order, i, j)
+    one, other = draw.integers(count, size=ROUNDS), draw.integers(count - 1, size=ROUNDS)
+    other += other >= one  # any two that are not the same
+    first, last, luck = np.minimum(one, other).tolist(), np.maximum(one, other).tolist(), draw.random(ROUNDS).tolist()
+    edge = edge_PP.tolist()
+    for round_, (i, j) in enumerate(zip(first, last, strict=True)):
+        change = _change(edge, order, i, j)
         heat = hot * (1 - round_ / ROUNDS) ** 3 + 1e-15
-        if change < 0 or draw.random() < math.exp(-change / heat):
+        if change < 0 or luck[round_] < math.exp(-change / heat):
             order[i : j + 1] = order[i : j + 1][::-1]
             cost += change
             if cost < least - 1e-12:
                 best, least = list(order), cost
-    return tuple(_descended(edge_PP, best))
+    return tuple(_descended(edge, best))
 
 
 def _nearest_first(edge_PP: F64) -> list[int]:
@@ -87,24 +90,24 @@ def _nearest_first(edge_PP: F64) -> list[int]:
     return order
 
 
-def _descended(edge_PP: F64, order: list[int]) -> list[int]:
+def _descended(edge: Sequence[Sequence[float]], order: list[int]) -> list[int]:
     """Until no reversal of a piece is shorter."""
     improved = True
     while improved:
         improved = False
         for i in range(len(order) - 1):
             for j in range(i + 1, len(order)):
-                if _change(edge_PP, order, i, j) < -1e-12:
+                if _change(edge, order, i, j) < -1e-12:
                     order[i : j + 1] = order[i : j + 1][::-1]
                     improved = True
     return order
 
 
-def _change(edge_PP: F64, order: list[int], i: int, j: int) -> float:
+def _change(edge: Sequence[Sequence[float]], order: list[int], i: int, j: int) -> float:
     """Of the cost, where order[i..j] is reversed."""
     change = 0.0
     if i > 0:
-        change += edge_PP[order[i - 1], order[j]] - edge_PP[order[i - 1], order[i]]
+        change += edge[order[i - 1]][order[j]] - edge[order[i - 1]][order[i]]
     if j < len(order) - 1:
-        change += edge_PP[order[i], order[j + 1]] - edge_PP[order[j], order[j + 1]]
-    return float(change)
+        change += edge[order[i]][order[j + 1]] - edge[order[j]][order[j + 1]]
+    return change

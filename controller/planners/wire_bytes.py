@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 
 from atoll.controller.planners.water_filling import F64
+
+Number = TypeVar("Number", float, F64)
 
 BLOCK_ENTRIES: Final = 16
 """Entries that share an index."""
@@ -46,14 +48,22 @@ class UpdateTraffic:
 
     def seconds(self, density: float) -> float:
         """Seconds that the slowest link needs for a step of this density; 0 for one island."""
-        return float((np.maximum(*self.carried(density)) / self.bandwidth_J).max())
+        return max(
+            max(way) / rate for *way, rate in zip(*self._carried(density), self.bandwidth_J.tolist(), strict=True)
+        )
 
     def carried(self, density: float) -> tuple[F64, F64]:
         """Bytes that each island sends, and those it receives, in a step of this density (see `update_density`)."""
-        density_J = np.minimum(density * self.part_J, 1.0)  # an island's ranks travel as one sum
-        sum_J = self.entries * density_J * (self.value_bytes + index_bytes(density_J) / BLOCK_ENTRIES)
-        there_J = self.part_J > 0
-        return (np.count_nonzero(there_J) - 1) * sum_J, there_J * (sum_J.sum() - sum_J)
+        sent_J, received_J = self._carried(density)
+        return np.array(sent_J), np.array(received_J)
+
+    def _carried(self, density: float) -> tuple[list[float], list[float]]:
+        """Numbers, not arrays: a plan tries thousands of densities, for a few islands each."""
+        part_J = self.part_J.tolist()
+        density_J = [min(density * part, 1.0) for part in part_J]  # an island's ranks travel as one sum
+        sum_J = [self.entries * d * (self.value_bytes + index_bytes(d) / BLOCK_ENTRIES) for d in density_J]
+        others, whole = sum(part > 0 for part in part_J) - 1, sum(sum_J)
+        return [others * s for s in sum_J], [whole - s if p > 0 else 0.0 for p, s in zip(part_J, sum_J, strict=True)]
 
     def density_within(self, seconds: float) -> float:
         """The largest density that every link carries in this time, to 1e-9 below; 1 where all fit."""
@@ -67,17 +77,17 @@ class UpdateTraffic:
         return density * (1 - 1e-9)
 
 
-def index_bytes(density: F64) -> F64:
+def index_bytes(density: Number) -> Number:
     """Bytes of an index as the gap to the one before, 7 bits a byte, for blocks chosen at random with this density.
 
         bytes(d) = 1 + (1 - d)^(2^7) + (1 - d)^(2^14) + (1 - d)^(2^21)
 
     A gap reaches 2^7 with probability (1 - d)^(2^7), and so on.
     """
-    found: F64 = np.ones_like(density)
-    longer: F64 = 1 - density
+    found: Any = 1.0
+    longer: Any = 1 - density
     for _ in range(3):
         for _ in range(7):
             longer = longer * longer  # a power's last bit would depend on the CPU, and recorded plans on it
-        found += longer
-    return found
+        found = found + longer
+    return cast(Number, found)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.controller.jobs.agents.reported import FEW, KEPT_VALUES, SILENT_S, NewPoints, Reported
+from atoll.controller.jobs.agents import reported
+from atoll.controller.jobs.agents.reported import FEW, SILENT_S, NewPoints, Reported
 from atoll.v1.common_pb2 import Metrics
 
 
@@ -108,12 +109,13 @@ def test_steps_that_are_trained_again_are_of_who_trained_them_again() -> None:
     assert kept(seen, [5, 6, 7]) == {5: {"loss": 100.0}, 6: {"loss": 1.5}, 7: {"loss": 3.5}}
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that reports without end within a moment, beside another that lags: the newest stay."""
+    monkeypatch.setattr(reported, "KEPT_VALUES", 1000)
     seen = Reported()
     hear(seen, 1, 10, say(0, loss=1.0), 0.0)
-    many = 2 * KEPT_VALUES
+    many = 2000
     for step in range(many):
         hear(seen, 0, 10, say(step, loss=1.0), 0.1)
-    assert len(kept(seen, [*range(many)])) <= KEPT_VALUES
+    assert len(kept(seen, [*range(many)])) <= 1000
     assert kept(seen, [many - 1]) == {many - 1: {"loss": 1.0}}
