@@ -48,9 +48,9 @@ class UpdateTraffic:
 
     def seconds(self, density: float) -> float:
         """Seconds that the slowest link needs for a step of this density; 0 for one island."""
-        return max(
-            max(way) / rate for *way, rate in zip(*self._carried(density), self.bandwidth_J.tolist(), strict=True)
-        )
+        rate_J: list[float] = self.bandwidth_J.tolist()
+        sent_J, received_J = self._carried(density)
+        return max(max(sent, came) / rate for sent, came, rate in zip(sent_J, received_J, rate_J, strict=True))
 
     def carried(self, density: float) -> tuple[F64, F64]:
         """Bytes that each island sends, and those it receives, in a step of this density (see `update_density`)."""
