@@ -64,7 +64,7 @@ def atoll(*commands: Sequence[str]) -> list[tuple[int, str]]:
 
 
 @pytest.mark.usefixtures("with_toy")
-def test_command_line_and_job_file_know_it(tmp_path: Path) -> None:
+def test_command_line_job_file_and_simulator_know_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     files = (
         (
@@ -79,25 +79,22 @@ def test_command_line_and_job_file_know_it(tmp_path: Path) -> None:
     for number, (text, _) in enumerate(files):
         (job := tmp_path / f"job-{number}.toml").write_text(text)
         submits.append(("submit", str(tmp_path / "train.py"), "--config", str(job)))
-    (_, submit), (_, adjust), *refused = atoll(("submit", "--help"), ("adjust", "--help"), *submits)
+    scenario = (ROOT / "examples" / "scenarios" / "cannikin-a.toml").read_text().replace("50_000", "2_000")
+    scenario = scenario.replace('name = "cannikin-a"', 'name = "played"\nstrategy = "toy"')
+    for strength in ("0.5", "5"):
+        (tmp_path / f"{strength}.toml").write_text(f"{scenario}\n[toy]\nstrength = {strength}\n")
+    simulations = [("simulate", str(tmp_path / f"{strength}.toml"), "--policy", "even") for strength in ("0.5", "5")]
+    (_, submit), (_, adjust), (code, said), (wrong_code, why), *refused = atoll(
+        ("submit", "--help"), ("adjust", "--help"), *simulations, *submits
+    )
+    assert code == 0, said
+    assert (wrong_code, "toy" in why and "strength = 5" in why) == (2, True), why
     assert "dense|stale-sparse|local-steps|zen|groups|compressed|volunteer|toy" in submit
     assert "toy: how hard it plays" in submit
     assert "--adapt-strength" in submit
     assert "--strength" in adjust
     for (code, said), (_, wrong) in zip(refused, files, strict=True):
         assert (code, wrong in said) == (2, True), said
-
-
-@pytest.mark.usefixtures("with_toy")
-def test_the_simulator_knows_it(tmp_path: Path) -> None:
-    scenario = (ROOT / "examples" / "scenarios" / "cannikin-a.toml").read_text().replace("50_000", "2_000")
-    scenario = scenario.replace('name = "cannikin-a"', 'name = "played"\nstrategy = "toy"')
-    for strength in ("0.5", "5"):
-        (tmp_path / f"{strength}.toml").write_text(f"{scenario}\n[toy]\nstrength = {strength}\n")
-    commands = [("simulate", str(tmp_path / f"{strength}.toml"), "--policy", "even") for strength in ("0.5", "5")]
-    (code, said), (refused, why) = atoll(*commands)
-    assert code == 0, said
-    assert (refused, "toy" in why and "strength = 5" in why) == (2, True), why
 
 
 @pytest.mark.usefixtures("with_toy")

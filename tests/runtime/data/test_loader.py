@@ -68,7 +68,7 @@ def standing(loader: Loader[Any]) -> dict[str, Any]:
     return loader.order.state_dict() if isinstance(loader.order, StreamOrder) and loader.order.stateful else {}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject) -> None:  # noqa: PLR0915 - one story
     """Runs of any size follow one another, are stopped at any step, and change shares and total batch as plans reach

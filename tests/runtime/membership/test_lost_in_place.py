@@ -14,7 +14,6 @@ import torch
 from in_place_runs import FIRST, folder, lines, same
 from zmq_agent import FakeAgent, Start
 
-from atoll.strategies.declaration import as_json
 from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_TRAINING
 
 pytestmark = pytest.mark.timeout(240)
@@ -30,17 +29,9 @@ def shares_of(lost: int) -> list[float]:
     return [FIRST[rank] for rank in survivors(lost)]
 
 
-def agent_of(out: Path, start: Start, world_size: int, arguments: Sequence[str], run: int = 1) -> FakeAgent:
-    """Of a model with an embedding by strategy zen, which sends its gradients sparse."""
-    agent = FakeAgent(out, run=run, world_size=world_size, start=start)
-    if "--words" in arguments:
-        agent.spec.strategy, agent.spec.strategy_settings = "zen", as_json({"scheme": "zen"})
-    return agent
-
-
 def go_on_in_place(out: Path, start: Start, lost: int, *arguments: str) -> FakeAgent:
     """Returns the agent, for what it heard."""
-    with agent_of(out, start, 3, arguments) as agent:
+    with FakeAgent(out, world_size=3, start=start) as agent:
         agent.shares, agent.makes_views = FIRST, True
         agent.start_workers("in_place.py", str(out), *arguments)
         agent.wait_for_stage(1, VIEW_STAGE_BROKEN, *survivors(lost))
@@ -52,12 +43,12 @@ def go_on_in_place(out: Path, start: Start, lost: int, *arguments: str) -> FakeA
 
 
 def start_again(out: Path, start: Start, lost: int, *arguments: str) -> None:
-    with agent_of(out, start, 3, arguments) as agent:
+    with FakeAgent(out, world_size=3, start=start) as agent:
         agent.shares = FIRST
         agent.start_workers("in_place.py", str(out), *arguments)
         codes = agent.exit_codes(90)
         assert [codes[rank] for rank in survivors(lost)] == [75, 75], agent.said()
-    with agent_of(out, start, 2, arguments, run=2) as agent:
+    with FakeAgent(out, run=2, world_size=2, start=start) as agent:
         agent.shares = shares_of(lost)
         agent.start_workers("in_place.py", str(out), *arguments, "--kill-at", "never")
         assert agent.exit_codes(90) == [0, 0], agent.said()
@@ -80,14 +71,11 @@ def check(in_place: Path, again: Path, lost: int, epochs: int = 3) -> None:
 
 
 CASES: Sequence[tuple[str, int, tuple[str, ...]]] = [
-    ("forward", 1, ()),
     ("backward", 0, ("--per-batch", "--scaler")),
     ("update", 2, ("--own-backward",)),
     ("between", 1, ("--per-batch",)),
-    ("backward", 2, ("--accumulate", "3")),
     ("backward", 1, ("--accumulate", "3", "--no-sync", "--per-batch", "--scaler")),
     ("forward", 0, ("--two", "--per-batch")),
-    ("backward", 1, ("--words",)),
 ]
 
 

@@ -30,10 +30,7 @@ def ending_what_is_left(secret: str) -> Iterator[None]:
                     os.kill(int(environ.parent.name), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loader_processes_and_copies_in_memory_go_on_in_the_next_view(
-    workers: int, tmp_path: Path, start: Start
-) -> None:
+def test_loader_processes_and_copies_in_memory_go_on_in_the_next_view(tmp_path: Path, start: Start) -> None:
     """1. Three workers on three machines keep each other's state in memory. 2. One dies (SIGKILL); the others go on in
     the next view, where their loaders' processes fetched batches ahead by the old shares. 3. Each batch comes once more
     or once, in order, and generations of the new view's steps are complete in memory."""
@@ -44,7 +41,7 @@ def test_loader_processes_and_copies_in_memory_go_on_in_the_next_view(
         agent.spec.checkpoint.memory_replicas = 2
         agent.own_directories, agent.memory = True, out / "memory"
         agent.start_workers("in_place.py", str(out), "--kill-rank", "1", "--kill-step", "13", "--kill-at", "forward",
-                            "--workers", str(workers), "--often")  # fmt: skip
+                            "--workers", "2", "--often")  # fmt: skip
         agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0, 2)
         agent.send_view(2, [0, 2], [1.0, 1.0], plan_id=2)
         agent.put_in_force()

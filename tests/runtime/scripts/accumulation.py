@@ -7,7 +7,6 @@ import argparse
 import json
 import os
 import signal
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,21 +19,18 @@ import atoll
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
-parser.add_argument("how", choices=["no-sync", "every-pass", "one-batch", "no-last"])
-parser.add_argument("--whole", action="store_true", help="whole groups only, and every layer in every batch")
+parser.add_argument("how", choices=["no-sync", "every-pass", "no-last"])
 parser.add_argument("--clip", action="store_true")
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--settings", type=json.loads, help="of atoll.StaleSparse, where no agent tells them")
-parser.add_argument("--own-backward", action="store_true", help="call loss.backward(), as unported scripts do")
 parser.add_argument("--adam", action="store_true")
 parser.add_argument("--scaler", action="store_true")
 parser.add_argument("--overflow-at", type=int, default=-1, help="rank 1's loss is infinite in this step")
 parser.add_argument("--die-at", type=int, default=-1, help="rank 1 is killed in this step, before its gradients")
-parser.add_argument("--sleep-s", type=float, default=0.0, help="pretended work per step")
 options = parser.parse_args()
 
 GROUP, BATCH = 8, 12
-SAMPLES = 16 * BATCH if options.whole else 18 * BATCH + 4  # of which the last group is 2 batches and 4 samples
+SAMPLES = 18 * BATCH + 4  # of which the last group is 2 batches and 4 samples
 run = atoll.init(seed=7, strategy=atoll.StaleSparse(**options.settings) if options.settings is not None else "dense")
 reduced: list[int] = []  # entries of all-reduces of gradients
 all_reduce = dist.all_reduce
@@ -73,19 +69,17 @@ family: Any = torch.optim.AdamW if options.adam else torch.optim.SGD
 optimizer = family(model.parameters(), lr=0.002) if options.adam else family(model.parameters(), lr=0.1, momentum=0.9)
 scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=options.scaler)
 run.track("scaler", scaler)
-batch_size = GROUP * BATCH if options.how == "one-batch" else BATCH
-model, optimizer, loader = run.prepare(model, optimizer, data, batch_size=batch_size, shuffle=False)
+model, optimizer, loader = run.prepare(model, optimizer, data, batch_size=BATCH, shuffle=False)
 name = f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}"
 begun_step = run.step
 with (options.out / f"{name}.jsonl").open("a", buffering=1) as log:
     for _ in run.epochs(options.epochs):
         for index, (x, y) in enumerate(loader):
-            time.sleep(options.sleep_s)
             step = run.step
-            update = options.how == "one-batch" or (index + 1) % GROUP == 0 or run.last_batch
+            update = (index + 1) % GROUP == 0 or run.last_batch
             if run.rank == 1 and step == options.die_at:
                 os.kill(os.getpid(), signal.SIGKILL)
-            loss = nn.functional.mse_loss(model(x, not options.whole and index % GROUP == 0), y)
+            loss = nn.functional.mse_loss(model(x, index % GROUP == 0), y)
             if run.rank == 1 and step == options.overflow_at:
                 loss = loss * torch.inf
             reduced.clear()
@@ -94,11 +88,7 @@ with (options.out / f"{name}.jsonl").open("a", buffering=1) as log:
             if options.how == "no-last":
                 word = run.no_sync()
             with word:
-                scaled = scaler.scale(loss if options.how == "one-batch" else loss / GROUP)
-                if options.own_backward:
-                    scaled.backward()
-                else:
-                    run.backward(scaled)
+                run.backward(scaler.scale(loss / GROUP))
             if update:
                 scaler.unscale_(optimizer)
                 if options.clip:

@@ -15,18 +15,19 @@ from pathlib import Path
 
 import torch
 from faulty_peer import faulty
+from generations import await_generation, keep_every_step
 from torch import nn
 
 import atoll
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
-parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--sleep-s", type=float, default=0.0, help="pretended work per step")
+parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--linear", action="store_true", help="gradients do not depend on the weights; plain SGD")
 parser.add_argument("--bad", default="", help="STEP:VALUE: an entry of rank 1's gradient in this step")
 parser.add_argument("--fault", default="", help="STEP:STAGE:WHAT of rank 1: before it sends, it is killed or lies")
 parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
+parser.add_argument("--hold-at", type=int, default=-1, help="in memory every step up to this, in which all wait")
 options = parser.parse_args()
 
 SAMPLES, BATCH = 96, 12
@@ -77,10 +78,16 @@ def spoil(gradient: torch.Tensor) -> torch.Tensor | None:
 
 
 weight.register_hook(spoil)  # type: ignore[no-untyped-call]
+if options.hold_at >= 0:
+    keep_every_step()
 try:
     with faulty(run, options.fault, lying, options.out / f"{RUN}-rank-0.jsonl"):
         for _ in run.epochs(options.epochs):
             for inputs, targets, samples in loader:
+                if options.hold_at >= 0:
+                    await_generation(run)
+                while run.step == options.hold_at:
+                    time.sleep(0.01)
                 if run.step == options.await_stop_at and run.is_main:
                     while run._session.link is not None and run._session.link.stop is None:
                         time.sleep(0.005)
@@ -101,7 +108,6 @@ try:
                 line = {"step": run.step, "samples": samples.tolist(), "loss": loss.item()}
                 with (options.out / f"{NAME}.jsonl").open("a") as file:
                     file.write(json.dumps(line) + "\n")
-                time.sleep(options.sleep_s)
 finally:
     torch.save({name: one.detach() for name, one in model.named_parameters()}, options.out / f"{NAME}.end")
     if run._training is not None and hasattr(run._training._exchange.durable, "_residuals"):

@@ -24,9 +24,7 @@ from atoll.strategies.declaration import StrategySettings
 EXACT: Any = {"staleness": 0, "values": "float32"}
 STRATEGIES: Final[dict[str, StrategySettings | str]] = {
     "dense": "dense",
-    "zen": "zen",
     "compressed": atoll.Compressed(min_bytes=1 << 30),  # nothing is
-    "stale-sparse": atoll.StaleSparse(sparsity=0.0, **EXACT),
     "stale-sparse by gradients": atoll.StaleSparse(exchange="gradients", sparsity=0.0, **EXACT),
     "local-steps": atoll.LocalSteps(density=1.0, **EXACT),
 }
@@ -105,11 +103,13 @@ LOSSES: Final[dict[str, tuple[Pass, Callable[[Words, list[torch.Tensor]], torch.
     "a loss over gathered features": (gathered, whole_contrastive, 0.2),
 }
 """Each with its learning rate."""
-EPOCHS: Final = [(loss, passes) for loss in LOSSES for passes in (1, 3)]
+MEAN, SUM, GATHERED = LOSSES
+EPOCHS: Final = ((MEAN, 1), (MEAN, 3), (SUM, 1), (GATHERED, 3))
+"""A loss, and the passes of an update."""
 
 
 def compare(strategy: str) -> None:
-    """In one run, an epoch for each loss and number of passes."""
+    """In one run, an epoch for each of EPOCHS."""
     with opened(STRATEGIES[strategy]) as run:
         model = Words()
         reference = copy.deepcopy(model)

@@ -1,4 +1,5 @@
-"""Every strategy at exact settings against one process of plain torch that trains the whole batch.
+"""Strategies at exact settings against one process of plain torch that trains the whole batch: where memory lies, which
+gradients are None, what copies of a prepared model are. tests/conformance trains every other combination.
 
 Started with a port for each run and a folder for checkpoints. Batches of 7 and a last of 1 make unequal parts, empty
 ones too."""
@@ -24,10 +25,8 @@ from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.errors import BadInput
 from atoll.strategies.compressed.settings import Compressed
 from atoll.strategies.declaration import StrategySettings
-from atoll.strategies.groups.settings import Groups
 from atoll.strategies.local_steps.settings import LocalSteps
 from atoll.strategies.stale_sparse.settings import StaleSparse
-from atoll.strategies.volunteer.settings import Volunteer
 from atoll.strategies.zen import worker as zen_worker
 from atoll.strategies.zen.settings import Zen
 
@@ -88,8 +87,6 @@ class Case:
     strategy: str | StrategySettings
     model: Callable[[], nn.Module]
     optimizer: Optimizer
-    reference: Optimizer | None = None  # where the strategy has a part of the optimizer
-    accumulate: int = 1
     resumes: bool = False
     lossy: bool = False
     large: int = zen_worker.LARGE_ENTRIES
@@ -126,24 +123,15 @@ def whole(algorithm: str, **settings: Any) -> Compressed:
     return Compressed(**{"algorithm": algorithm, "min_bytes": 0, **settings})  # type: ignore[arg-type]
 
 
-NOT_COMPRESSED: Final = {"min_bytes": 1 << 40}
 EXACT: Final[dict[str, Any]] = {"values": "float32", "staleness": 0}
 CASES: Final = (
     Case("dense, AdamW", "dense", Both, adamw, resumes=True, write=clamp),
-    Case("dense, accumulation", "dense", Layouts, adamw, accumulate=2),
     Case("zen", Zen(), Both, adamw, large=1, write=clamp),
-    Case("not compressed", whole("float16", **NOT_COMPRESSED), Layouts, adamw),
     Case("threshold 0", whole("threshold", threshold=0), Both, adamw, resumes=True, write=clamp),
-    Case("momentum of DGC", whole("dgc", momentum=0.9, **NOT_COMPRESSED), Layouts, plain_sgd, sgd),
     Case("local-steps", LocalSteps(density=1.0, **EXACT), Layouts, sgd, resumes=True, write=shrink),
     Case("at masters", LocalSteps(density=1.0, gradients="masters", **EXACT), Layouts, sgd, write=shrink),
-    Case("updates", StaleSparse(sparsity=0.0, **EXACT), Layouts, sgd, write=shrink),
     Case("gradients", StaleSparse(sparsity=0.0, exchange="gradients", **EXACT), Layouts, adamw, resumes=True),
-    *(Case(f"experts, {one}", whole(one, density=0.1), Experts, adamw, lossy=True) for one in ("dgc", "ef-sign")),
-)
-ENGINES: Final = (
-    Case("volunteer", Volunteer(), Layouts, adamw, write=clamp),
-    Case("groups", Groups(), Layouts, adamw, write=clamp),
+    Case("experts", whole("dgc", density=0.1), Experts, adamw, lossy=True),
 )
 
 
@@ -169,18 +157,16 @@ def without_gradient(model: nn.Module) -> set[str]:
 
 def alone(case: Case) -> tuple[dict[str, torch.Tensor], list[set[str]]]:
     """In this process, with the whole batch: the weights, and by step which parameters have no gradient."""
-    model, optimizer = built(case, case.reference or case.optimizer)
+    model, optimizer = built(case, case.optimizer)
     images, targets = data().tensors
     none = []
     for step in range(EPOCHS * STEPS_PER_EPOCH):
         here = slice(begin := step % STEPS_PER_EPOCH * BATCH, begin + BATCH)
-        (nn.functional.mse_loss(model(images[here], step), targets[here]) / case.accumulate).backward()
+        nn.functional.mse_loss(model(images[here], step), targets[here]).backward()
         none.append(without_gradient(model))
-        if (step + 1) % case.accumulate == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-        writes = (step + 1) % STEPS_PER_EPOCH == 0 if case in ENGINES else step >= STEPS_PER_EPOCH
-        if case.write is not None and writes:
+        optimizer.step()
+        optimizer.zero_grad()
+        if case.write is not None and step >= STEPS_PER_EPOCH:
             case.write(model)
     return values(model), none
 
@@ -215,15 +201,14 @@ def train(case: Case, folder: Path | None, epochs: int) -> tuple[dict[str, torch
         for _ in run.epochs(epochs):
             for images, targets in loader:
                 step = run.step
-                run.backward(nn.functional.mse_loss(model(images, step), targets) / case.accumulate)
+                run.backward(nn.functional.mse_loss(model(images, step), targets))
                 if step in {0, STEPS_PER_EPOCH + 1}:
                     check_copies(model, optimizer, images)
                 none.append(without_gradient(model))
                 gradients = [(name, one, one.grad) for name, one in model.named_parameters()]
                 strange += [n for n, one, g in gradients if type(g) is torch.Tensor and g.stride() != one.stride()]
-                if (step + 1) % case.accumulate == 0:
-                    optimizer.step()
-                    optimizer.zero_grad()
+                optimizer.step()
+                optimizer.zero_grad()
                 if case.write is not None and step >= STEPS_PER_EPOCH:
                     case.write(model)
         run.synchronize()
@@ -231,23 +216,6 @@ def train(case: Case, folder: Path | None, epochs: int) -> tuple[dict[str, torch
         check_all_ranks_have(run, trained)
     assert strange == [], case.name
     return trained, none
-
-
-def check_engine(case: Case) -> None:
-    """A strategy that makes the steps in the script's place."""
-    with opened(case.strategy) as run:
-        torch.manual_seed(11)
-        model = case.model()
-        step, loader = run.prepare_pipeline(
-            model, case.optimizer, nn.functional.mse_loss, data(), BATCH, round_batches=STEPS_PER_EPOCH, shuffle=False
-        )
-        for _ in run.epochs(EPOCHS):
-            for each in loader:
-                step(each)
-            assert case.write is not None
-            case.write(model)
-        trained = values(model)
-    compare(case, trained, alone(case)[0])
 
 
 def check(case: Case) -> None:
@@ -276,12 +244,8 @@ def refuse_other_strides() -> None:
             run.prepare(model, plain_sgd(list(model.parameters())), data(), batch_size=BATCH)
 
 
-if PLACE.world_size > 1:
-    refuse_other_strides()
+refuse_other_strides()
 failed = []
-for one in ENGINES if PLACE.world_size == 1 else ():
-    if os.environ.get("ONLY", "") in one.name:
-        check_engine(one)
 for one in CASES:
     if os.environ.get("ONLY", "") in one.name:
         try:

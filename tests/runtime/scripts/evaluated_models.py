@@ -1,4 +1,4 @@
-"""Evaluations in mid-training, by every strategy that a script trains with: python evaluated_models.py PORTS DIRECTORY.
+"""Evaluations in mid-training, by strategies that a script trains with: evaluated_models.py PORTS DIRECTORY NAMES.
 
 Each strategy trains twice from equal weights, with evaluations and without. What ranks find together is compared with
 plain torch, which loads the checkpoint of the same step into a fresh model and evaluates all samples alone."""
@@ -26,7 +26,6 @@ DIRECTORY = Path(sys.argv[2])
 SETTINGS: Any = {"staleness": 0, "digest_every": 1}  # so that no loss depends on when something arrives
 STRATEGIES: dict[str, StrategySettings | str] = {
     "dense": "dense",
-    "zen": "zen",
     "compressed": atoll.Compressed(algorithm="dgc", density=0.1, min_bytes=0),
     "stale-sparse": atoll.StaleSparse(sparsity=0.9, **SETTINGS),
     "stale-sparse by gradients": atoll.StaleSparse(exchange="gradients", sparsity=0.9, **SETTINGS),
@@ -195,7 +194,7 @@ if __name__ == "__main__":
         one_rank_alone(*sys.argv[3:])
         sys.exit()
     training_is_refused_meanwhile()
-    for one in sys.argv[3:] or STRATEGIES:
+    for one in sys.argv[3].split(","):
         alone = train(one, DIRECTORY / f"{one}, alone", evaluates=False)
         beside = train(one, DIRECTORY / f"{one}, evaluated", evaluates=True)
         assert beside[0] == alone[0], one

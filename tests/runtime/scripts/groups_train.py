@@ -11,7 +11,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +18,6 @@ from torch import nn
 import atoll
 from atoll.strategies.groups.averaging import Averaging, Grouped
 from atoll.strategies.groups.claims import Claims
-from atoll.strategies.groups.ledger import Answer
 from atoll.strategies.groups.mailbox import ROUND_ENDS, START_OF_RUN
 from atoll.strategies.groups.signals import Signals
 from atoll.strategies.groups.worker import RoundEngine
@@ -32,13 +30,10 @@ parser.add_argument("--round-batches", type=int, default=4)
 parser.add_argument("--micro-batches", type=int, default=1)
 parser.add_argument("--optimizer", default="sgd")
 parser.add_argument("--slow-rank", type=int, default=-1, help="its updates take three times --update-s")
-parser.add_argument("--late-rank", type=int, default=-1, help="it asks for each batch 0.1 s after it could")
 parser.add_argument("--update-s", type=float, default=0.0)
 parser.add_argument("--die", default="", help="RANK:ROUND:PLACE, by SIGKILL; die_where_asked has the places")
 parser.add_argument("--die-after", type=int, default=2, help="messages, with during")
 parser.add_argument("--batch", type=int, default=4)
-parser.add_argument("--plain", action="store_true", help="without BatchNorm")
-parser.add_argument("--bfloat16", action="store_true", help="every other epoch, in one region of torch.autocast")
 parser.add_argument("--tell-groups", action="store_true", help="OUT/run-N-rank-R.groups: round, group, members")
 parser.add_argument("--flaw", default="")
 options = parser.parse_args()
@@ -139,16 +134,6 @@ def die_where_asked() -> None:
     RoundEngine._update, Claims.begin = update, begin  # type: ignore[method-assign]
 
 
-def ask_late() -> None:
-    real = Claims.next
-
-    def late(self: Claims, *question: Any, **more: Any) -> Answer:
-        time.sleep(0.1)
-        return real(self, *question, **more)
-
-    Claims.next = late  # type: ignore[method-assign]
-
-
 def tell_updates() -> None:
     """OUT/run-N-rank-R.updates: of each update its view, round and samples."""
     real = RoundEngine._update
@@ -176,8 +161,7 @@ def tell_groups() -> None:
 
 
 torch.manual_seed(7)
-norm = [] if options.plain else [nn.BatchNorm1d(8)]
-model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), *norm, nn.Linear(8, 2))
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 2))
 if options.flaw == "bfloat16":
     model.to(torch.bfloat16)
 makers = {
@@ -203,17 +187,14 @@ train_round, loader = run.prepare_pipeline(
 )
 die_where_asked()
 tell_updates()
-if options.late_rank == RANK:
-    ask_late()
-for epoch in run.epochs(options.epochs):
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.bfloat16 and epoch % 2 == 1):
-        for each in loader:
-            trained.clear()
-            number = run.step
-            loss = train_round(each)
-            if run._training is not None and run._training.succession.broken is not None:
-                continue  # nothing of it counts
-            run.report(loss=loss.item())
-            with (options.out / f"{NAME}.jsonl").open("a") as file:
-                file.write(json.dumps({"round": number, "samples": trained, "loss": loss.item()}) + "\n")
+for _ in run.epochs(options.epochs):
+    for each in loader:
+        trained.clear()
+        number = run.step
+        loss = train_round(each)
+        if run._training is not None and run._training.succession.broken is not None:
+            continue  # nothing of it counts
+        run.report(loss=loss.item())
+        with (options.out / f"{NAME}.jsonl").open("a") as file:
+            file.write(json.dumps({"round": number, "samples": trained, "loss": loss.item()}) + "\n")
 torch.save({"model": model.state_dict(), "optimizer": made[0].state_dict()}, options.out / f"{NAME}.end")

@@ -33,7 +33,6 @@ parser.add_argument("--two", action="store_true", help="two models with an optim
 parser.add_argument("--scaler", action="store_true")
 parser.add_argument("--per-batch", action="store_true", help="the scheduler steps with every update")
 parser.add_argument("--untracked", action="store_true", help="the run does not know the scheduler")
-parser.add_argument("--words", action="store_true", help="an embedding first, of whose rows a batch uses few")
 parser.add_argument("--own-backward", action="store_true")
 parser.add_argument("--compile", action="store_true")
 parser.add_argument("--behind", type=int, default=-1, help="this rank does not hear of the kill step's gradients")
@@ -56,13 +55,6 @@ class Counting(nn.Sequential):
         if not options.compile:
             self.passes += 1
         return super().forward(x)
-
-
-class Words(nn.Embedding):
-    """The mean of what the inputs stand for, as numbers of rows."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward((8 * x).long().abs() % self.num_embeddings).mean(dim=1)
 
 
 def data() -> torch.utils.data.TensorDataset:
@@ -108,8 +100,7 @@ def miss_the_end() -> None:
 
 def main() -> None:
     def model_of() -> nn.Module:
-        first = Words(40, 16) if options.words else nn.Linear(8, 16)
-        return Counting(first, nn.Dropout(0.1), nn.Tanh(), nn.Linear(16, 1))
+        return Counting(nn.Linear(8, 16), nn.Dropout(0.1), nn.Tanh(), nn.Linear(16, 1))
 
     models = [model_of() for _ in range(2 if options.two else 1)]
     optimizers = [torch.optim.AdamW(one.parameters(), lr=0.01) for one in models]

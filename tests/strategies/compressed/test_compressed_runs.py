@@ -66,7 +66,7 @@ def test_plans_group_the_tensors_on_all_ranks_from_one_step_on(start: Start, tmp
         agent.place(["a", "a", "b"], ["west", "west", "east"])
         agent.shares = (1.0, 2.0, 1.0)
         agent.later_plans = [agent.plan(2, 6, (3.0, 1.0, 0.001), plans[0]), agent.plan(3, 14, (1.0,) * 3, plans[1])]
-        agent.start_workers("compressed_train.py", str(tmp_path))
+        agent.start_workers("compressed_train.py", str(tmp_path), "--epochs", "3")
         assert agent.exit_codes() == [0] * 3, agent.said()
     ended(tmp_path, 1, 3)
     by_plan: dict[int, set[float]] = {}
@@ -112,7 +112,7 @@ def test_a_rank_killed_in_an_exchange_costs_one_step_and_its_residual_goes_on(
     for path in tmp_path.glob("run-*.jsonl"):
         for line in map(json.loads, path.read_text().splitlines()):
             trained.update((line["step"] // 8, sample) for sample in line["samples"])
-    assert trained == Counter((epoch, sample) for epoch in range(3) for sample in range(96))
+    assert trained == Counter((epoch, sample) for epoch in range(2) for sample in range(96))
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_what_was_left_out_is_handed_over_once_to_more_and_to_fewer_workers(
     on (from disk), then one, which puts what the others left out into its first gradients, then two. 3. Gradients do
     not depend on the weights: what all weights moved and what all ranks keep at the end are what an undisturbed run's
     are together. One worker lost what the others had left out; so did who went on from memory."""
-    linear = ("--linear", "--epochs", "20" if memory else "3")
-    arguments = (str(tmp_path), *linear, *(("--sleep-s", "0.05") if memory else ()))
+    linear = ("--linear", "--epochs", "3")
+    arguments = (str(tmp_path), *linear)
     undisturbed("compressed", tmp_path / "undisturbed", start, *linear, **LARGEST)
     world_sizes = (2, 1, 2) if memory else (2, 3, 1, 2)
     for run, world_size in enumerate(world_sizes, start=1):
@@ -161,8 +161,8 @@ def test_what_was_left_out_is_handed_over_once_to_more_and_to_fewer_workers(
                 agent.start_workers("compressed_train.py", *arguments)
                 assert agent.exit_codes() == [0] * world_size, agent.said()
             elif memory:
-                agent.start_workers("compressed_train.py", *arguments)
-                agent.lose_power(20 * run)
+                agent.start_workers("compressed_train.py", *arguments, "--hold-at", str(8 * run))
+                agent.lose_power(8 * run - 2)
             else:
                 agent.start_workers("compressed_train.py", *arguments, "--await-stop-at", str(6 * run))
                 agent.send_stop_in(6 * run, 0)

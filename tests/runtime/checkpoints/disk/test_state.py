@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -40,6 +40,7 @@ def types(value: Any) -> Any:
     return [types(item) for item in value] if isinstance(value, (list, tuple)) else type(value)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.text(), nested, max_size=4))
 def test_plain_values_come_back_equal_and_of_the_same_type(state: dict[str, Any]) -> None:
     back = there_and_back(state)
