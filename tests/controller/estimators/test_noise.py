@@ -52,7 +52,7 @@ def test_unequal_batches_are_unbiased_within_three_standard_errors(sqnorm: float
 @pytest.mark.parametrize("sqnorm", [1.0, 0.05])
 def test_the_error_said_is_the_error_made(sqnorm: float) -> None:
     found, said = [], []
-    for seed in range(60):
+    for seed in range(40):
         estimator = NoiseEstimator()
         train(estimator, np.random.default_rng(seed), sqnorm, range(60))
         estimate = estimator.estimate()
@@ -68,7 +68,7 @@ def test_ranks_that_combine_nothing_learn_from_the_halves_of_their_batches(ranks
     """1. One worker, or workers that never combine gradients in full. 2. Each tells of the two halves of its own batch,
     one of which may be larger. 3. The scale was never known of either: a batch that climbed once stayed there."""
     found = []
-    for seed in range(60):
+    for seed in range(30):
         rng, estimator = np.random.default_rng(seed), NoiseEstimator()
         for step in range(100):
             batches = [batch + 1 for batch in BATCHES[:ranks]]

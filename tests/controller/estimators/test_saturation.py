@@ -30,7 +30,7 @@ def test_devices_of_the_paper_are_found_again(alpha: float, beta: float) -> None
 MEASURED = st.tuples(st.integers(1, 300), st.floats(0.001, 1), st.floats(0.005, 0.2))
 
 
-@settings(deadline=None)
+@settings(max_examples=20)
 @given(st.lists(MEASURED, min_size=2, max_size=8, unique_by=lambda point: point[0]))
 def test_nelder_mead_from_any_start_ends_no_lower(measured: list[tuple[int, float, float]]) -> None:
     given_points = [BatchPoint(*each) for each in measured]

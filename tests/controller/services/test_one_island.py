@@ -11,8 +11,10 @@ import pytest
 from daemons import Controller, controller, leading
 from fake_agent import FakeAgent
 
-from atoll.controller.jobs.agents.progress import PROFILE_EVERY_S
+from atoll.controller.jobs.lifecycle import reconciler
 from atoll.v1 import jobs_pb2 as pb
+
+PROFILE_EVERY_S = 0.25
 
 
 @pytest.fixture
@@ -22,9 +24,12 @@ async def head(etcd: str, tmp_path: Path) -> AsyncIterator[Controller]:
 
 
 @pytest.mark.timeout(400)
-async def test_two_islands_that_wait_for_their_link_are_told_of_one_exactly_once(head: Controller) -> None:
+async def test_two_islands_that_wait_for_their_link_are_told_of_one_exactly_once(
+    head: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """1. Two islands compute 32 samples each in 20 ms, and their steps take 100. 2. Once the run is steady its events
     say that one alone has all 64 after 50 ms, and so does its status. 3. More such profiles tell nothing more."""
+    monkeypatch.setattr(reconciler, "PROFILE_EVERY_S", PROFILE_EVERY_S)
     a, b = FakeAgent("a"), FakeAgent("b")
     b.register.island = "lyon"
     await asyncio.gather(a.connect(head.address), b.connect(head.address))
@@ -39,7 +44,7 @@ async def test_two_islands_that_wait_for_their_link_are_told_of_one_exactly_once
         for agent, rank in ((a, 0), (b, 1)):
             await agent.train((job, 1, rank), range(at, at + 20), local=32, total=64, compute_s=0.02, plan=1)
         at += 20
-        await asyncio.sleep(0.1)  # profiles come once a second: as fast as they can, steps only heat the processor
+        await asyncio.sleep(0.1)  # profiles come now and then: as fast as they can, steps only heat the processor
         while (await head.get(job)).progress.step < at - 1:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
         return await head.events(job)

@@ -58,7 +58,7 @@ def last(outcome: Outcome) -> PlanLog:
 
 @pytest.mark.parametrize("scenario", [THREE, TWO_ISLANDS], ids=["dense", "stale-sparse"])
 def test_the_same_scenario_and_seed_give_the_same_bytes(scenario: dict[str, Any]) -> None:
-    cluster = build(parse({**scenario, "learning": {**scenario["learning"], "samples": 8000}}, "x"), Path())
+    cluster = build(parse({**scenario, "learning": {**scenario["learning"], "samples": 4000}}, "x"), Path())
     texts = [json.dumps(document("x", seed, list(simulate(cluster, list(POLICIES), seed)))) for seed in (1, 1, 2)]
     assert texts[0] == texts[1]
     assert texts[0] != texts[2]
@@ -214,7 +214,7 @@ def test_the_batch_of_one_worker_follows_its_gradients_noise(noise_scale: float,
     scenario = {
         "entries": 1_000_000, "total_batch": 128, "devices": [{**FAST, "s": 0.2, "m": 0.2}],
         "learning": {
-            "samples": 60_000, "initial_batch": 128, "batches": [64, 512], "noise_scale": [noise_scale, noise_scale],
+            "samples": 30_000, "initial_batch": 128, "batches": [64, 512], "noise_scale": [noise_scale, noise_scale],
         },
     }  # fmt: skip
     outcome = run("goodput", scenario)
