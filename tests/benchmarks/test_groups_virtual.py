@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from grouping.virtual import Pace, Trial
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from atoll.strategies.groups.settings import Groups
 RULES = ("all", "pairs", "static", "scheduled")
 
 
+@cache
 def rounds_per_s(rule: str, stages: int, slower: float) -> float:
     paces = [Pace((1.0,) * stages) for _ in range(3)] + [Pace((slower,) * stages)]
     trial = Trial(Groups.model_validate({"stages": stages, "grouping": rule}), paces, 8, 48)
@@ -30,7 +33,7 @@ def test_one_slower_pipeline_costs_nearly_nothing_but_its_own_work() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30)
 @given(
     stages=st.integers(1, 3),
     paces=st.lists(st.lists(st.integers(1, 5), min_size=3, max_size=3), min_size=1, max_size=4),

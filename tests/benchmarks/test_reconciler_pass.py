@@ -13,7 +13,7 @@ from atoll.controller.jobs.lifecycle.reconciler import RANKS_A_PASS
 from atoll.controller.state.records import JobPhase
 from atoll.v1 import common_pb2
 
-NODES, DEVICES, JOBS = 100, 8, 10
+NODES, DEVICES, JOBS = 50, 8, 10
 
 
 async def calls_of_a_pass(cluster: LargeCluster) -> int:
@@ -45,7 +45,7 @@ async def training() -> LargeCluster:
 
 
 async def test_a_pass_costs_little_for_each_worker() -> None:
-    """1. 800 workers train, nothing happens: a pass called 62 functions for each of them, now 3. 2. One worker trains
+    """1. 400 workers train, nothing happens: a pass called 62 functions for each of them, now 3. 2. One worker trains
     no more: only its job is looked at. 3. Agents tell of new steps: with all profiles made anew, and held against the
     present plans, it called 450, now 60."""
     cluster = await training()
