@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,14 @@ KUBERNETES = ROOT / "deploy/kubernetes"
 NODES = ("gpu-1", "gpu-2.lab")
 
 
+@cache
+def commands() -> Any:
+    return typer.main.get_command(app)
+
+
 def parse(words: list[str]) -> dict[str, Any]:
     """What the command would get; raises click's own errors where it would refuse these words. Nothing is run."""
-    root: Any = typer.main.get_command(app)
+    root = commands()
     name, *rest = hoist(words)
     while name.startswith("--"):  # global options and their values
         name, *rest = rest[("=" not in name) :]
