@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import runpy
 import subprocess
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -73,8 +74,9 @@ def test_torch_is_asked_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """In this process, which has imported it more often than not: a new one takes seconds of a processor."""
 
     def run_here(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "asked.py").write_text(command[-1])
         with redirect_stdout(io.StringIO()) as printed:
-            exec(command[-1], {})
+            runpy.run_path(str(tmp_path / "asked.py"))
         return subprocess.CompletedProcess(command, 0, printed.getvalue())
 
     monkeypatch.setattr(machine.subprocess, "run", run_here)
