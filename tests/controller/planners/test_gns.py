@@ -16,7 +16,7 @@ from atoll.controller.planners.water_filling import F64
 from atoll.errors import BadInput
 
 BATCHES = (4, 12, 48)
-TRIALS = 4000
+TRIALS = 1500
 DIMENSIONS = 200
 
 
