@@ -20,8 +20,8 @@ BEHIND: Final[Mapping[str, float]] = {
 
 The largest of all cases and one step of the twelve, rounded up to a twentieth. `stale-sparse` and `local-steps` send a
 fifth of what is due, a step later. By settings that leave nothing out they add up updates of adaptive optimizers, whose
-moments are of each rank's own gradients. Under `groups` one replica may train a whole round, as while others compile: it
-makes three updates for one of plain torch, and by these plain torch itself passes points that lie 0.22 behind."""
+moments are of each rank's own gradients. Under `groups` one replica may train a whole round, as while others compile:
+it makes three updates for one of plain torch, and by these plain torch itself passes points that lie 0.22 behind."""
 CLOSE: Final = 0.02
 """The same for all other strategies: rounding. They stay within the spread of the seeds."""
 

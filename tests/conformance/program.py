@@ -126,6 +126,23 @@ class Plain:
         pass
 
 
+class Alone(Plain):
+    """Plain torch that trains what one rank does of each batch, and nothing of the others."""
+
+    def __init__(self, case: Case, rank: int) -> None:
+        super().__init__(case)
+        sizes = case.slices(0)
+        self._slice = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+
+    def __iter__(self) -> Iterator[Batch]:
+        for x, y, sample in super().__iter__():
+            if len(sample[self._slice]):
+                yield x[self._slice], y[self._slice], sample[self._slice]
+
+    def slices(self, batch: Batch) -> Iterable[tuple[Batch, float]]:
+        return [(batch, 1.0)]
+
+
 def train(case: Case, driver: Driver) -> Outcome:
     """Train the case's model for EPOCHS epochs. The outcome's tensors are copies."""
     feature, recipe = FEATURES[case.feature], RECIPES[case.optimizer]

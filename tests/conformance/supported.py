@@ -40,7 +40,8 @@ Each table changes one value of the base case: an MLP, SGD, float32, two workers
 
 A loss is close if it lies behind the worst of the three seeds by at most a share of what PyTorch gains in these twelve
 steps. A share is the largest that was measured and one step more. In so few steps, what a strategy sends late or leaves
-for later steps is a large part.
+for later steps is a large part. `local-steps` and `stale-sparse` add up updates that each rank made with its own
+samples. There a loss may also lie as far behind as PyTorch that trains one rank's samples alone.
 
 {behind}
 - {close}: all others
