@@ -65,21 +65,13 @@ async def test_of_five_candidates_exactly_one_leads_at_a_time(store: EtcdStore) 
         await done.pop().result().resign()
 
 
-async def test_a_leader_renews_its_lease_for_as_long_as_it_leads(store: EtcdStore) -> None:
-    leadership = await lead(candidate(store, b"one", 4))
-    await asyncio.sleep(6)
-    assert not leadership.lost.is_set()
-    await store.commit([Put("/atoll/a", b"")], fence=leadership.fence)
-    await leadership.resign()
-
-
 async def test_an_event_loop_that_is_busy_past_the_ttl_costs_no_leadership(store: EtcdStore) -> None:
     """1. A leader's event loop has work for longer than its lease. 2. Renewals were among what waited for the loop, so
     the lease ran out and another led. A thread renews it, whatever the loop does."""
     leadership = await lead(candidate(store, b"one", 4))
     busy_until_s = time.monotonic() + 6
     while time.monotonic() < busy_until_s:
-        sum(range(1_000_000))  # holds the loop, and the interpreter as well
+        sum(range(300_000))  # holds the loop, and the interpreter as well
         time.sleep(0.05)  # noqa: ASYNC251 - so does this, and leaves a processor to other tests
     await asyncio.sleep(0.5)
     assert not leadership.lost.is_set()
