@@ -127,16 +127,16 @@ def test_gradients_at_the_masters_are_of_what_all_share_and_updates_of_their_own
     names, plan = "abc", {"density": 0.1, "every": 1, "staleness": 0, "gradients": "own"}
     with islands(tmp_path, names, start=start, staleness=0, gradients="masters") as agent:
         agent.later_plans = [agent.plan(2, 9, [1.0] * len(names), plan)]
-        agent.start_workers("stale_train.py", str(tmp_path), "--look")
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2", "--look")
         assert agent.exit_codes() == [0] * len(names), agent.said()
         assert agent.warnings == []
     for rank in range(len(names)):
         looks = [json.loads(line) for line in (tmp_path / f"run-1-rank-{rank}.looks").read_text().splitlines()]
         forward, updates = ([one for one in looks if one["where"] == where] for where in ("forward", "update"))
-        assert len(forward) == len(updates) == 27
+        assert len(forward) == len(updates) == 18
         assert all(one["own"] for one in updates)
         assert [one["step"] for one in forward if one["masters"]][1:] == list(range(1, 10))
-        assert [one["step"] for one in forward if one["own"]][1:] == list(range(10, 27))
+        assert [one["step"] for one in forward if one["own"]][1:] == list(range(10, 18))
     begun, ended = ([kept(tmp_path, 1, rank, what) for rank in range(len(names))] for what in ("begin", "end"))
     masters = check_alike(ended, "masters")
     gradients = together(ended, "summed")
@@ -148,11 +148,11 @@ def test_one_nan_loss_leaves_out_one_update_and_is_reported(start: Start, tmp_pa
     good: nothing of it was ever sent again. 2. Digests agree on the way, all end with the same bits, and after the
     flush at the end every other gradient, of all islands, is in them; each tensor has an owner."""
     with islands(tmp_path, "abc", start=start, every=4, values="int2") as agent:
-        agent.start_workers("stale_train.py", str(tmp_path), "--nan-at", "5")
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2", "--nan-at", "5")
         assert agent.exit_codes() == [0] * 3, agent.said()
         (warning,) = agent.warnings
         assert warning.startswith("rank 1, step 5: its loss was not finite; its update was left out, for the gradients")
-        assert [one.non_finite for one in agent.steps[1]] == [0] * 5 + [1] * 22
+        assert [one.non_finite for one in agent.steps[1]] == [0] * 5 + [1] * 13
         assert all(not link.dropped for links in agent.links.values() for link in links.values())
         assert agent.steps[0][-1].non_finite == agent.steps[2][-1].non_finite == 0
     begun, ended = ([kept(tmp_path, 1, rank, what) for rank in range(3)] for what in ("begin", "end"))
@@ -191,7 +191,7 @@ def test_drained_and_resumed_by_as_many_or_fewer_nothing_is_lost(
     had; what is of no owner now is in the masters."""
     first = copy_of(stopped, tmp_path)
     with local(tmp_path, after, start=start, run=2) as agent:
-        agent.start_workers("stale_train.py", str(tmp_path))
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2")
         assert agent.exit_codes() == [0] * after, agent.said()
         assert agent.warnings == []
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(after)] for what in ("begin", "end"))
@@ -204,7 +204,7 @@ def test_drained_and_resumed_by_as_many_or_fewer_nothing_is_lost(
             one["owner_sums"].keys() == then["owner_sums"].keys() for one, then in zip(begun, first, strict=True)
         )
         assert equal(check_alike(begun, "masters"), check_alike(first, "masters"))
-    check_every_sample_once(tmp_path, epochs=3)
+    check_every_sample_once(tmp_path, epochs=2)
     origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
     check_nothing_was_lost(origin, check_alike(begun, "masters"), together(first, "summed"), left(begun), "updates")
     gradients = together([*first, *second], "summed")
@@ -218,7 +218,7 @@ def test_a_strategy_without_owners_that_goes_on_has_what_they_summed_in_its_mast
     owners: masters have taken the sums, and nothing is lost."""
     first = copy_of(stopped, tmp_path)
     with sparse(tmp_path, 3, start=start, run=2, strategy="stale-sparse", sparsity=0.9) as agent:
-        agent.start_workers("stale_train.py", str(tmp_path))
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2")
         assert agent.exit_codes() == [0] * 3, agent.said()
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(3)] for what in ("begin", "end"))
     origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
@@ -231,17 +231,17 @@ def test_a_strategy_without_owners_that_goes_on_has_what_they_summed_in_its_mast
 def test_a_killed_island_costs_its_own_and_no_part_counts_twice(
     start: Start, tmp_path: Path, every: int, staleness: int, gradients: str
 ) -> None:
-    """1. Rank 2 of three is killed in step 13; its gradients were all zero, and it owned a share. 2. The others save
+    """1. Rank 2 of three is killed in step 8; its gradients were all zero, and it owned a share. 2. The others save
     what they have, though each was in another round. 3. Two go on: of what the survivors trained everything is there
     that was not on its way to the dead owner or in its sum, and nothing twice."""
     settings: dict[str, Any] = {"every": every, "staleness": staleness, "values": "float32", "gradients": gradients}
     with local(tmp_path, 3, start=start, run=1, **settings) as agent:
-        agent.start_workers("stale_train.py", str(tmp_path), "--silent-rank", "1", "--raise-at", "13")
+        agent.start_workers("stale_train.py", str(tmp_path), "--silent-rank", "1", "--raise-at", "8")
         assert agent.workers[1].wait(timeout=120) == -signal.SIGKILL, agent.said()
         assert agent.exit_codes() == [75, -signal.SIGKILL, 75], agent.said()
-        assert 13 <= listing.newest(agent.job_directory)[0].step <= 14 + staleness
+        assert 8 <= listing.newest(agent.job_directory)[0].step <= 9 + staleness
     with local(tmp_path, 2, start=start, run=2, **settings) as agent:
-        agent.start_workers("stale_train.py", str(tmp_path))
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2")
         assert agent.exit_codes() == [0] * 2, agent.said()
         (lost,) = agent.warnings
         assert lost.startswith("the residual of rank 1 of run 1 is lost")
@@ -329,14 +329,14 @@ def moments(out: Path, *arguments: str, start: Start, names: str = "a", **settin
     with sparse(out, len(names), start=start, **settings) as agent:
         agent.shares = (4.0, 3.0, 2.0, 1.0)[: len(names)]
         agent.place([f"node-{rank}" for rank in range(len(names))], list(names))
-        agent.start_workers("noises.py", str(out), "60", "4", *arguments)
+        agent.start_workers("noises.py", str(out), "40", "4", *arguments)
         assert agent.exit_codes() == [0] * len(names), agent.said()
     return [torch.load(out / f"rank-{rank}.moments", weights_only=True) for rank in range(len(names))]
 
 
 def test_each_optimizer_has_the_second_moment_of_the_whole_batch(start: Start, tmp_path: Path) -> None:
     """1. Four workers of unequal batches: half of the entries mean an eighth to the last of what they mean to the
-    first, of the others all see the same signal and as much noise. 2. After 60 steps the second moment of each Adam is,
+    first, of the others all see the same signal and as much noise. 2. After 40 steps the second moment of each Adam is,
     in both halves, that of one process with the whole batch. 3. Their own are from a twelfth to ten times that.
     4. So it is where updates may come four steps late, and sums nine updates later."""
     (whole,) = moments(tmp_path / "whole", start=start, strategy="dense")
@@ -389,14 +389,14 @@ def test_an_island_of_several_workers_is_one_replica_over_a_stop_and_another_mem
     for what in ("residuals", "owner_sums"):
         assert {rank for rank, state in enumerate(first) if state[what]} == leaders
     with islands(tmp_path, then, start=start, run=2, **settings) as agent:
-        agent.start_workers("stale_train.py", str(tmp_path), *flags)
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2", *flags)
         assert agent.exit_codes() == [0] * len(then), agent.said()
         alone = ["all 4 workers of this run are of one island"] if len(set(then)) == 1 else []
         assert [one.partition(":")[0] for one in agent.warnings] == alone
         assert {one.strategy_metrics["islands"] for one in agent.steps[0]} == {len(set(then))}
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(len(then))] for what in ("begin", "end"))
     mates_have_the_same_weights(begun, then)
-    check_every_sample_once(tmp_path, epochs=3)
+    check_every_sample_once(tmp_path, epochs=2)
     assert equal(check_alike(second, "live"), check_alike(second, "masters"))
     if not flags:
         origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
