@@ -27,6 +27,7 @@ StateDict = Mapping[str, Any]
 SHARED: Final = "strategy"  # the name of what all ranks share beside model and optimizer
 _TRACKED: Final = "a tensor that run.track keeps"
 _MAPPINGS: Final = (dict, OrderedDict, defaultdict, Counter)
+_IMMUTABLE: Final = frozenset({bool, int, float, str, bytes, type(None)})
 
 
 @runtime_checkable
@@ -276,7 +277,7 @@ def _copied(value: Any, *, large: bool = False, into: Any = None) -> Any:
         return copied
     if type(value) in (list, tuple):
         return type(value)(_copied(item, large=large, into=_item(into, at)) for at, item in enumerate(value))
-    return copy.deepcopy(value)
+    return value if type(value) in _IMMUTABLE else copy.deepcopy(value)
 
 
 def _item(container: Any, key: Any) -> Any:

@@ -6,7 +6,8 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import astuple, replace
+from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Final
 
 import torch
@@ -18,6 +19,7 @@ from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput, PeerLost
 
 _PROPOSAL: Final = struct.Struct("<QBQQQQQQQQQQ")  # the fields of a Proposal
+_numbers: Final = attrgetter(*(field.name for field in fields(Proposal)))
 KEPT_PASSES: Final = 32
 """More than twice the passes that proposals may be late: a peer may be as far ahead of what is acted on here."""
 _DOING: Final = "agreeing on the plan"
@@ -33,8 +35,8 @@ class ReducedProposals:
         self._under_way: UnderWay | None = None
 
     def propose(self, number: int, own: Proposal) -> None:
-        fields = astuple(own)
-        self._bounds = torch.tensor([*fields, *(-one for one in fields)], dtype=torch.int64)
+        numbers = _numbers(own)
+        self._bounds = torch.tensor([*numbers, *(-one for one in numbers)], dtype=torch.int64)
         self._under_way = self._group.begin_least(self._bounds, _DOING)
 
     def collect(self, number: int, deadline_s: float) -> Sequence[tuple[str, Proposal]]:
@@ -76,7 +78,7 @@ class BroadcastProposals:
             self._heard.setdefault(number, {})[self._rank] = own
             self._compare(number)
         if self._world_size > 1:
-            self._broadcast(number, _PROPOSAL.pack(*astuple(own)))
+            self._broadcast(number, _PROPOSAL.pack(*_numbers(own)))
         self.check()
 
     def hear(self, number: int, rank: int, payload: bytes | memoryview) -> str | None:

@@ -58,6 +58,8 @@ class ReducedGradients(OneWorker):
         what all ranks say, by rank."""
         self._model = model
         self._reducer, self._events, self._busy, self._gather = reducer, events, busy, gather
+        self._regrouping = reducer if isinstance(reducer, RegroupingReducer) else None
+        self._separating = reducer if isinstance(reducer, SeparateReducer) else None
         self._lay_out()
         self._next = 0  # of the pieces, the first that has not left
         self._under_way: list[tuple[Bucket | Separate, Reduction | SeparateReduction]] = []
@@ -90,7 +92,7 @@ class ReducedGradients(OneWorker):
         if self._local:
             return
         self._local_sqnorms.clear()
-        if isinstance(self._reducer, RegroupingReducer) and self._reducer.regroup(opened.params):
+        if self._regrouping is not None and self._regrouping.regroup(opened.params):
             self._lay_out()
         self._reducer.begin(opened)
         self._times.begin()
@@ -232,12 +234,12 @@ class ReducedGradients(OneWorker):
             piece.mark_used()
             reduction = self._reducer.reduce(piece.flat, len(piece.slots), self._times.launching())
         else:
-            assert isinstance(self._reducer, SeparateReducer)  # or there were no such piece
+            assert self._separating is not None  # or there were no such piece
             # Without a gradient of this pass what an earlier one accumulated counts.
             earlier = piece.parameter.grad
             gradient = coalesced(earlier) if earlier is not None and not piece.came else piece.gradient
             ended = self._times.launching()
-            reduction = self._reducer.reduce_separate(piece.index, gradient, self._weight, ended)
+            reduction = self._separating.reduce_separate(piece.index, gradient, self._weight, ended)
         self._sent_bytes += reduction.sent_bytes
         self._under_way.append((piece, reduction))
         self._next += 1
