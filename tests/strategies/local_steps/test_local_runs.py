@@ -292,7 +292,7 @@ def test_second_moments_on_their_way_go_through_the_end_of_a_run(start: Start, t
     started anew; or it is stopped after steps 9 and 18. 3. It ends with the weights of the run that nothing happened
     to: to rounding, or bit for bit. Told anew after each stop they were others, by 0.003 to 0.014."""
     settings = {"density": 1.0, "values": "float32", "staleness": 0}
-    flags = ("--adamw", "--epochs", "4")
+    flags = ("--adamw", "--epochs", "3")
     calm, killed, stopped = (tmp_path / name for name in ("calm", "killed", "stopped"))
 
     def placed(out: Path, run: int) -> FakeAgent:
