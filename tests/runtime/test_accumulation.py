@@ -76,7 +76,7 @@ def test_the_noise_of_accumulated_gradients_is_that_of_the_samples(
     gradient of one batch, or of all four where none was exchanged before; the noise scale is found either way."""
     with FakeAgent(tmp_path, world_size=2, start=start) as agent:
         agent.shares = (3.0, 1.0)
-        agent.start_workers("known_noise.py", how, "400")
+        agent.start_workers("known_noise.py", how, "240")
         assert agent.exit_codes() == [0, 0], agent.said()
     assert (agent.prepared.optimizer, agent.prepared.batches_per_update) == ("adaptive", 4)
     estimator, seen = NoiseEstimator(), []
