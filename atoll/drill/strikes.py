@@ -82,8 +82,8 @@ class Striker:
         return [Hit(planned.strike, time.time(), (f"rank {rank} in step {step}",))] if step is not None else []
 
     async def _crowd(self, planned: Planned) -> list[Hit]:
-        """Only where no machine is away: a job that lacks a worker takes whatever device there is. Another crowd follows
-        one of which nothing can be said: its controller fell, or answered late."""
+        """Only where no machine is away: a job that lacks a worker takes whatever device there is. Another crowd
+        follows one of which nothing can be said: its controller fell, or answered late."""
         for _ in range(_CROWDS):
             leading = await _until(lambda: self._leading() if self._cluster.all_living("machine") else [])
             left = await come_and_go(self._cluster.addresses[leading[0]]) if leading else None
