@@ -1,6 +1,6 @@
 """Evaluations in mid-training, by strategies that a script trains with: evaluated_models.py PORTS DIRECTORY NAMES.
 
-Each strategy trains twice from equal weights, with evaluations and without. What ranks find together is compared with
+Each strategy trains twice from equal weights, once with evaluations and checkpoints. What ranks find is compared with
 plain torch, which loads the checkpoint of the same step into a fresh model and evaluates all samples alone."""
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def train(label: str, directory: Path, *, evaluates: bool) -> tuple[list[float],
     losses: list[float] = []
     found: dict[int, tuple[float, dict[str, torch.Tensor]]] = {}
     ahead = False
-    with opened(STRATEGIES[label], checkpoints=directory, every=1) as run:
+    with opened(STRATEGIES[label], checkpoints=directory if evaluates else None, every=int(evaluates)) as run:
         run._session.checkpoint = replace(run._session.checkpoint, keep=10)
         model = Network()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
