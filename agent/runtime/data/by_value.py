@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import io
 import multiprocessing
+import os
 import sys
+import threading
 import uuid
 from collections import ChainMap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
-from functools import partial
+from functools import cache, partial
 from multiprocessing.context import BaseContext
 from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
@@ -86,6 +88,8 @@ class _QueueByValue(Queue):  # type: ignore[type-arg]
         super().put(obj, block, timeout)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        if self._known is None:
+            _end_with_training_process()
         obj = super().get(block, timeout)
         if not isinstance(obj, tuple):
             return obj
@@ -109,6 +113,20 @@ class _QueueByValue(Queue):  # type: ignore[type-arg]
                 raise refusal from error
             except BadInput:
                 return _pack(_wrapped(f"in DataLoader worker process {worker.id}"), self._known)
+
+
+@cache
+def _end_with_training_process() -> None:
+    """End this worker process with the one that trains, also where that is killed: torch's own watch sees only the
+    server that forked the worker, and that lives as long as its workers."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="atoll-training-process", daemon=True).start()
 
 
 class _SharingPickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -98,6 +99,20 @@ def test_a_script_without_main_guard_trains_with_workers_on_what_it_defines(tmp_
     assert seen == {"rows": [2.0 * row for row in range(40)], "workers": [0, 1], "shared": [True]}
     with pytest.raises(BadInput, match="lock cannot be handed to a loader.s worker"):
         ByValue(threading.Lock()).__reduce__()
+
+
+def test_no_worker_process_outlives_a_training_process_that_is_killed(tmp_path: Path, start: Start) -> None:
+    """By SIGKILL, in mid-epoch and without an agent, which would end the process group. Their server ends as well."""
+    script = Path(__file__).parent.parent / "scripts" / "killed_in_epoch.py"
+    with (tmp_path / "log").open("wb") as log:
+        worker = start([sys.executable, str(script)], os.environ, log)
+    code, said = worker.wait(110), (tmp_path / "log").read_text()
+    assert code == -signal.SIGKILL, said
+    started = {int(pid) for pid in said.split()}
+    assert len(started) >= 4, "two workers, their server, and a tracker of what they share"
+    left = [one for one in psutil.process_iter() if one.pid in started and one.status() != psutil.STATUS_ZOMBIE]
+    _, alive = psutil.wait_procs(left, timeout=30)
+    assert alive == []
 
 
 def _children_of_the_server(within_s: float) -> list[psutil.Process]:
