@@ -123,7 +123,8 @@ def _end_with_training_process() -> None:
     assert parent is not None
 
     def watch() -> None:
-        parent.join()
+        while parent.is_alive():
+            parent.join(60.0)
         os._exit(1)
 
     threading.Thread(target=watch, name="atoll-training-process", daemon=True).start()
