@@ -6,16 +6,26 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, get_args, get_origin, get_type_hints
 
 from atoll.errors import BadInput, NotFound
 
 if TYPE_CHECKING:
+    from pydantic import TypeAdapter
     from pydantic_core import ErrorDetails
 
 _UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")  # of models, of data classes
 _WORDS: Final = (("input ", "it "), ("valid tuple", "list"), ("valid dictionary", "table"))
+
+
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return what pydantic checks a type with. It is built when first used: no process uses those of all types."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 def read_document(what: str, path: Path, max_bytes: int, *, absent: str = "Check the path", large: str) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
-from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter
+from pydantic import ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
 LATER: Final[Mapping[str, bool]] = MappingProxyType({"later": True})
@@ -31,13 +31,3 @@ class EtcdRecord:
             if field["name"] not in later and field["schema"]["type"] == "default":
                 field["schema"] = field["schema"]["schema"]
         return schema
-
-
-_ADAPTERS: Final[dict[Any, TypeAdapter[Any]]] = {}
-
-
-def adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return what pydantic checks a type with. It is built when first used: no process uses those of all types."""
-    if kind not in _ADAPTERS:
-        _ADAPTERS[kind] = TypeAdapter(kind)
-    return _ADAPTERS[kind]

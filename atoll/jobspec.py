@@ -15,8 +15,9 @@ from google.protobuf.message import Message
 from pydantic import AfterValidator, Field, PlainSerializer, SecretStr, Strict, ValidationError
 from pydantic_core import ErrorDetails
 
+from atoll.documents import adapter
 from atoll.errors import BadInput, SettingError
-from atoll.etcd_record import LATER, EtcdRecord, adapter
+from atoll.etcd_record import LATER, EtcdRecord
 from atoll.message_limits import JOB_ID, SHA256
 from atoll.strategies import registry
 from atoll.strategies.declaration import as_json, said

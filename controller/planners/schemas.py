@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Final, Self, TypeVar, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from atoll.documents import explain
+from atoll.documents import adapter, explain
 from atoll.errors import BadInput
 
 MAX_NODES: Final = 100_000
@@ -68,7 +68,7 @@ def read(schema: type[Read], text: str, what: str, example: str) -> Read:
     what: the document, as its users call it. example: what they may give, in words.
     """
     try:
-        value: Read = _adapter(cast(Any, schema)).validate_json(text)
+        value: Read = adapter(cast(Any, schema)).validate_json(text)
         return value
     except ValidationError as error:
         found = error.errors(include_url=False)
@@ -82,7 +82,7 @@ def read(schema: type[Read], text: str, what: str, example: str) -> Read:
 def plain(value: object, *, omit_none: bool = False) -> dict[str, Any]:
     """As plain data, under the names that JSON has: of a Schema what was said, of a plan every field."""
     kind: Any = type(value)
-    found: dict[str, Any] = _adapter(kind).dump_python(value, by_alias=True, exclude_unset=True, exclude_none=omit_none)
+    found: dict[str, Any] = adapter(kind).dump_python(value, by_alias=True, exclude_unset=True, exclude_none=omit_none)
     return found
 
 
@@ -124,8 +124,3 @@ def _nearest(value: Any, within: tuple[float, float]) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
     return min(max(value, within[0]), within[1])
-
-
-@cache
-def _adapter(schema: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(schema)

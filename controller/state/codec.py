@@ -6,12 +6,13 @@ etcd may hold what an older or newer Atoll wrote, so reading refuses unknown and
 from __future__ import annotations
 
 import json
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from pydantic import ValidationError
 
+from atoll.documents import adapter
 from atoll.errors import BadInput, SettingError
-from atoll.etcd_record import EtcdRecord, adapter
+from atoll.etcd_record import EtcdRecord
 
 Record = TypeVar("Record", bound=EtcdRecord)
 
@@ -20,14 +21,14 @@ _OTHER_VERSION: Final = "Another version of Atoll wrote it: run that one, or rem
 
 def encode(record: EtcdRecord) -> bytes:
     """JSON with sorted keys: equal records are equal bytes."""
-    plain = adapter(type(record)).dump_python(record, mode="json")
+    plain = adapter(cast(Any, type(record))).dump_python(record, mode="json")
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def decode(kind: type[Record], key: str, value: bytes) -> Record:
     """The record at `key`. Raises BadInput naming the key and the field that does not fit."""
     try:
-        record: Record = adapter(kind).validate_json(value)
+        record: Record = adapter(cast(Any, kind)).validate_json(value)
         return record
     except SettingError as error:
         raise BadInput(f"etcd key {key}: {error}. {_OTHER_VERSION}") from error
