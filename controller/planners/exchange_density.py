@@ -40,7 +40,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Final, Literal
 
-import numpy as np
 from pydantic import Field
 
 from atoll.controller.planners.schemas import MAX_NODES, BytesPerSecond, Schema, Seconds, Share, TotalBatch
@@ -101,9 +100,9 @@ class ExchangeDensityInput(Schema):
     def link_s(self, density: float) -> float:
         """Seconds of a step in which the slowest link carries what a step of this density sends."""
         islands = len(self.bandwidths)
-        sent = np.array([density, min(1.0, self.returned * density)])
-        carried = sent * (self.value_bytes + index_bytes(sent) / BLOCK_ENTRIES)
-        return float((islands - 1) / islands * self.entries / self.every * carried.sum() / min(self.bandwidths))
+        sent = (density, min(1.0, self.returned * density))
+        carried = sum(one * (self.value_bytes + index_bytes(one) / BLOCK_ENTRIES) for one in sent)
+        return (islands - 1) / islands * self.entries / self.every * carried / min(self.bandwidths)
 
     def drift_at(self, density: float) -> float | None:
         """Steps' worth of updates that would wait with this density; None where drift was not measured."""

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import Final
 
 import numpy as np
 
 from atoll.controller.planners.water_filling import F64
-
-Number = TypeVar("Number", float, F64)
 
 BLOCK_ENTRIES: Final = 16
 """Entries that share an index."""
@@ -77,17 +75,16 @@ class UpdateTraffic:
         return density * (1 - 1e-9)
 
 
-def index_bytes(density: Number) -> Number:
+def index_bytes(density: float) -> float:
     """Bytes of an index as the gap to the one before, 7 bits a byte, for blocks chosen at random with this density.
 
         bytes(d) = 1 + (1 - d)^(2^7) + (1 - d)^(2^14) + (1 - d)^(2^21)
 
     A gap reaches 2^7 with probability (1 - d)^(2^7), and so on.
     """
-    found: Any = 1.0
-    longer: Any = 1 - density
+    found, longer = 1.0, 1 - density
     for _ in range(3):
         for _ in range(7):
             longer = longer * longer  # a power's last bit would depend on the CPU, and recorded plans on it
-        found = found + longer
-    return cast(Number, found)
+        found += longer
+    return found
