@@ -126,7 +126,7 @@ class Plain:
         pass
 
 
-class Alone(Plain):
+class OneRank(Plain):
     """Plain torch that trains what one rank does of each batch, and nothing of the others."""
 
     def __init__(self, case: Case, rank: int) -> None:

@@ -17,7 +17,7 @@ import trainers
 from cases import TRAINERS, Case, Exact, Refused, expected
 from deviations import BEHIND, CLOSE, deviation
 from pool import CaseHung, Ended, Failed, WorkerPool
-from program import SPOILED_STEP, Alone, Outcome, Plain, loss_of, train
+from program import SPOILED_STEP, OneRank, Outcome, Plain, loss_of, train
 
 SEEDS: Final = (1, 2, 3)
 GENERATOR: Final = threading.Lock()
@@ -130,4 +130,4 @@ def _reached_alone(case: Case) -> list[float]:
     """Return the losses that plain torch reaches with each rank's samples alone: what each rank's updates make of them
     before they are added up, and all there is left of a rank that did not hear of the others."""
     with GENERATOR:
-        return [loss_of(case, train(case, Alone(case, rank)).end) for rank in range(case.world_size)]
+        return [loss_of(case, train(case, OneRank(case, rank)).end) for rank in range(case.world_size)]
