@@ -19,6 +19,7 @@ _TARGET_S: Final = 10.0
 """How long a strike waits for somebody to hit: right after another one there may be none."""
 _LOOK_S: Final = 0.05
 _CROWDS: Final = 3
+"""How many crowds one strike tries at most."""
 _PIECE_S: Final = 0.05
 """For each of the some twenty pieces of the own script's checkpoint, while who saves is to be struck."""
 

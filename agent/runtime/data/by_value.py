@@ -117,8 +117,10 @@ class _QueueByValue(Queue):  # type: ignore[type-arg]
 
 @cache
 def _end_with_training_process() -> None:
-    """End this worker process with the one that trains, also where that is killed: torch's own watch sees only the
-    server that forked the worker, and that lives as long as its workers."""
+    """End this worker process when the one that trains has ended, also where that was killed.
+
+    Torch's own watch looks at the server that forked the worker, and that server lives as long as its workers. The
+    first `get` calls this: while a worker is unpickled, multiprocessing does not know its parent yet."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
