@@ -71,6 +71,11 @@ class Endpoints:
     def closed(self) -> bool:
         return self._closed.is_set()
 
+    @property
+    def single(self) -> bool:
+        """Whether only one member is named, so that it may be a cluster of one."""
+        return len(self._members) == 1
+
     def preferred(self) -> EtcdMember:
         return self._members[self._preferred]
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
+
+import grpc.aio
 
 from atoll.controller.state.endpoints import HAS_LEADER, Endpoints, EtcdMember
 from atoll.controller.state.store import (
@@ -68,7 +71,11 @@ class EtcdStore:
         doing = f"writing {_name(changes)}"
 
         async def attempt(member: EtcdMember, timeout_s: float) -> Any:
-            return await member.kv.Txn(request, timeout=timeout_s, metadata=HAS_LEADER)
+            deadline = time.monotonic() + timeout_s
+            reply = await member.kv.Txn(request, timeout=timeout_s, metadata=HAS_LEADER)
+            if reply.succeeded and self.endpoints.single:
+                await _until_kept(member, reply.header.raft_term, doing, deadline - time.monotonic())
+            return reply
 
         reply = await self.endpoints.call(attempt, doing, repeatable=False)
         if not reply.succeeded:
@@ -124,6 +131,26 @@ class EtcdStore:
             return await member.kv.Range(request, timeout=timeout_s, metadata=HAS_LEADER)
 
         return await self.endpoints.call(attempt, doing, repeatable=True)
+
+
+async def _until_kept(member: EtcdMember, raft_term: int, doing: str, timeout_s: float) -> None:
+    """Return when a write that was just answered in `raft_term` is in etcd's log.
+
+    A cluster of one member answers a write before that (etcd before 3.4.21 and 3.5.5, its issue 14370), and where it
+    is killed then, the write is lost. It answers a read only when the log has what came before.
+
+    Raises StoreUnavailable where it does not answer, or does so after a restart, which is a new term.
+    """
+    lost = StoreUnavailable(
+        f"{doing}: etcd at {member.address} took it and ended before it was in its log, so the outcome is unknown"
+    )
+    nothing = wire.RangeRequest(key=b"\0", limit=1, keys_only=True)
+    try:
+        reply = await member.kv.Range(nothing, timeout=max(timeout_s, 0.001), metadata=HAS_LEADER)
+    except grpc.aio.AioRpcError as error:
+        raise lost from error
+    if reply.header.raft_term != raft_term:
+        raise lost
 
 
 def _txn(changes: Sequence[Change], conditions: Sequence[Condition], fence: Fence | None) -> Any:

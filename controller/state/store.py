@@ -87,8 +87,9 @@ class Fence:
 class WatchBatch:
     """Whole revisions in order, up to and with `revision`.
 
-    reset: the history up to `revision` was compacted, so events may be missing. List again; the watch itself
-    goes on at `revision`, so that events not newer than the listing are old and may be passed over.
+    reset: the history up to `revision` was compacted, or the store was put back to it, so events may be missing or
+    void. List again; the watch itself goes on at `revision`, so that events not newer than the listing are old and
+    may be passed over.
     """
 
     revision: int

@@ -79,6 +79,14 @@ async def _one_stream(
                 logger.warning("%s: history before revision %d was compacted", doing, response.compact_revision)
                 yield WatchBatch(response.compact_revision, (), reset=True)
                 return
+            # One of several members may be behind the others, and catches up.
+            if endpoints.single and response.created and response.header.revision < start_revision - 1:
+                logger.warning(
+                    "%s: etcd is at revision %d, before %d; it was restored from a copy, or lost its last writes",
+                    doing, response.header.revision, start_revision - 1,
+                )  # fmt: skip
+                yield WatchBatch(max(response.header.revision, 1), (), reset=True)
+                return
             if response.canceled:
                 raise StoreUnavailable(f"{doing}: etcd at {member.address} cancelled it: {response.cancel_reason}")
             unfinished += [_event_of(event) for event in response.events]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -94,6 +95,34 @@ async def test_no_event_is_lost_when_etcd_is_killed_again_and_again_under_writes
     end = await own_store.commit([Put("/atoll/w/end", b"")])
     await asyncio.wait_for(collecting, 30)
     assert seen == list(range(begin, end + 1))
+
+
+async def test_an_etcd_that_comes_again_with_older_data_makes_the_watcher_list_again(
+    own_etcd: EtcdServer, own_store: EtcdStore
+) -> None:
+    """1. A watch has delivered revision 12. 2. etcd comes again with a copy of its data from revision 2, as an
+    operator restores it. 3. The watch asked for revision 13 and heard nothing of the next ten writes."""
+    data = own_etcd.log.parent / "data"
+    begin = await own_store.commit([Put("/atoll/w/a", b"")])
+    own_etcd.kill()
+    shutil.copytree(data, data.with_name("copy"))
+    own_etcd.start()
+    await read_until_answered(own_store, "/atoll/w/a")
+    _, last = await put_many(own_store, 10)
+    async with aclosing(own_store.watch("/atoll/w/", begin)) as batches:
+        await collect(batches, last, [])
+        own_etcd.kill()
+        shutil.rmtree(data)
+        data.with_name("copy").rename(data)
+        own_etcd.start()
+        async with asyncio.timeout(30):
+            assert await anext(batches) == WatchBatch(begin, (), reset=True)
+            await read_until_answered(own_store, "/atoll/w/a")
+            again = await own_store.commit([Put("/atoll/w/b", b"")])
+            assert again < last
+            seen: list[int] = []
+            while not seen or seen[-1] < again:
+                seen += [event.mod_revision for event in (await anext(batches)).events]
 
 
 async def _collect_until_key(store: EtcdStore, key: str, begin: int, seen: list[int]) -> None:
