@@ -13,6 +13,7 @@ from torch import nn
 
 from atoll.agent.runtime.api.engine_inputs import pair_of
 from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.checkpoints.disk.tensorfile import digest_of
 from atoll.agent.runtime.data.orders import Generators
 from atoll.agent.runtime.pipeline.schedule import Direction
 from atoll.agent.runtime.pipeline.script_autocast import ScriptAutocast
@@ -74,6 +75,11 @@ class StagePasses:
         """P."""
         self._made: dict[tuple[int, int, int], tuple[Any, torch.Tensor]] = {}  # inputs and outputs that wait
         self._of: tuple[int, int] | None = None  # step and attempt that these are of
+        trained = {id(one) for one in self.parameters}
+        self._unsent = {n: one for n, one in _state(stage) if id(one) not in trained and one.layout is torch.strided}
+        self._digests = {name: digest_of(one) for name, one in self._unsent.items()}
+        self._versions = {name: one._version for name, one in self._unsent.items()}
+        self._rewritten: set[str] = set()
         self.drew = False
         """Whether the last pass drew random numbers (dropout) from the device's generator."""
         if layers := batch_statistics_layers(stage):
@@ -104,6 +110,22 @@ class StagePasses:
             )
         for one, piece in zip(self.parameters, torch.split(weights_P, self._sizes), strict=True):
             one.copy_(piece.reshape(one.shape))
+
+    def without_frozen(self, gradient_P: torch.Tensor) -> torch.Tensor:
+        """Return a volunteer's gradient without that of parameters which the script here has frozen since: there the
+        script does not run on."""
+        for one, piece_N in zip(self.parameters, torch.split(gradient_P, self._sizes), strict=True):
+            if not one.requires_grad:
+                piece_N.fill_(UNREACHED)
+        return gradient_P
+
+    def rewritten(self) -> Sequence[str]:
+        """Return the names of buffers and of parameters that do not train which are not as they were made: volunteers
+        have them from their own script, and what this one writes later they do not get."""
+        moved = [name for name, one in self._unsent.items() if one._version != self._versions[name]]
+        self._versions |= {name: self._unsent[name]._version for name in moved}
+        self._rewritten |= {name for name in moved if digest_of(self._unsent[name]) != self._digests[name]}
+        return sorted(self._rewritten)
 
     def begin(self, step: int, attempt: int) -> None:
         """Activations of other ones are needed no more."""
@@ -198,7 +220,7 @@ class StagePasses:
             raise BadInput(
                 f"the forward pass wrote {', '.join(moved[:3])} of the model. Under strategy volunteer any worker may "
                 "make a pass, once or several times, and what it writes would stay there. Register what is no state "
-                "with persistent=False, write between two rounds, or use another strategy"
+                "with persistent=False, or use another strategy"
             )
         if not self.last and (outputs.shape[:1] != (asked.samples,) or outputs.dtype not in FLOATS):
             raise BadInput(
@@ -235,13 +257,16 @@ class StagePasses:
 
 def _written(module: nn.Module) -> set[tuple[str, tuple[int, int]]]:
     """Return (name, address and version) of all parameters and persistent buffers: a write changes its entry."""
-    found = set()
+    return {(name, (tensor.data_ptr(), tensor._version)) for name, tensor in _state(module)}
+
+
+def _state(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield all parameters and persistent buffers, each under every name that it has."""
     for path, one in module.named_modules():
         kept = {name: own for name, own in one._buffers.items() if name not in one._non_persistent_buffers_set}
         for name, tensor in {**one._parameters, **kept}.items():
             if tensor is not None:
-                found.add((f"{path}.{name}".lstrip("."), (tensor.data_ptr(), tensor._version)))
-    return found
+                yield f"{path}.{name}".lstrip("."), tensor
 
 
 def _vector(parameter: nn.Parameter) -> torch.Tensor:

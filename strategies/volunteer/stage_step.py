@@ -257,6 +257,11 @@ class StageStep:
             found.append(_rows(task.samples, self._row_in))
         return found
 
+    def of_what_trains(self, task: Task, answer: list[torch.Tensor]) -> list[torch.Tensor]:
+        if task.direction is Direction.FORWARD:
+            return answer
+        return [self._passes.without_frozen(answer[0]), *answer[1:]]
+
     def compute(self, task: Task) -> list[torch.Tensor]:
         return self._computed(task, own=False)
 

@@ -54,6 +54,9 @@ class StageWork(Protocol):
     def wanted(self, task: Task) -> Sequence[Wanted]:
         """Of each tensor of its answer."""
 
+    def of_what_trains(self, task: Task, answer: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The part of a volunteer's answer that is wanted. A volunteer does not know what was frozen since."""
+
     def compute(self, task: Task) -> list[torch.Tensor]:
         """The server's own answer."""
 
@@ -127,6 +130,7 @@ class TaskServer:
         self._unchecked: deque[_Unchecked] = deque()  # at most MOST_OPEN of a client
         self._malformed: set[str] = set()  # whose first malformed message was told of
         self._out = 0  # of those that were shut out, so many were told
+        self._closed = ""  # why nobody may help any more
         self.pool.join(SELF, power)
 
     @property
@@ -186,6 +190,12 @@ class TaskServer:
             if not isinstance(task, Refusal):
                 self._work.take(client, task, answer)
             self.changed.notify_all()
+
+    def refuse_all(self, why: str) -> None:
+        """Shut out whoever helps, and whoever comes. Used under `changed`."""
+        self._closed = why
+        for client in [one for one in self.pool.clients if one != SELF]:
+            self.pool.shut_out(client, why)
 
     def end(self) -> None:
         """Tell the volunteers that nothing follows."""
@@ -251,6 +261,9 @@ class TaskServer:
             self.pool.leave(name)
             if name in self._uses:
                 self._uses[name].start_again()
+        if self._closed:
+            self._send(sender, {"kind": "out", "why": self._closed})
+            return
         if name in self._uses and self._rests(name):
             self._names[sender] = name
             self._versions.setdefault(sender, NOTHING)
@@ -363,6 +376,7 @@ class TaskServer:
         if of_content(answer, wanted) is not None:
             self.pool.answer(client, task_number, now_s, fits=False)
             return
+        answer = self._work.of_what_trains(task, answer)
         norm = float(answer[0].norm()) / task.samples
         bound = self._bounds[task.direction]
         if self._comparisons.due(client) or bound.exceeded(norm):

@@ -122,6 +122,7 @@ class VolunteerEngine:
     def _trained(self, batch: Any, taken: BatchSlice) -> torch.Tensor:
         counted: list[int] = []
         begun_s = time.monotonic()
+        self._look_at_what_volunteers_lack()
         if self._shared_out or self._parts.place.stages > 1:
             indices = self._own_samples(batch, taken)
         else:
@@ -247,6 +248,16 @@ class VolunteerEngine:
         counts = split_batch(len(left), taken.shares or (1.0,))
         begin = sum(counts[: place.rank])
         return own, left[begin : begin + counts[place.rank]]
+
+    def _look_at_what_volunteers_lack(self) -> None:
+        """Let nobody help where the script wrote what volunteers have from their own."""
+        if self._server is None or not (names := self._passes.rewritten()):
+            return
+        with self._step.changed:
+            self._server.refuse_all(
+                f"the script wrote {', '.join(names[:3])} of the model since run.prepare_pipeline, and volunteers are "
+                "sent trained parameters alone. Write it before, or train without volunteers"
+            )
 
     def _advance(self) -> None:
         """Compute what is to be compared, else a task; where there is neither, wait for others."""

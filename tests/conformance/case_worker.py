@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,7 +23,7 @@ import engines
 import torch
 import torch.distributed as dist
 import trainers
-from cases import JOINED_STEP, STRATEGIES, TRAINERS, Case
+from cases import JOINED_STEP, STRATEGIES, TRAINERS, Case, Refused, expected
 from models import Batch, Samples, Stream
 from program import MAX_NORM, Outcome, train
 from torch import nn
@@ -35,6 +36,7 @@ from atoll.strategies import registry
 
 STOPPED_STEP = 2
 """The first run of a case that resumes ends once it has come so far."""
+TURN_S = 30.0
 STUCK_S = 45.0
 """A case that takes this long has its threads' stacks written to the worker's log. The pool waits a little longer."""
 
@@ -59,6 +61,8 @@ class Atoll:
         """arrived: file that this worker creates where it waits for what the pool's agent does."""
         name, settings = STRATEGIES[case.strategy]
         self._case, self._number, self._arrived = case, number, arrived
+        self._passes = arrived.with_name(f"passes-{number}")
+        self._helped = 0
         self.adapter: Any = None
         join = atoll.init
         if case.wrapper in TRAINERS:
@@ -92,11 +96,28 @@ class Atoll:
         return [(batch, 1.0)]
 
     def pass_begins(self) -> None:
-        """Die or raise in a pass, where this case loses this rank."""
+        """Die or raise in a pass, where this case loses this rank; let the volunteer make one, where it has one."""
+        if self._case.event == "helped" and not isinstance(expected(self._case), Refused):
+            self._take_turns()
         if self._case.event == "lost" and self.run.rank == 2 and self.step == self._case.lost_step:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._case.event == "raises" and self.run.rank == 1 and self.step == STOPPED_STEP:
             raise ValueError("the loss cannot be computed")
+
+    def _take_turns(self) -> None:
+        """Let the first rank wait in each step until the volunteer makes a pass of it, which that counts in a file."""
+        if self.run._session.helping is not None:
+            with self._passes.open("a") as count:
+                count.write(".")
+        elif self.run.rank == 0:
+            deadline = time.monotonic() + TURN_S
+            while self._counted() <= self._helped:
+                assert time.monotonic() < deadline, "the volunteer makes no pass"
+                time.sleep(0.001)
+
+    def _counted(self) -> int:
+        """Return how many passes the volunteer has made."""
+        return self._passes.stat().st_size if self._passes.exists() else 0
 
     def backward(self, loss: torch.Tensor) -> None:
         self.pass_begins()
@@ -117,6 +138,7 @@ class Atoll:
     def begin_step(self, step: int) -> None:
         case, link = self._case, self.run._link
         assert link is not None
+        self._helped = self._counted()
         if case.by_rounds:  # in a round this rank may find no batch
             self.pass_begins()
         if case.event == "resume" and self._number == 1 and step == STOPPED_STEP:

@@ -42,6 +42,7 @@ WRAPPERS: Final = (
 )  # fmt: skip
 EVENTS: Final = (
     "none", "one-worker", "shares-98-2", "empty-slice", "plan-change", "resume", "one-nan", "lost", "join",
+    "helped",
 )  # fmt: skip
 AXES: Final[Mapping[str, Sequence[str]]] = {
     "strategy": tuple(STRATEGIES),
@@ -58,7 +59,7 @@ JOINED_STEP: Final = 8
 TRAINERS: Final = ("huggingface", "lightning", "accelerate")
 """Wrappers that make the loop themselves: trainers of other frameworks, as they are and on Atoll's adapters."""
 SLOW_WRAPPERS: Final = ("compile", "compile-fullgraph", "loader-workers", *TRAINERS)
-SLOW_EVENTS: Final = ("lost", "join")
+SLOW_EVENTS: Final = ("lost", "join", "helped")
 """Values that cost seconds a case: the short subset has none of them."""
 
 CHEAP: Final[Mapping[str, Sequence[str]]] = {
@@ -88,7 +89,7 @@ class Case:
 
     @property
     def processes(self) -> int:
-        return 3 if self.event == "join" else self.world_size
+        return 3 if self.event in {"join", "helped"} else self.world_size
 
     @property
     def starts_again(self) -> bool:
@@ -161,6 +162,8 @@ class Case:
     @property
     def micro_batches(self) -> int:
         """Return the passes that `run.prepare_pipeline` makes of a batch."""
+        if self.event == "helped":
+            return 4  # a rank is at one while its volunteer has others
         return 2 if self.wrapper == "accumulated" and self.by_engine else 1
 
     @property
@@ -237,6 +240,8 @@ def impossible(case: Case) -> str:
         return "the trainer makes the loop, and takes one optimizer"
     if case.wrapper in TRAINERS and case.precision not in {"float32", "bfloat16"}:
         return "the trainer has a setting of its own for mixed precision"
+    if case.event == "helped" and case.strategy != "volunteer":
+        return "no other strategy takes volunteers' help"
     if case.wrapper in TRAINERS and case.event in SLOW_EVENTS:
         return "the trainer makes the loop, in which no worker can wait for a step"
     if recipe.closure and case.precision.startswith("float16"):
@@ -352,7 +357,12 @@ def pairs(axes: Mapping[str, Sequence[str]]) -> set[Pair]:
     """Return all pairs of values of two axes that are possible, each in the order of the axes."""
     named = {name: [(name, value) for value in values] for name, values in axes.items()}
     every = {pair for one, other in combinations(axes, 2) for pair in product(named[one], named[other])}
-    return {pair for pair in every if not impossible(Case(**dict(pair)))}
+    return {pair for pair in every if not impossible(case_of(dict(pair)))}
+
+
+def case_of(values: Mapping[str, str]) -> Case:
+    """Return the simplest case that has these values."""
+    return Case(**({"strategy": "volunteer"} if values.get("event") == "helped" else {}) | values)
 
 
 def covering(needed: set[Pair], axes: Mapping[str, Sequence[str]] = AXES) -> Sequence[Case]:
@@ -385,7 +395,7 @@ def _pairs_of(values: Mapping[str, str]) -> set[Pair]:
 
 
 def _refused(values: Mapping[str, str]) -> bool:
-    return isinstance(expected(Case(**values)), Refused)
+    return isinstance(expected(case_of(values)), Refused)
 
 
 def short() -> Sequence[Case]:

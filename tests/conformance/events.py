@@ -34,6 +34,11 @@ def stop_broken(agent: FakeAgent, connections: list[Connection]) -> None:
         agent.send_stop(0)
 
 
+def takes_help(agent: FakeAgent, connections: list[Connection]) -> bool:
+    """Wait until the first worker has said where volunteers may help it. Returns False where it has ended before."""
+    return _until(lambda: 0 in agent.volunteers.ports, connections)
+
+
 def form_without_last(agent: FakeAgent, connections: list[Connection], *, at_boundary: bool) -> None:
     """The last worker has died: let the others train without it, or stop them where one cannot.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import secrets
 import signal
 import sys
 import tempfile
@@ -85,6 +86,7 @@ class WorkerPool:
             agent.spec.seed = 1
             agent.makes_views = case.event in {"lost", "join", "raises"}
             agent.saves = case.runs > 1
+            agent.volunteers.secret = secrets.token_bytes(32) if case.event == "helped" else b""
             agent.shares = (1.0,) * workers if again else case.shares
             places = range(case.processes)
             agent.place([f"n{place}" for place in places], [f"i{place}" for place in places])
@@ -93,9 +95,15 @@ class WorkerPool:
             port = free_port()
             arrived = [folder / f"arrived-{number}-{rank}" for rank in range(case.processes)]
             connections = [connection for _, connection in self.ready(workers if again else case.processes)]
+            volunteer = connections.pop() if case.event == "helped" else None
             for rank, connection in enumerate(connections):
                 environment = agent.environment(rank, port) if rank < workers else agent.joiner_environment(rank)
                 connection.send_bytes(pickle.dumps((case, number, environment, arrived[rank])))
+            if volunteer is not None and events.takes_help(agent, connections):
+                environment = agent.volunteer_environment(workers, 0)
+                volunteer.send_bytes(pickle.dumps((case, number, environment, arrived[workers])))
+                ended = [self._answer(case, connection) for connection in (*connections, volunteer)]
+                return ended if ended[-1] is not None else ended[:-1]
             if case.event == "resume" and number == 1:
                 events.stop(agent, connections, arrived)
             elif case.event == "raises":

@@ -15,10 +15,10 @@ HEAD: Final = """# What is supported
 This page is generated from the table of the conformance suite (`tests/conformance/`). For each cell two real workers
 train a small model through Atoll's public calls, and plain PyTorch trains the same program in one process on whole
 batches, without Atoll. `make test` runs cases that cover every pair of values; `make test-long` adds workers that are
-lost or join, compiled models, loader processes and the trainers of Hugging Face, Lightning and Accelerate, which are
-compared with the same trainer alone. `groups` and `volunteer` make passes and updates themselves: their workers call
-[`run.prepare_pipeline`](training.md), and a wrapper that needs a loop of the script's own is refused. Any cell can be
-tried by hand:
+lost or join, volunteers, compiled models, loader processes and the trainers of Hugging Face, Lightning and Accelerate,
+which are compared with the same trainer alone. `groups` and `volunteer` make passes and updates themselves: their
+workers call [`run.prepare_pipeline`](training.md), and a wrapper that needs a loop of the script's own is refused. Any
+cell can be tried by hand:
 
 ```
 .venv/bin/python scripts/conformance strategy=local-steps feature=lstm optimizer=adamw precision=autocast
@@ -32,7 +32,7 @@ tried by hand:
 | ↻ | The survivors save the last step and the run starts again from it, then = or ≈ holds. |
 | ✗ | `run.prepare` refuses it with an error that names the cause. |
 | ✗ later | The script or the model does it after `run.prepare`. That call or pass is refused in the same way. |
-| – | PyTorch itself cannot train it, or it needs a GPU. |
+| – | PyTorch itself cannot train it, it needs a GPU, or the strategy has no such event. |
 
 Each table changes one value of the base case: an MLP, SGD, float32, two workers with equal shares. A name such as
 `local-steps/exact` means settings that leave nothing out: `density = 1`, `values = "float32"`, `staleness = 0`. In
@@ -48,7 +48,8 @@ samples. There a loss may also lie as far behind as PyTorch that trains one rank
 
 The events "lost" and "join" change who trains in mid-run, in the same processes: the last of three workers is killed
 (SIGKILL) in a step, or a third worker joins two at a step's boundary. No copy of the state is kept in other machines'
-memory here (`memory_replicas = 1`); [membership](membership.md) says what each strategy does with one.
+memory here (`memory_replicas = 1`); [membership](membership.md) says what each strategy does with one. In the event
+"helped" a volunteer makes passes of every step in the first worker's place.
 """
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import CHEAP, STRATEGIES, Case, Exact, Learns, Refused, expected, pairs, short
+from cases import CHEAP, STRATEGIES, Case, Exact, Learns, Refused, case_of, expected, pairs, short
 from deviations import deviation
 from pool import Failed, WorkerPool
 from supported import PAGE, page
@@ -37,10 +37,11 @@ def test_every_pair_of_values_trains_as_plain_torch_or_is_refused(pools: Sequenc
 
 
 @pytest.mark.timeout(600)
-def test_workers_that_are_lost_or_join_leave_training_as_it_is(start: Start, tmp_path: Path) -> None:
+def test_workers_that_are_lost_or_join_and_volunteers_leave_training_as_it_is(start: Start, tmp_path: Path) -> None:
     """1. The last of three workers dies (SIGKILL) in a step. The others make that step again without it, in the same
     processes, or save and start again. 2. Two workers train; a third starts, and all three go on from a step's
-    boundary. 3. In both cases they end with the same weights: those of plain torch, or the loss is."""
+    boundary. 3. A volunteer makes passes of each step in the first worker's place. 4. In all cases they end with the
+    same weights: those of plain torch, or the loss is."""
     lost = [
         Case("dense", "ema", "adamw", "float32", "accumulated", "lost"),
         Case("dense", "batch-norm", "closure", event="lost"),
@@ -60,8 +61,12 @@ def test_workers_that_are_lost_or_join_leave_training_as_it_is(start: Start, tmp
         Case("groups/exact", event="join"),
         Case("volunteer", "tied", "changed-mid-run", event="join"),
     ]
+    helped = [
+        Case("volunteer", "frozen-mid-run", "adamw", "autocast", event="helped"),
+        Case("volunteer", "experts", "per-group", "float32", "clip", "helped"),
+    ]
     with WorkerPool(start, tmp_path) as pool:
-        assert failures([*joins, *lost], pool) == []
+        assert failures([*joins, *helped, *lost], pool) == []
 
 
 @pytest.mark.timeout(300)
@@ -79,7 +84,7 @@ def test_the_cases_cover_every_possible_pair() -> None:
     """Slow values aside, which the long suite covers. A refused case covers what is refused by itself."""
     trained = [case for case in CASES if not isinstance(expected(case), Refused)]
     for pair in pairs(CHEAP):
-        by_itself = isinstance(expected(Case(**dict(pair))), Refused)
+        by_itself = isinstance(expected(case_of(dict(pair))), Refused)
         among = CASES if by_itself else trained
         assert any(all(getattr(case, name) == value for name, value in pair) for case in among), pair
 

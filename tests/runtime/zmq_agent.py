@@ -11,6 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol
@@ -21,7 +22,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from atoll.agent.runtime.transport.keys import generate
 from atoll.strategies.declaration import as_json
-from atoll.v1.agents_pb2 import DataKeys, Launch, Member, Notice, Prepared, View, ViewMember
+from atoll.v1.agents_pb2 import DataKeys, Helping, Launch, Member, Notice, Prepared, View, ViewMember
 from atoll.v1.common_pb2 import (
     LEVEL_WARNING,
     VIEW_STAGE_TRAINING,
@@ -38,6 +39,7 @@ from atoll.v1.common_pb2 import (
     WorkerId,
 )
 from atoll.v1.worker_pb2 import Stop, SupervisorMessage, Welcome, WorkerMessage
+from atoll.volunteer_ticket import ticket
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -106,6 +108,18 @@ def torchrun_environment(rank: int, world_size: int, port: int) -> dict[str, str
     }
 
 
+@dataclass
+class Volunteers:
+    """Who may help a run's ranks."""
+
+    secret: bytes = b""
+    """With which tickets are made; empty where nobody may."""
+    ports: dict[int, int] = field(default_factory=dict)
+    """By rank, where it takes help."""
+    helping: dict[int, Helping] = field(default_factory=dict)
+    """By a volunteer's number, whom it helps."""
+
+
 class FakeAgent:
     """Answers Hello, records everything, and sends what a test asks for. Owns its thread and the workers it starts."""
 
@@ -134,6 +148,7 @@ class FakeAgent:
         self.later_plans: list[Plan] = []  # told in Welcome
         self.members: Sequence[Member] = ()
         self.keys: Sequence[DataKeys] = ()  # by rank
+        self.volunteers = Volunteers()
         self.speed = 1.0
         self.speeds: dict[int, float] = {}  # of ranks that have another
         self.saves = True  # checkpoints, to disk
@@ -157,8 +172,7 @@ class FakeAgent:
         self.notices: list[Notice] = []
         self.hellos: list[WorkerMessage] = []
         self.alive: dict[int, tuple[int, int]] = {}  # by rank: step, plan
-        self.alive_count = 0
-        self.checkpoint_step = 0
+        self.alive_count = self.checkpoint_step = 0
         self.entries: dict[int, int] = {}  # of parameters, by rank
         self.prepared = Prepared()  # as rank 0 told last
         self.workers: list[Worker] = []
@@ -357,6 +371,19 @@ class FakeAgent:
             "LOCAL_WORLD_SIZE": "1",
         }
 
+    def volunteer_environment(self, number: int, rank: int) -> dict[str, str]:
+        """Return the environment of a volunteer that helps this rank, which has said where."""
+        name = f"friend-{number}/0"
+        self.volunteers.helping[number] = Helping(
+            name=name,
+            ticket=ticket(self.volunteers.secret, name),
+            address="127.0.0.1",
+            port=self.volunteers.ports[rank],
+            public_key=self.keys[0].public[rank],
+        )
+        alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        return {**self.environment(number, free_port()), **alone, "ATOLL_RANK": str(number)}
+
     def start_joiner(self, script: str, *args: str) -> int:
         """Start one more worker beside the newest view. Returns its rank."""
         rank = len(self.workers)
@@ -420,6 +447,8 @@ class FakeAgent:
                         router.send_multipart([identity, self._welcome(rank).SerializeToString()])
                 case "alive":
                     self.alive[rank] = (message.alive.step, message.alive.plan)
+                    if message.alive.volunteer_port:
+                        self.volunteers.ports[rank] = message.alive.volunteer_port
                     if message.alive.HasField("view") and self.stands[rank][-1:] != [message.alive.view]:
                         self.stands[rank].append(message.alive.view)
                         self.said_at_s[rank].append(time.monotonic())
@@ -460,7 +489,7 @@ class FakeAgent:
         ]
 
     def _welcome(self, rank: int) -> SupervisorMessage:
-        beside = self.joining.get(rank)
+        beside, helping = self.joining.get(rank), self.volunteers.helping.get(rank)
         first = self.plan(
             1,
             0,
@@ -470,18 +499,23 @@ class FakeAgent:
             learning_rate_factor=self.learning_rate_factor,
             view=int(self.makes_views),
         )
-        world_size = self.world_size if beside is None else len(beside.members) + 1
-        keys = self.keys[rank] if self.keys else None
+        if helping is not None:
+            first = self.plan(1, 0, (1.0,))
+        world_size = 1 if helping is not None else self.world_size if beside is None else len(beside.members) + 1
+        keys = self.keys[rank] if self.keys and helping is None else None
         launch = Launch(
             id=self.id_of(rank),
             world_size=world_size,
-            local_rank=rank if beside is None else 0,
-            local_world_size=self.world_size if beside is None else 1,
+            local_rank=rank if beside is None and helping is None else 0,
+            local_world_size=self.world_size if beside is None and helping is None else 1,
             spec=self.spec,
             plan=first if beside is None else beside.plan,
-            members=self._placed(range(world_size)),
-            keys=DataKeys(secret=keys.secret, public=keys.public[:world_size]) if keys is not None else None,
+            members=self._placed(range(world_size)) if helping is None else (),
+            keys=DataKeys(secret=keys.secret, public=keys.public[:world_size], volunteers=self.volunteers.secret)
+            if keys is not None
+            else None,
             joins=beside,
+            helping=helping,
         )
         return SupervisorMessage(
             welcome=Welcome(

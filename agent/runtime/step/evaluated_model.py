@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-import xxhash
 from torch import nn
 
-from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
+from atoll.agent.runtime.checkpoints.disk.tensorfile import digest_of
 from atoll.agent.runtime.step.step_exchange import StepExchange
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput
@@ -57,7 +56,7 @@ class EvaluatedModel:
             return []
         frozen = {name: one.detach() for name, one in self._model.named_parameters() if not one.requires_grad}
         untrained = {**frozen, **dict(self._model.named_buffers())}
-        own = {name: [str(one.dtype), list(one.shape), _digest(one)] for name, one in untrained.items()}
+        own = {name: [str(one.dtype), list(one.shape), digest_of(one)] for name, one in untrained.items()}
         ranks = [json.loads(said) for said in group.gather_bytes(json.dumps(own).encode())]
         differing = [
             untrained[name]
@@ -77,10 +76,6 @@ def _outside_inference() -> Iterator[None]:
     with torch.inference_mode(False), torch.no_grad():
         yield
     torch.clear_autocast_cache()
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    return xxhash.xxh3_128_hexdigest(bytes_of(tensor.detach().cpu().contiguous()))
 
 
 @contextmanager

@@ -147,6 +147,37 @@ def test_autocast_in_float16_is_refused_by_name() -> None:
         ScriptAutocast.current("cpu")
 
 
+def test_the_gradient_of_a_layer_that_was_frozen_since_is_left_out() -> None:
+    """1. A script freezes a layer after some steps. 2. The volunteer's script does not run on, so its answer has a
+    gradient of that layer: it was taken for a lie, or moved the layer."""
+    here, there = (passes(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))) for _ in range(2))
+    there.load(here.weights())
+    for parameter in here.parameters[:2]:
+        parameter.requires_grad_(False)
+    own, answer = (one.compute(task(Direction.BACKWARD), [NUMBERS])[0] for one in (here, there))
+    assert not torch.equal(answer, own)
+    assert torch.equal(here.without_frozen(answer), own)
+    here.set_gradient(answer)
+    assert [one.grad is None for one in here.parameters] == [True, True, False, False]
+
+
+def test_what_the_script_writes_to_state_that_volunteers_are_not_sent_is_named() -> None:
+    """1. The same values again, as a resume writes them, are no change. 2. Trained parameters are sent. 3. A frozen
+    parameter and a buffer are not."""
+    model = nn.Sequential(nn.Linear(4, 3), Counting(persistent=True))
+    model[0].weight.requires_grad_(False)
+    here = passes(model)
+    with torch.no_grad():
+        model[0].bias.add_(1)
+        model[0].weight.mul_(1)
+    assert here.rewritten() == []
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    model[1].count += 1
+    assert here.rewritten() == ["0.weight", "1.count"]
+    assert here.rewritten() == ["0.weight", "1.count"]
+
+
 class Counting(nn.Module):
     """Counts its forward passes."""
 

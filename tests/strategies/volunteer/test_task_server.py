@@ -38,6 +38,9 @@ class Sums:
     def wanted(self, task: Task) -> Sequence[Wanted]:
         return [((self.entries,), torch.float32)]
 
+    def of_what_trains(self, task: Task, answer: list[torch.Tensor]) -> list[torch.Tensor]:
+        return answer
+
     def compute(self, task: Task) -> list[torch.Tensor]:
         return [answer_of(torch.arange(task.begin, task.end), self.entries)]
 
@@ -201,6 +204,21 @@ def test_who_lies_is_shut_out_and_where_it_had_counted_the_step_begins_again(rig
     back = rig.client("v")
     header, _ = rig.heard(back)
     assert (header["kind"], "of its" in header["why"]) == ("out", True)
+
+
+def test_nobody_helps_any_more_where_volunteers_lack_what_the_script_wrote(rig: Rig) -> None:
+    """1. One helps. 2. The rank finds that its script wrote a buffer, which volunteers are not sent. 3. Who helps and
+    who comes are told why, and the rank computes all by itself."""
+    there = rig.client("there")
+    number, samples = rig.task(there)
+    rig.server.refuse_all("the script wrote scale")
+    rig.answer(there, number, answer_of(samples))
+    assert rig.told[-1] == "there is shut out: the script wrote scale"
+    late = rig.client("late")
+    for line in (there, late):
+        assert rig.heard(line)[0] == {"kind": "out", "why": "the script wrote scale"}
+    assert rig.work.counted == []
+    assert list(rig.server.pool.clients) == [SELF]
 
 
 def test_another_kind_of_device_is_shut_out_where_the_model_draws_random_numbers(rig: Rig) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol, TypeGuard
 
 import torch
+import xxhash
 
 from atoll.agent.runtime.checkpoints.disk.content import CHUNK_BYTES, Content, Hasher
 from atoll.agent.runtime.staging import StagingRing, staging_ring
@@ -147,6 +148,11 @@ def is_shape(shape: object) -> TypeGuard[list[int]]:
         return False
     entries: int = math.prod(max(size, 1) for size in shape)
     return entries < 2**60
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    """Return a hash of the tensor's content, wherever it lies."""
+    return xxhash.xxh3_128_hexdigest(bytes_of(tensor.detach().cpu().contiguous()))
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import xxhash
 
 from atoll.agent.runtime.checkpoints.disk import manifest
 from atoll.agent.runtime.checkpoints.disk.header import MAX_TENSORS, Header, check_size
-from atoll.agent.runtime.checkpoints.disk.tensorfile import DTYPE_NAMES, DTYPES, bytes_of, is_shape, ordered
+from atoll.agent.runtime.checkpoints.disk.tensorfile import DTYPE_NAMES, DTYPES, bytes_of, digest_of, is_shape, ordered
 from atoll.errors import CheckpointError
 
 
@@ -44,7 +43,7 @@ class ListedTensor:
     def is_that(self, tensor: torch.Tensor) -> bool:
         """Whether it has the same bits."""
         alike = tensor.dtype == self.dtype and tuple(tensor.shape) == self.shape
-        return alike and _digest(tensor) == self.digest
+        return alike and digest_of(tensor) == self.digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ def listed(checkpoint: LoadedCheckpoint) -> TensorList:
     tensors = checkpoint.tensors
     order = ordered(tensors)
     check_size(sum(one.nbytes for one in tensors.values()), f"checkpoint {checkpoint.header.name}")
-    entries = [ListedTensor(n, tensors[n].dtype, tuple(tensors[n].shape), _digest(tensors[n])) for n in order]
+    entries = [ListedTensor(n, tensors[n].dtype, tuple(tensors[n].shape), digest_of(tensors[n])) for n in order]
     return TensorList(checkpoint.header, checkpoint.scalars, entries)
 
 
@@ -127,10 +126,6 @@ def _shape(shape: Any) -> tuple[int, ...]:
     if not is_shape(shape):
         raise ValueError(f"the shape {shape!r}")
     return tuple(shape)
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    return xxhash.xxh3_128_hexdigest(_bytes(tensor))
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
