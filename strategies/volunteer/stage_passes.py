@@ -79,6 +79,7 @@ class StagePasses:
         self._unsent = {n: one for n, one in _state(stage) if id(one) not in trained and one.layout is torch.strided}
         self._digests = {name: digest_of(one) for name, one in self._unsent.items()}
         self._versions = {name: one._version for name, one in self._unsent.items()}
+        self._modes = {name: one.training for name, one in stage.named_modules()}
         self._rewritten: set[str] = set()
         self.drew = False
         """Whether the last pass drew random numbers (dropout) from the device's generator."""
@@ -120,11 +121,14 @@ class StagePasses:
         return gradient_P
 
     def rewritten(self) -> Sequence[str]:
-        """Return the names of buffers and of parameters that do not train which are not as they were made: volunteers
-        have them from their own script, and what this one writes later they do not get."""
+        """Return the names of buffers, of parameters that do not train and of layers' modes (train or eval) which are
+        not as they were made: volunteers have them from their own script, and what this one writes later they do not
+        get."""
         moved = [name for name, one in self._unsent.items() if one._version != self._versions[name]]
         self._versions |= {name: self._unsent[name]._version for name in moved}
         self._rewritten |= {name for name in moved if digest_of(self._unsent[name]) != self._digests[name]}
+        layers = self._stage.named_modules()
+        self._rewritten |= {f"{name}.training".lstrip(".") for name, one in layers if one.training != self._modes[name]}
         return sorted(self._rewritten)
 
     def begin(self, step: int, attempt: int) -> None:

@@ -163,7 +163,7 @@ def test_the_gradient_of_a_layer_that_was_frozen_since_is_left_out() -> None:
 
 def test_what_the_script_writes_to_state_that_volunteers_are_not_sent_is_named() -> None:
     """1. The same values again, as a resume writes them, are no change. 2. Trained parameters are sent. 3. A frozen
-    parameter and a buffer are not."""
+    parameter, a buffer and a layer's mode are not."""
     model = nn.Sequential(nn.Linear(4, 3), Counting(persistent=True))
     model[0].weight.requires_grad_(False)
     here = passes(model)
@@ -175,7 +175,8 @@ def test_what_the_script_writes_to_state_that_volunteers_are_not_sent_is_named()
         model[0].weight.add_(1)
     model[1].count += 1
     assert here.rewritten() == ["0.weight", "1.count"]
-    assert here.rewritten() == ["0.weight", "1.count"]
+    model[1].eval()
+    assert here.rewritten() == ["0.weight", "1.count", "1.layer.training", "1.training"]
 
 
 class Counting(nn.Module):
