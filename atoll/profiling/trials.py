@@ -25,9 +25,9 @@ from atoll.profiling.losses import StepLoss
 
 PREPARED_S: Final = 300.0  # imports, reading data, building the model
 SILENT_S: Final = 300.0  # no worker finishes a step for this long: it hangs
-ENDING_S: Final = 60.0  # from the last step to the end of the process
+ENDING_S: Final = 60.0
+"""The longest time from the last step, or from the first failure, to the end of the process."""
 _LOOK_S: Final = 0.5
-_ALL_END_S: Final = 10.0
 _LAST_LINES: Final = 8
 _LAST_BYTES: Final = 16 * 1024
 
@@ -202,10 +202,7 @@ class _Workers:
     def until_ended(self, progress: Callable[[int], None]) -> list[Told]:
         steps = -1
         deadline = time.monotonic() + PREPARED_S
-        while left := [fd for fd, process in zip(self._pidfds, self._processes, strict=True) if process.poll() is None]:
-            failed = [rank for rank, process in enumerate(self._processes) if process.returncode not in (None, 0)]
-            if failed:
-                break
+        while (left := self._running()) and not any(self._codes().values()):
             select.select(left, [], [], _LOOK_S)
             for tail in self._tails:
                 tail.read()
@@ -222,16 +219,23 @@ class _Workers:
         self._check_exits()
         return [tail.told for tail in self._tails]
 
+    def _running(self) -> list[int]:
+        """Return the descriptors of the workers that have not ended."""
+        return [fd for fd, process in zip(self._pidfds, self._processes, strict=True) if process.poll() is None]
+
+    def _codes(self) -> dict[int, int | None]:
+        """Return each rank's exit code; None where it had not ended at the last look."""
+        return {rank: process.returncode for rank, process in enumerate(self._processes)}
+
     def _check_exits(self) -> None:
-        # Those that lost a peer say so; the culprit is another one, which may take longer to end.
-        ends_s = time.monotonic() + _ALL_END_S
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, ends_s - time.monotonic()))
-        codes = {rank: process.returncode for rank, process in enumerate(self._processes) if process.returncode}
-        if not codes:
+        if not any(self._codes().values()):
             return
-        rank = min(codes, key=lambda one: (codes[one] == PEER_LOST, one))
+        ends_s = time.monotonic() + ENDING_S
+        while (left := self._running()) and culprit(self._codes()) is None and time.monotonic() < ends_s:
+            select.select(left, [], [], _LOOK_S)
+        codes = {rank: code for rank, code in self._codes().items() if code}
+        rank = culprit(codes)
+        assert rank is not None
         how = f"exit code {codes[rank]}" if codes[rank] > 0 else f"signal {signal.Signals(-codes[rank]).name}"
         raise ScriptFailed(
             f"{self._command.script} ended with {how} ({self._trial}, worker {rank}). Its output: {self._log(rank)}",
@@ -292,6 +296,17 @@ class _Tail:
             self._file = self._path.open("rb")
         *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
         yield from lines
+
+
+def culprit(codes: Mapping[int, int | None]) -> int | None:
+    """Return the rank that made the trial fail. Pure.
+
+    codes: by rank; None of a worker that still runs. A worker that lost a peer is not to blame. Returns None where no
+    worker failed, or where the peer that was lost is still ending: it may take longer than those that lost it."""
+    failed = [rank for rank, code in codes.items() if code and code != PEER_LOST]
+    if not failed and None not in codes.values():
+        failed = [rank for rank, code in codes.items() if code]
+    return min(failed, default=None)
 
 
 def last_lines(log: Path) -> list[str]:

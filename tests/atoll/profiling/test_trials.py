@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import BadInput
+from atoll.exit_codes import PEER_LOST
 from atoll.profiling import trials
 from atoll.profiling.losses import StepLoss
 from atoll.profiling.trials import Command, Told, Trial
@@ -32,6 +33,40 @@ def test_one_that_did_what_was_asked_is_fine() -> None:
 def test_what_the_script_did_otherwise_is_said(told: Told, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         trials.check(COMMAND, TRIAL, [told])
+
+
+@pytest.mark.parametrize(
+    ("codes", "culprit"),
+    [
+        ({0: None, 1: PEER_LOST}, None),  # the lost worker still ends
+        ({0: 1, 1: PEER_LOST}, 0),
+        ({0: PEER_LOST, 1: None, 2: -9}, 2),
+        ({0: 0, 1: PEER_LOST}, 1),
+        ({0: 0, 1: None}, None),
+    ],
+)
+def test_a_worker_that_lost_a_peer_is_not_to_blame(codes: dict[int, int | None], culprit: int | None) -> None:
+    assert trials.culprit(codes) == culprit
+
+
+def test_the_worker_that_failed_is_quoted_where_its_peer_ends_before_it(tmp_path: Path) -> None:
+    """1. Worker 1 has lost worker 0, says so and ends. 2. Only then does worker 0 come to its error. 3. That is what
+    the user is shown."""
+    script, lost = tmp_path / "train.py", tmp_path / "lost"
+    script.write_text(f"""
+import os, pathlib, sys, time
+lost = pathlib.Path({str(lost)!r})
+if os.environ["RANK"] == "1":
+    lost.touch()
+    sys.exit({PEER_LOST})
+while not lost.exists():
+    time.sleep(0.01)
+raise RuntimeError("the fault")
+""")
+    command = Command(script=script, args=(), env={}, logs=tmp_path)
+    with pytest.raises(trials.ScriptFailed, match=r"ended with exit code 1 \(before training, worker 0\)") as raised:
+        trials.run(command, Trial(workers=2), tmp_path, lambda steps: None)
+    assert raised.value.last_lines[-1] == "RuntimeError: the fault"
 
 
 def test_the_fingerprint_is_of_what_is_trained_not_of_its_batch() -> None:
