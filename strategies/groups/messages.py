@@ -13,7 +13,8 @@ Count = Annotated[int, Field(ge=0, lt=2**32)]
 
 class GroupsMessage(Declared):
     """Of a replica: `signal` says that it is ready, `done` that it trains nothing more in this round. Of the scheduler:
-    `group` and `members` answer a signal, `waits` a repeated one that has no answer yet. Ranks are of the view."""
+    `group` and `members` answer a signal, `waits` a repeated one that has no answer yet; `lost` tells a replica that
+    the others go on without it. Ranks are of the view."""
 
     view: Annotated[int, Field(ge=0, lt=2**24)] = 0
     """of the run: in each one rounds, signals and ranks begin anew"""
@@ -30,9 +31,10 @@ class GroupsMessage(Declared):
 
     done: bool = False
     ended: list[Count] = Field(default_factory=list, max_length=1024)
-    """with `signal`: ranks that train nothing more, for they are lost"""
+    """ranks that train nothing more: the sender lost them"""
 
     waits: bool = False
+    lost: bool = False
     group: Count = 0
     """its number in the round, from 1"""
 

@@ -95,6 +95,7 @@ class GroupScheduler:
         self._view, self._workers = view, [_Replica() for _ in range(workers)]
         self._arrivals, self._waits = ArrivalTimes(), WaitReports(self._settings.history)
         self._round, self._groups = -1, 0
+        self._lost: set[int] = set()  # ranks that another one reported; it may have been wrong about a slow one
         self._rule: StageRule | None = None  # before the first round
 
     @property
@@ -108,13 +109,22 @@ class GroupScheduler:
         if message.view < self._view or message.rank >= len(self._workers):
             return []
         self._workers[message.rank].rank = rank
+        if message.rank in self._lost:
+            return self._left_out([message.rank])
         if message.round > self._round or self._rule is None:  # all averaged at the end of the round before
             self._round, self._groups, self._rule = message.round, 0, self._new_rule()
         if message.round < self._round:
             return []
         known = [ended for ended in message.ended if ended < len(self._workers)]
         formed = [group for ended in known for group in self._rule.done(*self._place(ended), now_s)]
-        return [*self._answers(formed, now_s), *self._answer(self._rule, message, now_s)]
+        told = self._left_out([ended for ended in known if ended not in self._lost])
+        self._lost.update(known)
+        return [*told, *self._answers(formed, now_s), *self._answer(self._rule, message, now_s)]
+
+    def _left_out(self, ranks: Iterable[int]) -> list[tuple[int, GroupsMessage]]:
+        """Tell these replicas, which may live, that the others go on without them."""
+        known = [self._workers[one].rank for one in ranks if self._workers[one].rank >= 0]
+        return [(rank, GroupsMessage(view=self._view, lost=True)) for rank in known]
 
     def passed(self, now_s: float) -> Iterable[tuple[int, GroupsMessage]]:
         return self._answers(self._rule.passed(now_s), now_s) if self._rule is not None else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from functools import partial
+from collections.abc import Callable
 from typing import Any, Final
 
 from atoll.agent.runtime.agent_link.strategy_channel import StrategyChannel
@@ -23,8 +23,18 @@ class Signals:
     While the controller is away nobody waits for it: the replica trains on alone until the round's end, where all
     average. Every signal is still sent; the first answer ends that."""
 
-    def __init__(self, scheduler: StrategyChannel, view: int, place: StagePlace) -> None:
+    def __init__(
+        self,
+        scheduler: StrategyChannel,
+        view: int,
+        place: StagePlace,
+        left_out: Callable[[str], None],
+        deadline_s: float,
+    ) -> None:
+        """left_out: called on the link's thread with the reason where the other replicas go on without this one.
+        deadline_s: the longest wait for a group."""
         self._scheduler, self._view, self._place = scheduler, view, place
+        self._left_out, self._deadline_s = left_out, deadline_s
         self._lost: tuple[int, ...] = ()
         self._broken: PeerLost | None = None
         self._changed = threading.Condition()
@@ -45,24 +55,23 @@ class Signals:
             self.newest += 1
             self._answer = None
             self._heard_s = time.monotonic()
-            away, lost = self._away or self._done, self._lost
+            away, ends_s = self._away or self._done, self._heard_s + self._deadline_s
             if self._done:
                 return None  # what others left is trained when no groups are formed any more
         self._tell()
         while not away:
             with self._changed:
-                self._changed.wait_for(partial(self._news, lost), REPEAT_S)
+                self._changed.wait_for(lambda: self._answer is not None or self._broken is not None, REPEAT_S)
                 if self._broken is not None:
                     raise self._broken
                 if self._answer is not None:
                     return self._answer
-                away = self._away = time.monotonic() - self._heard_s > AWAY_S
-                lost = self._lost
+                now_s = time.monotonic()
+                away = self._away = now_s - self._heard_s > AWAY_S
+            if now_s > ends_s:
+                raise PeerLost(f"no group was formed with this replica for {self._deadline_s:.0f} s")
             self._tell()
         return None
-
-    def _news(self, lost: tuple[int, ...]) -> bool:
-        return self._answer is not None or self._broken is not None or self._lost != lost
 
     def done(self) -> None:
         """Nothing is left to train in this round, but for what lost replicas left. May be said again."""
@@ -72,7 +81,7 @@ class Signals:
     def lose(self, rank: int) -> None:
         with self._changed:
             self._lost = (*self._lost, rank)
-            self._changed.notify_all()
+        self._scheduler.tell(self._message(ended=list(self._lost)))  # at once: the lost one may live, and wait
 
     def fail(self, reason: str) -> None:
         """Wakes the waiter, which raises PeerLost."""
@@ -90,6 +99,9 @@ class Signals:
 
     def _heard(self, message: Declared) -> None:
         assert isinstance(message, GroupsMessage)
+        if message.lost and message.view == self._view:
+            self._left_out("the other replicas lost this one, and go on without it")
+            return
         with self._changed:
             self._heard_s = time.monotonic()
             self._away = False

@@ -68,7 +68,9 @@ class RoundEngine:
         self._model, self._place = context.model, parts.place
         self._order = EpochOrder(lambda: sample_count(parts.dataset), session.seed, parts.shuffle)
         self._state = ReplicaState(context.model, self._optimizer)
-        self._signals = Signals(context.scheduler, session.view, parts.place)
+        self._signals = Signals(
+            context.scheduler, session.view, parts.place, context.channel.abort, session.collective_timeout_s
+        )
         in_step = not context.settings.overlaps
         self._claims = Claims(parts.place, context.channel.send, session.collective_timeout_s, in_step=in_step)
         self._averaging = Averaging(

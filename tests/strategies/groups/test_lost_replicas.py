@@ -109,3 +109,27 @@ def test_an_average_that_loses_a_member_is_with_it_on_all_or_on_none(
     if where == "after":
         assert in_two[0][0] == "2 1 [0, 1, 2]"
         assert not set(own) & set(others)
+
+
+def test_a_replica_that_only_stood_still_hears_that_the_other_one_goes_on_without_it(
+    start: Start, tmp_path: Path
+) -> None:
+    """1. Rank 1 is stopped (SIGSTOP) for so long that rank 0 loses it, makes its round alone and waits for a view.
+    2. It wakes, and waits for a group with rank 0. 3. The scheduler tells it that rank 0 goes on without it: it ends
+    its round. 4. Both train to the end in view 2, no sample twice in a round, and end alike."""
+    with groups(tmp_path, 2, start=start, grouping="all") as agent, Scheduling(agent, Groups(grouping="all")):
+        agent.makes_views = True
+        agent.start_workers("groups_train.py", str(tmp_path), f"--epochs={EPOCHS}", "--update-s=0.02")
+        agent.wait_for_step(2)
+        agent.workers[1].send_signal(signal.SIGSTOP)
+        agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0)
+        agent.workers[1].send_signal(signal.SIGCONT)
+        agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 1)
+        agent.send_view(2, [0, 1], [1.0, 1.0], plan_id=2)
+        agent.put_in_force()
+        assert agent.exit_codes() == [0, 0], agent.said()
+    ended_alike(tmp_path, (0, 1))
+    (broken_off,) = {stand.step for stand in agent.stands[1] if stand.stage == VIEW_STAGE_BROKEN}
+    for round_ in {line["round"] for line in updates(tmp_path, 0)}:
+        ranks = [0, 1] if round_ != broken_off else [0]
+        assert set(counted(tmp_path, ranks, round_).values()) == {1}, round_

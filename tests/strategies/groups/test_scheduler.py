@@ -45,13 +45,25 @@ def test_a_repeated_signal_gets_its_answer_again_and_an_older_one_nothing() -> N
 
 
 def test_who_is_lost_is_not_waited_for_once_another_says_so() -> None:
-    """1. Rank 2 is lost. 2. Rank 0 misses it, and says so with its repeated signal: it and rank 1 go on."""
+    """1. Rank 2 is lost. 2. Rank 0 misses it, and says so with its repeated signal: it and rank 1 go on. 3. Rank 2 was
+    only slow: it is told that the others go on without it, and what it says of them counts for nothing."""
     heard = Heard(GroupScheduler(Groups(grouping="all")), 3)
     heard(0, 0.0, signal=1)
     heard(1, 0.0, signal=1)
     answers = heard(0, 0.5, signal=1, ended=[2])
     assert sorted({(rank, tuple(answer.members)) for rank, answer in answers}) == [(0, (0, 1)), (1, (0, 1))]
-    assert heard(2, 1.0, done=True) == []
+    for said in ({"done": True}, {"signal": 1, "ended": [0, 1]}):
+        assert [(rank, answer.lost) for rank, answer in heard(2, 1.0, **said)] == [(2, True)]
+    heard(0, 1.5, signal=2)
+    assert [rank for rank, _ in heard(1, 1.5, signal=2)] == [0, 1]
+
+
+def test_a_replica_that_waits_is_told_at_once_that_another_one_lost_it() -> None:
+    """1. Rank 1 is ready, and waits for rank 0. 2. Rank 0 has lost it: rank 1 is told before it asks again."""
+    heard = Heard(GroupScheduler(Groups(grouping="all")), 2)
+    heard(1, 0.0, signal=1)
+    assert [(rank, answer.lost) for rank, answer in heard(0, 0.1, ended=[1])] == [(1, True)]
+    assert heard(0, 0.2, ended=[1]) == []
 
 
 def test_a_new_round_forgets_the_last_and_late_messages_of_it_are_dropped() -> None:
