@@ -27,6 +27,7 @@ from zmq_agent import FakeAgent, Start, Worker
 
 from atoll.strategies.declaration import as_json
 from atoll.strategies.groups.settings import Groups
+from atoll.v1.common_pb2 import ViewStage
 
 WORKER: Final = Path(__file__).parent / "case_worker.py"
 CASE_DEADLINE_S: Final = 60.0
@@ -112,7 +113,12 @@ class WorkerPool:
                 events.admit(agent, connections, arrived[:workers])
             elif case.event == "lost" and not again and self._last_has_died(connections):
                 events.form_without_last(agent, connections, at_boundary=case.by_rounds)
-            return [self._answer(case, connection) for connection in connections]
+            ended: list[Ended] = []
+            for connection in connections:
+                if not connection.poll(CASE_DEADLINE_S):
+                    raise self._hung(case, ended, agent)
+                ended.append(self._answer(connection))
+            return ended
 
     def _last_has_died(self, connections: list[Connection]) -> bool:
         """Wait until the last worker has died. Returns False where another's case ended before, or none did."""
@@ -123,11 +129,20 @@ class WorkerPool:
             self._workers.pop()[0].wait(timeout=30)
         return True
 
-    def _answer(self, case: Case, connection: Connection) -> Ended:
-        if not connection.poll(CASE_DEADLINE_S):
-            self._end()
-            logs = "\n".join(f"{log.name}: {log.read_text()}" for log in sorted(self._directory.glob("rank-*.log")))
-            raise CaseHung(f"{case}: a rank did not end within {CASE_DEADLINE_S:.0f} s\n{logs}")
+    def _hung(self, case: Case, ended: Sequence[Ended], agent: FakeAgent) -> CaseHung:
+        """Describe the case with what may be its cause: how lower ranks ended, and what each reported of its views."""
+        self._end()
+        failed = [f"rank {rank} ended before: {one}" for rank, one in enumerate(ended) if not isinstance(one, Outcome)]
+        stages = [
+            f"rank {rank}: view {one.view} {ViewStage.Name(one.stage)} {one.reason}"
+            for rank, reports in sorted(agent.stands.items())
+            for one in reports
+        ]
+        logs = [f"{log.name}: {log.read_text()}" for log in sorted(self._directory.glob("rank-*.log"))]
+        text = "\n".join([*failed, *stages, *logs])
+        return CaseHung(f"{case}: rank {len(ended)} did not end within {CASE_DEADLINE_S:.0f} s\n{text}")
+
+    def _answer(self, connection: Connection) -> Ended:
         try:
             answer = pickle.loads(connection.recv_bytes())  # noqa: S301 - what the test's own worker sent
         except (EOFError, ConnectionResetError):
