@@ -146,7 +146,7 @@ class Atoll:
         joins_next = case.event == "join" and step == JOINED_STEP - 1
         lost_before = case.event == "lost" and case.by_rounds and step == case.lost_step + 1
         if joins_next or lost_before:
-            self._wait(link, lambda: link.newest_view is not None and link.newest_view.view == 2)
+            self._wait(link, lambda: link.newest_view is not None and link.newest_view.view >= 2)
 
     def _wait(self, link: AgentLink, condition: Callable[[], bool]) -> None:
         """Wait for what the pool's agent does once all have come here."""

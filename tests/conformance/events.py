@@ -4,6 +4,7 @@ over, or when a worker's case has ended before."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,7 @@ from zmq_agent import FakeAgent
 
 from atoll.v1.common_pb2 import (
     VIEW_STAGE_BROKEN,
+    VIEW_STAGE_FAILED,
     VIEW_STAGE_READY,
     VIEW_STAGE_TRAINING,
     VIEW_STAGE_UNABLE,
@@ -19,6 +21,8 @@ from atoll.v1.common_pb2 import (
 )
 
 POLL_S: Final = 0.005
+MAX_VIEWS: Final = 5
+"""That are tried until one comes about: on a loaded machine a member may be late for a meeting."""
 
 
 def stop(agent: FakeAgent, connections: list[Connection], arrived: Sequence[Path]) -> None:
@@ -46,14 +50,7 @@ def form_without_last(agent: FakeAgent, connections: list[Connection], *, at_bou
     left = range(agent.world_size - 1)
     if not at_boundary and not _until(lambda: _all_at(agent, left, 1, VIEW_STAGE_BROKEN), connections):
         return
-    agent.send_view(2, left, (1.0,) * len(left), plan_id=2, at_boundary=at_boundary)
-    if not _until(lambda: _all_at(agent, left, 2, VIEW_STAGE_TRAINING) or _unable(agent, left), connections):
-        return
-    if _unable(agent, left):
-        for rank in left:
-            agent.send_stop(rank)
-    else:
-        agent.put_in_force()
+    _form(agent, left, (1.0,) * len(left), connections, at_boundary=at_boundary)
 
 
 def admit(agent: FakeAgent, connections: list[Connection], arrived: Sequence[Path]) -> None:
@@ -67,9 +64,38 @@ def admit(agent: FakeAgent, connections: list[Connection], arrived: Sequence[Pat
         agent.send_stop(joiner)  # the others were refused: it would wait for them
         return
     shares = (2.0,) + (1.0,) * joiner
-    agent.send_view(2, ranks, shares, plan_id=2, without_state=[joiner], at_boundary=True)
-    if _until(lambda: _all_at(agent, ranks, 2, VIEW_STAGE_TRAINING), connections):
-        agent.put_in_force()
+    _form(agent, ranks, shares, connections, without_state=[joiner], at_boundary=True)
+
+
+def _form(
+    agent: FakeAgent,
+    ranks: Sequence[int],
+    shares: Sequence[float],
+    connections: list[Connection],
+    *,
+    without_state: Sequence[int] = (),
+    at_boundary: bool,
+) -> None:
+    """Let these train in a view, or stop them where one cannot.
+
+    Where a member reports that the view did not come about, a later one follows, as a controller forms it."""
+    for view in range(2, 2 + MAX_VIEWS):
+        at_boundary = at_boundary and view == 2
+        agent.send_view(view, ranks, shares, plan_id=view, without_state=without_state, at_boundary=at_boundary)
+        if not _until(partial(_decided, agent, ranks, view), connections):
+            return
+        if _all_at(agent, ranks, view, VIEW_STAGE_TRAINING):
+            agent.put_in_force()
+            return
+        if _unable(agent, ranks):
+            for rank in ranks:
+                agent.send_stop(rank)
+            return
+
+
+def _decided(agent: FakeAgent, ranks: Sequence[int], view: int) -> bool:
+    failed = any(agent.stands_at(rank) == (view, VIEW_STAGE_FAILED) for rank in ranks)
+    return failed or _unable(agent, ranks) or _all_at(agent, ranks, view, VIEW_STAGE_TRAINING)
 
 
 def _all_at(agent: FakeAgent, ranks: Iterable[int], view: int, stage: ViewStage.ValueType) -> bool:
