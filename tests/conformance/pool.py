@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Listener, wait
@@ -103,7 +103,7 @@ class WorkerPool:
             if volunteer is not None and events.takes_help(agent, connections):
                 environment = agent.volunteer_environment(workers, 0)
                 volunteer.send_bytes(pickle.dumps((case, number, environment, arrived[workers])))
-                ended = [self._answer(case, connection) for connection in (*connections, volunteer)]
+                ended = self._answers(case, (*connections, volunteer), agent)
                 return ended if ended[-1] is not None else ended[:-1]
             if case.event == "resume" and number == 1:
                 events.stop(agent, connections, arrived)
@@ -113,12 +113,7 @@ class WorkerPool:
                 events.admit(agent, connections, arrived[:workers])
             elif case.event == "lost" and not again and self._last_has_died(connections):
                 events.form_without_last(agent, connections, at_boundary=case.by_rounds)
-            ended: list[Ended] = []
-            for connection in connections:
-                if not connection.poll(CASE_DEADLINE_S):
-                    raise self._hung(case, ended, agent)
-                ended.append(self._answer(connection))
-            return ended
+            return self._answers(case, connections, agent)
 
     def _last_has_died(self, connections: list[Connection]) -> bool:
         """Wait until the last worker has died. Returns False where another's case ended before, or none did."""
@@ -128,6 +123,15 @@ class WorkerPool:
         with STOCK:
             self._workers.pop()[0].wait(timeout=30)
         return True
+
+    def _answers(self, case: Case, connections: Iterable[Connection], agent: FakeAgent) -> list[Ended]:
+        """Wait for what each worker ended with. Raises CaseHung."""
+        ended: list[Ended] = []
+        for connection in connections:
+            if not connection.poll(CASE_DEADLINE_S):
+                raise self._hung(case, ended, agent)
+            ended.append(self._answer(connection))
+        return ended
 
     def _hung(self, case: Case, ended: Sequence[Ended], agent: FakeAgent) -> CaseHung:
         """Describe the case with what may be its cause: how lower ranks ended, and what each reported of its views."""
