@@ -10,6 +10,7 @@ anything else (tests/warm_pytest.py)."""
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import importlib
 import json
@@ -273,6 +274,7 @@ def become(asked: dict[str, Any]) -> None:
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(asked["environment"])
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # a test whose worker hangs asks for its stacks
     sys.argv = asked["command"]
     sys.path[0] = str(Path(sys.argv[0]).parent)
 

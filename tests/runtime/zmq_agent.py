@@ -42,6 +42,8 @@ from atoll.v1.worker_pb2 import Stop, SupervisorMessage, Welcome, WorkerMessage
 from atoll.volunteer_ticket import ticket
 
 SCRIPTS = Path(__file__).parent / "scripts"
+STACKS_S = 5.0
+"""The longest wait for the stacks of workers that hang."""
 
 
 class Worker(Protocol):
@@ -311,7 +313,7 @@ class FakeAgent:
 
     def wait_until(self, what: Callable[[], bool], deadline_s: float = 120.0) -> None:
         with self._changed:
-            assert self._changed.wait_for(what, timeout=deadline_s), self.said()
+            assert self._changed.wait_for(what, timeout=deadline_s), self._stuck()
 
     def lose_power(self, at_step: int) -> None:
         """All machines at once, after this step is in memory everywhere."""
@@ -395,9 +397,22 @@ class FakeAgent:
     def exit_codes(self, deadline_s: float = 120.0) -> list[int]:
         """Of all workers, whose last words have come here then."""
         ends_s = time.monotonic() + deadline_s
-        codes = [worker.wait(timeout=max(ends_s - time.monotonic(), 0.1)) for worker in self.workers]
+        try:
+            codes = [worker.wait(timeout=max(ends_s - time.monotonic(), 0.1)) for worker in self.workers]
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"{error}\n{self._stuck()}") from None
         self.wait_until(lambda: not self._connections)  # of a process that has ended some may still be on its way
         return codes
+
+    def _stuck(self) -> str:
+        """Return what the workers printed, with the stacks of those that run (tests/runtime/warm.py prints them)."""
+        running = [worker for worker in self.workers if worker.poll() is None]
+        for worker in running:
+            worker.send_signal(signal.SIGUSR2)
+        ends_s = time.monotonic() + STACKS_S
+        while self.said().count("(most recent call first)") < len(running) and time.monotonic() < ends_s:
+            time.sleep(0.05)
+        return self.said()
 
     def said(self) -> str:
         """What the workers printed, for assertions that fail."""
