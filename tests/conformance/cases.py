@@ -145,7 +145,8 @@ class Case:
             parts = self.world_size * self.micro_batches
             return (self.batch // parts,) * parts
         if self.event == "lost":
-            return (4, 2, 2) if step < self.lost_step else (4, 4)
+            update = self.lost_step // self.passes * self.passes  # its first step: the survivors make all of it again
+            return (4, 2, 2) if step < update else (4, 4)
         if self.event == "join":
             return (4, 4) if step < JOINED_STEP else (4, 2, 2)
         if self.event == "shares-98-2":
@@ -242,6 +243,9 @@ def impossible(case: Case) -> str:
         return "the trainer has a setting of its own for mixed precision"
     if case.event == "helped" and case.strategy != "volunteer":
         return "no other strategy takes volunteers' help"
+    keeps_to_parameters = not (case.sums_updates or case.strategy.startswith("compressed"))
+    if case.event == "lost" and case.feature == "clamped" and keeps_to_parameters:
+        return "the script writes weights in the broken step, so the run starts again from a checkpoint of before"
     if case.wrapper in TRAINERS and case.event in SLOW_EVENTS:
         return "the trainer makes the loop, in which no worker can wait for a step"
     if recipe.closure and case.precision.startswith("float16"):

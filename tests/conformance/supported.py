@@ -48,8 +48,10 @@ samples. There a loss may also lie as far behind as PyTorch that trains one rank
 
 The events "lost" and "join" change who trains in mid-run, in the same processes: the last of three workers is killed
 (SIGKILL) in a step, or a third worker joins two at a step's boundary. No copy of the state is kept in other machines'
-memory here (`memory_replicas = 1`); [membership](membership.md) says what each strategy does with one. In the event
-"helped" a volunteer makes passes of every step in the first worker's place.
+memory here (`memory_replicas = 1`); [membership](membership.md) says what each strategy does with one. A script that
+writes trained weights between steps ("clamped") starts again from its last checkpoint where a worker is lost, under
+`dense`, `zen`, `groups` and `volunteer`; that is not in the tables. In the event "helped" a volunteer makes passes of
+every step in the first worker's place.
 """
 
 
