@@ -73,7 +73,7 @@ class Endpoints:
 
     @property
     def single(self) -> bool:
-        """Whether only one member is named, so that it may be a cluster of one."""
+        """The addresses name one member alone, which may be a cluster of one."""
         return len(self._members) == 1
 
     def preferred(self) -> EtcdMember:

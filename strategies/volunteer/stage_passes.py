@@ -13,7 +13,6 @@ from torch import nn
 
 from atoll.agent.runtime.api.engine_inputs import pair_of
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.checkpoints.disk.tensorfile import digest_of
 from atoll.agent.runtime.data.orders import Generators
 from atoll.agent.runtime.pipeline.schedule import Direction
 from atoll.agent.runtime.pipeline.script_autocast import ScriptAutocast
@@ -75,12 +74,6 @@ class StagePasses:
         """P."""
         self._made: dict[tuple[int, int, int], tuple[Any, torch.Tensor]] = {}  # inputs and outputs that wait
         self._of: tuple[int, int] | None = None  # step and attempt that these are of
-        trained = {id(one) for one in self.parameters}
-        self._unsent = {n: one for n, one in _state(stage) if id(one) not in trained and one.layout is torch.strided}
-        self._digests = {name: digest_of(one) for name, one in self._unsent.items()}
-        self._versions = {name: one._version for name, one in self._unsent.items()}
-        self._modes = {name: one.training for name, one in stage.named_modules()}
-        self._rewritten: set[str] = set()
         self.drew = False
         """Whether the last pass drew random numbers (dropout) from the device's generator."""
         if layers := batch_statistics_layers(stage):
@@ -119,17 +112,6 @@ class StagePasses:
             if not one.requires_grad:
                 piece_N.fill_(UNREACHED)
         return gradient_P
-
-    def rewritten(self) -> Sequence[str]:
-        """Return the names of buffers, of parameters that do not train and of layers' modes (train or eval) which are
-        not as they were made: volunteers have them from their own script, and what this one writes later they do not
-        get."""
-        moved = [name for name, one in self._unsent.items() if one._version != self._versions[name]]
-        self._versions |= {name: self._unsent[name]._version for name in moved}
-        self._rewritten |= {name for name in moved if digest_of(self._unsent[name]) != self._digests[name]}
-        layers = self._stage.named_modules()
-        self._rewritten |= {f"{name}.training".lstrip(".") for name, one in layers if one.training != self._modes[name]}
-        return sorted(self._rewritten)
 
     def begin(self, step: int, attempt: int) -> None:
         """Activations of other ones are needed no more."""
@@ -261,10 +243,10 @@ class StagePasses:
 
 def _written(module: nn.Module) -> set[tuple[str, tuple[int, int]]]:
     """Return (name, address and version) of all parameters and persistent buffers: a write changes its entry."""
-    return {(name, (tensor.data_ptr(), tensor._version)) for name, tensor in _state(module)}
+    return {(name, (tensor.data_ptr(), tensor._version)) for name, tensor in state_of(module)}
 
 
-def _state(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def state_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield all parameters and persistent buffers, each under every name that it has."""
     for path, one in module.named_modules():
         kept = {name: own for name, own in one._buffers.items() if name not in one._non_persistent_buffers_set}

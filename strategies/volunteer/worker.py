@@ -29,6 +29,7 @@ from atoll.strategies.volunteer.stage_passes import StagePasses, device_kind
 from atoll.strategies.volunteer.stage_step import StageStep
 from atoll.strategies.volunteer.task_server import SELF, TaskServer
 from atoll.strategies.volunteer.tasks import Task
+from atoll.strategies.volunteer.unsent_state import UnsentState
 from atoll.telemetry_limits import MAX_LINKS, WAITS
 from atoll.v1.agents_pb2 import DataKeys
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, LinkSample
@@ -76,8 +77,10 @@ class VolunteerEngine:
         before = context.learned if isinstance(context.learned, VolunteerEngine) else None  # of the view before
         self._port: VolunteerPort | None = before._port if before is not None else None
         self._server: TaskServer | None = before._server if before is not None else None
+        self._unsent: UnsentState | None = None  # where volunteers may help
         if before is not None:
             self._passes, self._step, self._autocast = before._passes, before._step, before._autocast
+            self._unsent = before._unsent
             self._step.enter(place, context.channel.send)
             return
         cuts = (*parts.part.cuts, 0) if parts.part is not None else (0, 0)
@@ -85,6 +88,8 @@ class VolunteerEngine:
         self._passes = StagePasses(session, context.model, parts, first=place.first, last=place.last)
         self._step = StageStep(place, self._passes, layers, context.channel.send, self._tell)
         self._step.pool.join(SELF, 1.0)
+        if session.keys is not None and session.keys.volunteers:
+            self._unsent = UnsentState(context.model, self._passes.parameters)
 
     def start(self) -> None:
         """Collective."""
@@ -251,7 +256,7 @@ class VolunteerEngine:
 
     def _look_at_what_volunteers_lack(self) -> None:
         """Let nobody help where the script wrote what volunteers have from their own."""
-        if self._server is None or not (names := self._passes.rewritten()):
+        if self._server is None or self._unsent is None or not (names := self._unsent.rewritten()):
             return
         with self._step.changed:
             self._server.refuse_all(

@@ -37,6 +37,7 @@ from atoll.strategies import registry
 STOPPED_STEP = 2
 """The first run of a case that resumes ends once it has come so far."""
 TURN_S = 30.0
+"""The longest wait of a rank for a pass of its volunteer."""
 STUCK_S = 45.0
 """A case that takes this long has its threads' stacks written to the worker's log. The pool waits a little longer."""
 

@@ -22,7 +22,7 @@ from atoll.v1.common_pb2 import (
 
 POLL_S: Final = 0.005
 MAX_VIEWS: Final = 5
-"""That are tried until one comes about: on a loaded machine a member may be late for a meeting."""
+"""The most views that are tried until one comes about: on a loaded machine a member may be late for a meeting."""
 
 
 def stop(agent: FakeAgent, connections: list[Connection], arrived: Sequence[Path]) -> None:

@@ -518,11 +518,12 @@ class FakeAgent:
             first = self.plan(1, 0, (1.0,))
         world_size = 1 if helping is not None else self.world_size if beside is None else len(beside.members) + 1
         keys = self.keys[rank] if self.keys and helping is None else None
+        alone = beside is not None or helping is not None
         launch = Launch(
             id=self.id_of(rank),
             world_size=world_size,
-            local_rank=rank if beside is None and helping is None else 0,
-            local_world_size=self.world_size if beside is None and helping is None else 1,
+            local_rank=0 if alone else rank,
+            local_world_size=1 if alone else self.world_size,
             spec=self.spec,
             plan=first if beside is None else beside.plan,
             members=self._placed(range(world_size)) if helping is None else (),

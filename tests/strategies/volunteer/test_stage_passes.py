@@ -20,6 +20,7 @@ from atoll.agent.runtime.pipeline.script_autocast import ScriptAutocast
 from atoll.agent.runtime.step.measures.throttle import Throttle
 from atoll.errors import BadInput
 from atoll.strategies.volunteer.stage_passes import StagePass, StagePasses
+from atoll.strategies.volunteer.unsent_state import UnsentState
 
 SAMPLES = 8  # a power of two: sums and means over them round alike
 inputs, targets = torch.randn(SAMPLES, 4), torch.randn(SAMPLES, 3)
@@ -166,7 +167,7 @@ def test_what_the_script_writes_to_state_that_volunteers_are_not_sent_is_named()
     parameter, a buffer and a layer's mode are not."""
     model = nn.Sequential(nn.Linear(4, 3), Counting(persistent=True))
     model[0].weight.requires_grad_(False)
-    here = passes(model)
+    here = UnsentState(model, passes(model).parameters)
     with torch.no_grad():
         model[0].bias.add_(1)
         model[0].weight.mul_(1)
