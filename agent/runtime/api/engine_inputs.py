@@ -63,7 +63,7 @@ def pair_of(batch: Any, device: torch.device) -> tuple[Any, Any]:
             "run.prepare_pipeline trains on pairs: dataset or collate_fn have to give (inputs, targets), and gave a "
             f"{type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "")
         )
-    inputs, targets = (moved(one, device, non_blocking=False) for one in batch)
+    inputs, targets = (moved(one, device) for one in batch)
     return inputs, targets
 
 

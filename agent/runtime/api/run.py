@@ -197,7 +197,7 @@ class Run:
         drop_last: bool = False,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        pin_memory: bool = False,
+        pin_memory: bool | None = None,
     ) -> tuple[ModelT, OptimizerT, Loader[Any]]:
         """Make them ready for training together, and go on from the newest checkpoint where there is one. Once per run.
 
@@ -207,11 +207,12 @@ class Run:
         dataset: with a length and an index; or a stream, that every worker iterates whole; or a DataLoader, whose
         dataset, sampler and settings are taken over.
         batch_size: samples per step of the whole job, split over the workers by the plan. Needed unless a DataLoader is
-        given. scheduler: short for track("scheduler", scheduler); several are "scheduler_0", "scheduler_1" and so on.
+        given. pin_memory: whether batches are pinned; None: on a CUDA device they are copied through pinned memory.
+        scheduler: short for track("scheduler", scheduler); several are "scheduler_0", "scheduler_1" and so on.
         Returns (model, optimizer, loader). Raises BadInput for what cannot be trained, CheckpointError for a checkpoint
         of another model."""
         if isinstance(dataset, DataLoader):
-            settings = LoaderSettings.from_dataloader(dataset, batch_size)
+            settings = LoaderSettings.from_dataloader(dataset, batch_size, pin_memory)
         elif batch_size is None:
             raise BadInput("run.prepare needs batch_size, the whole job's samples per step")
         else:

@@ -49,7 +49,7 @@ class EvaluationLoader:
         with self._evaluation():
             subset = Subset(self._dataset, self._range())
             for batch in DataLoader(subset, batch_size=self._batch_size, collate_fn=self._collate_fn):
-                yield moved(batch, self._device, non_blocking=False)
+                yield moved(batch, self._device)
 
     def _range(self) -> range:
         rank, shares = self._part()

@@ -48,7 +48,8 @@ class LoaderSettings:
     drop_last: bool = False
     num_workers: int = 0
     collate_fn: Callable[[list[Any]], Any] | None = None
-    pin_memory: bool = False
+    pin_memory: bool | None = None
+    """Whether torch pins batches; None: on a CUDA device the loader copies them through pinned memory itself."""
     prefetch_factor: int | None = None
     persistent_workers: bool = False
     worker_init_fn: Callable[[int], None] | None = None
@@ -61,8 +62,11 @@ class LoaderSettings:
     batch_of: int = 0
 
     @staticmethod
-    def from_dataloader(given: DataLoader[Any], batch_size: int | None) -> LoaderSettings:
-        """Take over a DataLoader's settings; its batch size counts as the whole job's. Raises BadInput."""
+    def from_dataloader(
+        given: DataLoader[Any], batch_size: int | None, pin_memory: bool | None = None
+    ) -> LoaderSettings:
+        """Take over a DataLoader's settings; its batch size counts as the whole job's. pin_memory: holds where the
+        DataLoader pins nothing, which is its default. Raises BadInput."""
         batches = given.batch_sampler
         if batches is None:
             raise BadInput(
@@ -90,7 +94,7 @@ class LoaderSettings:
             drop_last=batches.drop_last,
             num_workers=given.num_workers,
             collate_fn=given.collate_fn,
-            pin_memory=given.pin_memory,
+            pin_memory=given.pin_memory or pin_memory,
             prefetch_factor=given.prefetch_factor,
             persistent_workers=given.persistent_workers,
             worker_init_fn=given.worker_init_fn,
@@ -155,6 +159,7 @@ class Loader(Generic[BatchT]):
         self._rewound = False  # the iteration goes on elsewhere
         self._pass = 0
         self._persistent = settings.persistent_workers and settings.num_workers > 0
+        # Of worker processes a thread of this process pins what they give: they never touch CUDA.
         self._pinned = settings.pin_memory and torch.cuda.is_available()
         self._generator = torch.Generator()  # DataLoader would draw its workers' seed from the global one
         self._workers: Any = None  # DataLoader's iterator, while it may own processes
@@ -287,7 +292,7 @@ class Loader(Generic[BatchT]):
             batch_sampler=_Ahead(self._slice_ahead),
             num_workers=settings.num_workers,
             collate_fn=collate_fn,
-            pin_memory=self._pinned,
+            pin_memory=bool(self._pinned),
             prefetch_factor=_prefetched(settings),
             persistent_workers=settings.num_workers > 0,  # an iteration that is rewound keeps them
             worker_init_fn=init_fn,
@@ -321,7 +326,7 @@ class Loader(Generic[BatchT]):
                     return
                 self.current, self._handed_out = self._ahead.popleft(), True
                 if self._device is not None:
-                    batch = moved(batch, self._device, non_blocking=self._pinned)
+                    batch = moved(batch, self._device, pinned=self._pinned)
                 self._tell_handed_out()
                 yield batch
         finally:

@@ -11,23 +11,28 @@ from typing import Any, Final
 import torch
 
 _TEXT_AND_NUMBERS: Final = (str, bytes, bytearray, memoryview, range)
+_COPYING_DEVICES: Final = frozenset({"cuda"})
+"""Types of device that copy from pinned memory by themselves."""
 
 
-def moved(batch: Any, device: torch.device, non_blocking: bool) -> Any:
+def moved(batch: Any, device: torch.device, *, pinned: bool | None = None) -> Any:
     """Return the batch with its tensors on `device`. What the move does not change comes back as the same object.
+
+    pinned: True where the caller had the batch pinned and nothing writes that memory again: copies do not block. None:
+    on a CUDA device plain tensors are copied through pinned memory that is theirs alone. False: copies block.
 
     An object whose class has `to` moves itself. Mappings, sequences, named tuples and dataclasses are copied as
     torch's pin_memory copies them: the copy has the same class and attributes. Other objects stay as they are, for
     what they hold is not known; so the batch itself is never written to, which a dataset may give again."""
     if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=non_blocking)
+        return _moved_tensor(batch, device, pinned)
     if batch is None or isinstance(batch, (_TEXT_AND_NUMBERS, bool, int, float, complex, type)):
         return batch
     if callable(getattr(type(batch), "to", None)):
         return _moved_by_itself(batch, device)
 
     def move(value: Any) -> Any:
-        return moved(value, device, non_blocking)
+        return moved(value, device, pinned=pinned)
 
     if isinstance(batch, Mapping):
         return _mapping(batch, _changed({key: batch[key] for key in batch}, move))
@@ -37,6 +42,29 @@ def moved(batch: Any, device: torch.device, non_blocking: bool) -> Any:
     if fields := _fields(batch):
         return _with_attributes(batch, _changed({name: getattr(batch, name) for name in fields}, move))
     return batch
+
+
+def _moved_tensor(tensor: torch.Tensor, device: torch.device, pinned: bool | None) -> torch.Tensor:
+    """Return the tensor on `device`.
+
+    A copy from pageable memory, and one that blocks, waits on the host for all that the current stream has queued: the
+    step before. A copy from pinned memory is queued in the current stream, where what uses the batch comes after it.
+    torch's allocator of pinned memory records an event behind the copy, and gives the memory to nobody before it. A
+    tensor that the script pinned itself is copied as before: the script may write it again once it has the batch."""
+    if pinned is None and device.type in _COPYING_DEVICES and _can_be_pinned(tensor):
+        return _pinned_like(tensor).copy_(tensor).to(device, non_blocking=True)
+    return tensor.to(device, non_blocking=bool(pinned))
+
+
+def _can_be_pinned(tensor: torch.Tensor) -> bool:
+    """Whether a copy in pinned memory is the same tensor: subclasses and autograd's know more than their bytes."""
+    plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return plain and not tensor.requires_grad and not tensor.is_pinned()
+
+
+def _pinned_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return empty pinned memory of the tensor's shape, in the order that a copy to a device would have."""
+    return torch.empty_like(tensor, pin_memory=True)
 
 
 def _moved_by_itself(batch: Any, device: torch.device) -> Any:

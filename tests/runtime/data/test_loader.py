@@ -426,6 +426,9 @@ def test_settings_of_a_dataloader_are_taken_over() -> None:
     assert (taken.num_workers, taken.collate_fn, taken.drop_last) == (2, collate, True)
     assert LoaderSettings.from_dataloader(DataLoader(DATA, shuffle=True), 6).shuffle
     assert LoaderSettings.from_dataloader(DataLoader(DATA), 6).batch_size == 6
+    assert LoaderSettings.from_dataloader(DataLoader(DATA), 6).pin_memory is None
+    assert LoaderSettings.from_dataloader(DataLoader(DATA), 6, pin_memory=False).pin_memory is False
+    assert LoaderSettings.from_dataloader(DataLoader(DATA, pin_memory=True), 6).pin_memory
 
 
 def test_dataloader_that_cuts_batches_in_its_own_way_is_refused() -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from atoll.agent.runtime.api.engine_inputs import pair_of
+from atoll.agent.runtime.data import to_device
 from atoll.agent.runtime.data.to_device import moved
 
 META = torch.device("meta")
@@ -132,26 +134,80 @@ FORMS: dict[str, Any] = {
 def test_tensors_move_and_the_container_keeps_its_class(form: str) -> None:
     """List subclasses raised, dict subclasses became dict, a PackedSequence raised, a dataclass stayed on the CPU."""
     batch = FORMS[form]
-    there = moved(batch, META, non_blocking=False)
+    there = moved(batch, META)
     assert type(there) is type(batch)
     assert devices(there) == {"meta"}
     if form != "moves itself":
         assert devices(batch) == {"cpu"}, "the dataset may give the same object again"
-        assert moved(batch, torch.device("cpu"), non_blocking=False) is batch or form == "packed sequence"
+        assert moved(batch, torch.device("cpu")) is batch or form == "packed sequence"
 
 
 def test_attributes_go_along_and_nothing_is_made_anew() -> None:
-    named, pair, made = (moved(FORMS[form], META, False) for form in ("list subclass", "tuple subclass", "dataclass"))
+    named, pair, made = (moved(FORMS[form], META) for form in ("list subclass", "tuple subclass", "dataclass"))
     assert (named.name, pair.name, made.note, made.made) == ("batch", "pair", "text", [1])
-    keys, filled, bounded = (
-        moved(FORMS[form], META, False) for form in ("dict of attributes", "default dict", "deque")
-    )
+    keys, filled, bounded = (moved(FORMS[form], META) for form in ("dict of attributes", "default dict", "deque"))
     assert (keys.a.device.type, keys.b, filled["new"], bounded.maxlen) == ("meta", 1, [], 3)
 
 
 @pytest.mark.parametrize("batch", [None, 3, "text", Quantity(), SimpleNamespace(x=torch.ones(1)), torch.Tensor, {1, 2}])
 def test_what_is_not_known_stays_as_it_is(batch: Any) -> None:
-    assert moved(batch, META, non_blocking=False) is batch
+    assert moved(batch, META) is batch
+
+
+class HostCopies:
+    """A stand-in for pinned memory and a device that is the CPU: `made` has the pinned tensors, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[torch.Tensor] = []
+        monkeypatch.setattr(to_device, "_COPYING_DEVICES", {"cpu"})
+        monkeypatch.setattr(to_device, "_pinned_like", self._like)
+
+    def _like(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.made.append(torch.empty_like(tensor))
+        return self.made[-1]
+
+
+def test_on_a_device_batches_go_through_pinned_memory_that_is_theirs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. A copy from pageable memory waits for the step before. 2. One from pinned memory may be read later: what the
+    dataset gave may be written again by then."""
+    copies, cpu = HostCopies(monkeypatch), torch.device("cpu")
+    given = torch.arange(24.0).view(2, 3, 2, 2).to(memory_format=torch.channels_last)
+    expanded = torch.ones(1).expand(3)
+    there = moved({"x": [given, expanded], "n": 3}, cpu)
+    assert there["x"][0] is copies.made[0]
+    assert there["x"][1] is copies.made[1]
+    given.zero_()
+    assert torch.equal(there["x"][0].sum(), torch.tensor(276.0))
+    assert there["x"][0].stride() == given.stride()
+    assert torch.equal(there["x"][1], expanded)
+
+
+def test_only_plain_tensors_are_pinned_and_the_script_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subclass and a tensor of autograd's know more than their bytes."""
+    copies, cpu = HostCopies(monkeypatch), torch.device("cpu")
+    kept: list[torch.Tensor] = [
+        nn.Parameter(torch.ones(2)),
+        torch.ones(2, requires_grad=True),
+        torch.eye(2).to_sparse(),
+    ]
+    assert all(one is given for one, given in zip(moved(kept, cpu), kept, strict=True))
+    plain = torch.ones(2)
+    assert moved(plain, cpu, pinned=True) is plain
+    assert moved(plain, cpu, pinned=False) is plain
+    assert not copies.made
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: batches were NOT copied to a device")
+def test_copies_are_queued_behind_the_step_and_whole_on_a_gpu() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    batches = [torch.randn(1 << 20) for _ in range(8)]
+    expected = [one.clone() for one in batches]
+    torch.cuda._sleep(10**8)  # the step before
+    there = [moved(one, device) for one in batches]
+    for one in batches:
+        one.zero_()
+    assert all(torch.equal(one.cpu(), given) for one, given in zip(there, expected, strict=True))
 
 
 def test_an_engine_of_its_own_moves_inputs_of_every_form() -> None:
