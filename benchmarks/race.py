@@ -1,7 +1,7 @@
 """The race: how soon the one model that all islands share reaches a held-out loss, method beside method.
 
     python benchmarks/race.py [--size XS] [--partition P1] [--steps 1000] [--seeds 1,2,3] [--methods ddp,diloco-25]
-        [--rho 4,40,400] [--conditions] [--absent] [--tune] [--json race.json] [--plot race.png]
+        [--rho 4,40,400] [--conditions] [--absent] [--device cuda] [--tune] [--json race.json] [--plot race.png]
 
 Task island-lm: a byte-level GPT on English, German, French and Python text, one domain an island (P1), even parts of
 all (P0), mixed by Dirichlet(0.3) (P2), or unequal sizes and speeds (P3). The metric is the time until the consolidated
@@ -42,7 +42,7 @@ from racing.course import Course, Lap, best_setting, run
 from racing.field import FIELD
 from racing.inner import Replica, Setting
 from racing.report import draw, table, times_under
-from racing.task import PARTITIONS, SIZES, Batches, Task, everything
+from racing.task import PARTITIONS, SIZES, Batches, everything
 
 TUNING_SEED = 0
 TARGET_SHARE = 0.3
@@ -56,6 +56,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--islands", type=int, default=4)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--absent", action="store_true", help="an island is gone from 40 to 60 %% of the steps")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="that has all islands")
     parser.add_argument("--judge-every", type=int, default=25, metavar="STEPS")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--methods", default=",".join(FIELD), help="separated by commas")
@@ -84,13 +85,14 @@ def main() -> int:
         options.judge_every,
         TUNING_SEED,
         options.absent,
+        options.device,
     )
     kept = Kept(options.json, course)
     step_s = kept.step_s()
     settings = {name: tuned(kept, course, name, options.tune) for name in names}
     laps = {name: [kept.lap(name, settings[name], replace(course, seed=seed)) for seed in seeds] for name in names}
     target = target_of(kept, course, settings.get("ddp") or tuned(kept, course, "ddp", options.tune))
-    entries = Task(SIZES[course.size], 0).entries
+    entries = course.task().entries
     links = {
         float(rho): link_of(float(rho), entries, course.islands, step_s, options.latency_ms / 1e3)
         for rho in options.rho.split(",")
@@ -143,7 +145,7 @@ class Kept:
         key = f"{name} {json.dumps(asdict(setting))} seed {course.seed}"
         if key not in self._data["laps"]:
             begun = time.monotonic()
-            lap = run(course, Task(SIZES[course.size], course.seed), FIELD[name], setting)
+            lap = run(course, course.task(), FIELD[name], setting)
             stored = asdict(lap)
             stored["exchanges"] = _folded([tuple(asdict(one).values()) for one in lap.exchanges])
             self._data["laps"][key] = stored
@@ -180,14 +182,18 @@ def _unfolded(kinds: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
 
 
 def measured_step_s(course: Course) -> float:
-    """Median processor seconds of one island's step, of 20 after 5: the same however busy the machine is."""
-    task = Task(SIZES[course.size], 0)
+    """Median seconds of one island's step, of 20 after 5. On a CPU they are the processor's: the same however busy the
+    machine is."""
+    task, on_gpu = replace(course, seed=0).task(), course.device == "cuda"
+    clock = time.perf_counter if on_gpu else time.process_time
     lap_s = []
     replica = Replica(task, Batches(everything(task.size), task.size, 0, 0), 1e-3, 100)
     for step in range(25):
-        begun = time.process_time()
+        begun = clock()
         replica.local_step(step)
-        lap_s.append(time.process_time() - begun)
+        if on_gpu:
+            torch.cuda.synchronize()
+        lap_s.append(clock() - begun)
     return statistics.median(lap_s[5:])
 
 
@@ -195,7 +201,7 @@ def tuned(kept: Kept, course: Course, name: str, tune: bool) -> Setting:
     known = kept.setting(name)
     if known is None and tune:
         half = replace(course, steps=course.steps // 2)
-        known, finals = best_setting(half, Task(SIZES[course.size], TUNING_SEED), FIELD[name])
+        known, finals = best_setting(half, half.task(), FIELD[name])
         kept.keep_setting(name, known, finals)
         print(f"{name}: {known} of {', '.join(f'{one:.3f}' for one in finals)}", file=sys.stderr)
     return known or FIELD[name].settings[0]

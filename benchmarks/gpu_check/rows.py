@@ -30,8 +30,9 @@ class Row:
 class Rows:
     """Appends rows to a file, one JSON document a line."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, out: Path) -> None:
+        """out: where a stage may leave files of its own."""
+        self._path, self.out = path, out
 
     def add(self, name: str, outcome: Outcome, text: str = "", **figures: float) -> None:
         row = Row(name, outcome, text[-MAX_TEXT:], figures)

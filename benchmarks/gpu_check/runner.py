@@ -71,7 +71,7 @@ def run_stage(stage: Stage, device: str, out: Path, environment: Mapping[str, st
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch, tempfile.TemporaryFile() as output:
         path = Path(scratch) / "rows"
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "gpu_check.stage_process", stage.module, device, str(path)],
+            [sys.executable, "-P", "-m", "gpu_check.stage_process", stage.module, device, str(path), str(out)],
             env={**environment, "TMPDIR": scratch},
             stdout=output,
             stderr=subprocess.STDOUT,

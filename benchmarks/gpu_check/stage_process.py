@@ -1,4 +1,4 @@
-"""Runs one stage: python -P -m gpu_check.stage_process MODULE DEVICE FILE."""
+"""Runs one stage: python -P -m gpu_check.stage_process MODULE DEVICE FILE FOLDER."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpu_check.rows import Rows
 
 
 def main() -> None:
-    module, device, path = sys.argv[1:]
-    rows = Rows(Path(path))
+    module, device, path, out = sys.argv[1:]
+    rows = Rows(Path(path), Path(out))
     try:
         importlib.import_module(module).run(device, rows)
     except Exception:  # noqa: BLE001 - a stage's failure is its result

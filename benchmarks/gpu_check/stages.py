@@ -14,6 +14,8 @@ class Stage:
     """A stage that takes longer is ended and counts as failed."""
     module: str
     """Its `run(device, rows)` does the work, in a process of its own."""
+    by_name: bool = False
+    """It is run only where --stages names it: it takes most of a call's time."""
 
 
 STAGES: Final = (
@@ -25,5 +27,6 @@ STAGES: Final = (
     Stage(5, "checkpoints", 90.0, "gpu_check.checkpointing"),
     Stage(1, "GPU tests", 80.0, "gpu_check.device_tests"),
     Stage(7, "shared device", 100.0, "gpu_check.shared_device"),
+    Stage(9, "race", 500.0, "gpu_check.race", by_name=True),
 )
 """The cheap stages with the most to say come first: one that is ended late takes no time from them."""

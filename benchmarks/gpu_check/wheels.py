@@ -7,11 +7,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 FOLDER: Final = ".gpu-check"
 """In the tree, ignored by git."""
+CACHE: Final = Path(__file__).resolve().parents[2] / FOLDER / "cache"
+"""A cache folder with the texts of stage 9, which come from a package index too."""
 MINOR: Final = 12
 """The machine's CPython is 3.MINOR."""
 MISSING: Final = (
@@ -26,8 +29,10 @@ NEWEST_GLIBC: Final = 36
 LIMIT_S: Final = 1800.0
 
 
-def prepare(root: Path, python: str | None) -> int:
-    """Fetch and build the wheels into FOLDER. Returns an exit code."""
+def prepare(root: Path, python: str | None, imported: Sequence[str]) -> int:
+    """Fetch and build the wheels into FOLDER, and the texts of stage 9. Returns an exit code.
+
+    imported: folders of the tree that the stages import from."""
     folder = root / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -40,16 +45,35 @@ def prepare(root: Path, python: str | None) -> int:
          f"--dest={folder}", *(f"{name}=={pins[name]}" for name in MISSING)],
     )  # fmt: skip
     build(root, python or interpreter(), folder)
-    sizes = {wheel.name: wheel.stat().st_size for wheel in sorted(folder.glob("*.whl"))}
+    fetch_texts(root, imported)
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.rglob("*.*")) if path.is_file()}
     for name, size in sizes.items():
         print(f"{size / 2**20:6.2f} MiB  {name}")
     tree = tree_bytes(root)
     total = tree + sum(sizes.values())
-    print(f"{sum(sizes.values()) / 2**20:6.2f} MiB of wheels and {tree / 2**20:.2f} MiB of tree")
+    print(f"{sum(sizes.values()) / 2**20:6.2f} MiB of wheels and texts, and {tree / 2**20:.2f} MiB of tree")
     if total > MAX_BYTES:
         print(f"gpu-check: {total / 2**20:.1f} MiB together are more than {MAX_BYTES >> 20}", file=sys.stderr)
         return 1
     return 0
+
+
+def fetch_texts(root: Path, imported: Sequence[str]) -> None:
+    """Fetch the texts of stage 9 into CACHE; say so where they cannot be had, for the other stages need none."""
+    asked = "from racing.domains import DOMAINS, domain; [domain(name) for name in DOMAINS]"
+    paths = os.pathsep.join(str(root / folder) for folder in imported)
+    environment = {**os.environ, "PYTHONPATH": paths, "XDG_CACHE_HOME": str(CACHE)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", asked],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    if done.returncode:
+        why = next(reversed(done.stderr.strip().splitlines()), "no reason was given")
+        print(f"gpu-check: no texts for stage 9, which will be skipped: {why}", file=sys.stderr)
 
 
 def build(root: Path, python: str, folder: Path) -> None:

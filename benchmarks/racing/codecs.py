@@ -22,38 +22,41 @@ def top_blocks(values_N: torch.Tensor, density: float) -> torch.Tensor:
     if density >= 1:
         return torch.ones_like(values_N, dtype=torch.bool)
     blocks = -(-values_N.numel() // BLOCK)
-    padded = torch.zeros(blocks * BLOCK)
+    padded = values_N.new_zeros(blocks * BLOCK)
     padded[: values_N.numel()] = values_N.abs()
     scores = padded.view(blocks, BLOCK).sum(1)
-    chosen = torch.zeros(blocks, dtype=torch.bool)
+    chosen = torch.zeros(blocks, dtype=torch.bool, device=values_N.device)
     chosen[scores.topk(max(1, round(density * blocks))).indices] = True
     return chosen.repeat_interleave(BLOCK)[: values_N.numel()]
 
 
 class Blocks:
     """The heaviest blocks of each of several tensors that lie side by side, all at once: of tensor after tensor
-    `top_blocks` and `rounded` in few bits are the same, and slower. Each has a whole number of blocks."""
+    `top_blocks` and `rounded` in few bits are the same, and slower. Each has a whole number of blocks.
 
-    def __init__(self, sizes: Sequence[int], density: float) -> None:
-        blocks = torch.tensor([size // BLOCK for size in sizes])
-        self._tensor = torch.arange(len(sizes)).repeat_interleave(blocks)  # of each block
+    device: of the tensors."""
+
+    def __init__(self, sizes: Sequence[int], density: float, device: torch.device | None = None) -> None:
+        blocks = torch.tensor([size // BLOCK for size in sizes], device=device)
+        self._tensor = torch.arange(len(sizes), device=device).repeat_interleave(blocks)  # of each block
         self._start = (blocks.cumsum(0) - blocks)[self._tensor]
         kept = [max(1, round(density * (size // BLOCK))) if density < 1 else size // BLOCK for size in sizes]
-        self._kept = torch.tensor(kept)[self._tensor]
+        self._kept = torch.tensor(kept, device=device)[self._tensor]
         self.entries = sum(kept) * BLOCK
         """That are chosen."""
         chunks = [-(-one * BLOCK // CHUNK) for one in kept]
         self._rows = sum(chunks)
         begins = [sum(chunks[:at]) * CHUNK for at in range(len(kept))]
-        self._place = torch.cat([torch.arange(one * BLOCK) + at for one, at in zip(kept, begins, strict=True)])
+        places = [torch.arange(one * BLOCK, device=device) + at for one, at in zip(kept, begins, strict=True)]
+        self._place = torch.cat(places)
 
     def chosen(self, values_N: torch.Tensor) -> torch.Tensor:
         """Mask bool [N]."""
         scores = values_N.abs().view(-1, BLOCK).sum(1)
         order = scores.argsort(descending=True)
         order = order[self._tensor[order].argsort(stable=True)]  # tensor by tensor, the heaviest first
-        mask = torch.empty(len(scores), dtype=torch.bool)
-        mask[order] = torch.arange(len(scores)) - self._start < self._kept
+        mask = torch.empty(len(scores), dtype=torch.bool, device=scores.device)
+        mask[order] = torch.arange(len(scores), device=scores.device) - self._start < self._kept
         return mask.repeat_interleave(BLOCK)
 
     def part(self, values_N: torch.Tensor, bits: int) -> torch.Tensor:
@@ -61,7 +64,7 @@ class Blocks:
         mask, part_N = self.chosen(values_N), torch.zeros_like(values_N)
         chosen_K = values_N[mask]
         if bits == 2:
-            padded = torch.zeros(self._rows * CHUNK)
+            padded = values_N.new_zeros(self._rows * CHUNK)
             padded[self._place] = chosen_K
             part_N[mask] = rounded(padded, bits)[self._place]
         else:
@@ -100,7 +103,7 @@ def payload_bytes(entries: int, bits: int, *, indexed: bool) -> float:
 
 
 def _cut(values_K: torch.Tensor, length: int) -> torch.Tensor:
-    padded = torch.zeros(-(-values_K.numel() // length) * length)
+    padded = values_K.new_zeros(-(-values_K.numel() // length) * length)
     padded[: values_K.numel()] = values_K
     return padded.view(-1, length)
 

@@ -12,7 +12,7 @@ import torch
 from racing.clock import Exchange, Network, finished_s
 from racing.field import Runner
 from racing.inner import Replica, Setting
-from racing.task import Batches, Task, everything, shards
+from racing.task import SIZES, Batches, Task, everything, shards
 
 DIVERGED: Final = 1e4
 """Nats. A model that saw some of the classes alone may begin with hundreds of them, and learn yet."""
@@ -29,6 +29,10 @@ class Course:
     judge_every: int
     seed: int
     absent: bool = False  # the last island, from 40 to 60 % of the steps
+    device: str = "cpu"
+
+    def task(self) -> Task:
+        return Task(SIZES[self.size], self.seed, self.device)
 
     def away(self, island: int, step: int) -> bool:
         return self.absent and island == self.islands - 1 and 0.4 <= step / self.steps < 0.6

@@ -37,7 +37,7 @@ def domain(name: str) -> tuple[Text, Text]:
         held_out, train = _cut(documents)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            np.savez(Path(scratch, path.name), train=train, held_out=held_out)
+            np.savez_compressed(Path(scratch, path.name), train=train, held_out=held_out)
             os.replace(Path(scratch, path.name), path)
     with np.load(path) as stored:
         return stored["train"], stored["held_out"]

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 import torch
+from torch.nn import functional
 
+from racing import codecs
 from racing.clock import Exchange
 from racing.codecs import payload_bytes, rounded
 from racing.inner import Replica, gather, mean_of, present, ring
@@ -48,6 +50,7 @@ class DiLoCo:
         owner = torch.empty(task.entries, dtype=torch.long)
         for number, at in enumerate(task.blocks()):
             owner[at] = number % fragments
+        owner = owner.to(self._global.device)
         self._fragments = [(owner == number).nonzero().squeeze(1) for number in range(fragments)]
         self._pending: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
@@ -112,11 +115,7 @@ class SparseLoCo:
             if replica.away:
                 continue
             error_N.mul_(self._beta).add_(self._global - replica.theta)
-            sent = torch.zeros_like(error_N)
-            for start in range(0, error_N.numel(), CHUNK):
-                part = error_N[start : start + CHUNK]
-                index = part.abs().topk(min(kept, part.numel())).indices
-                sent[start : start + CHUNK][index] = rounded(part[index], 2)
+            sent = largest_of_chunks(error_N, kept)
             error_N.sub_(sent)
             parts.append(sent)
         self._global -= self._rate * mean_of(parts, self._replicas)
@@ -128,3 +127,16 @@ class SparseLoCo:
 
     def consolidated(self) -> torch.Tensor:
         return self._global
+
+
+def largest_of_chunks(values_N: torch.Tensor, kept: int) -> torch.Tensor:
+    """What the receiver sees [N] of the `kept` largest entries of each CHUNK, in 2 bits."""
+    chunks = -(-values_N.numel() // CHUNK)
+    padded = values_N.new_zeros(chunks * CHUNK)
+    padded[: values_N.numel()] = values_N
+    rows = padded.view(chunks, CHUNK)
+    index = rows.abs().topk(kept, dim=1).indices
+    length = -(-kept // codecs.CHUNK) * codecs.CHUNK  # no chunk shares magnitudes with the next
+    chosen = functional.pad(rows.gather(1, index), (0, length - kept))
+    seen = rounded(chosen.reshape(-1), 2).view(chunks, length)[:, :kept]
+    return torch.zeros_like(rows).scatter_(1, index, seen).view(-1)[: values_N.numel()]

@@ -75,7 +75,9 @@ class PowerSgd:
             for at, shape in zip(task.blocks(), task.shapes, strict=True)
             if len(shape) > 1 and (shape[0] + (at.stop - at.start) // shape[0]) * rank < at.stop - at.start
         ]  # place, rows and columns of those that factors are smaller than
-        self._q = [torch.randn(columns, rank, generator=random) for _, _, columns in self._matrices]
+        self._q = [
+            torch.randn(columns, rank, generator=random).to(task.initial.device) for _, _, columns in self._matrices
+        ]
 
     def step(self, step: int) -> Sequence[Exchange]:
         first = self._replicas[0]

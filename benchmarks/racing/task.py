@@ -99,6 +99,7 @@ SIZES: Final[dict[str, Size]] = {
     "S": Bytes(width=128, layers=4, context=128, batch=16),
     "M": Bytes(width=256, layers=4, context=128, batch=16),
     "L": Bytes(width=512, layers=4, context=128, batch=16),
+    "124M": Bytes(width=896, layers=13, context=256, batch=8, rate=0.3),
     "words": Words(rows=8192, width=16, words=512, batch=64),
     "cnn": Digits(batch=16),
 }
@@ -193,18 +194,20 @@ class Batches:
 
 
 class Task:
-    """One model that every island instantiates, with its held-out windows. Parameters are one flat vector theta [N]."""
+    """One model that every island instantiates, with its held-out windows. Parameters are one flat vector theta [N].
 
-    def __init__(self, size: Size, seed: int) -> None:
-        self.size = size
+    device: holds the model and all vectors. On a GPU passes are in bfloat16 by autocast, the rest in float32."""
+
+    def __init__(self, size: Size, seed: int, device: str = "cpu") -> None:
+        self.size, self.device = size, torch.device(device)
         torch.manual_seed(seed)
-        self.model = size.model()
+        self.model = size.model().to(self.device)  # initialised on the CPU: the same weights on every device
         self._parameters = list(self.model.parameters())
         self.shapes = [tuple(parameter.shape) for parameter in self._parameters]
         self._sizes = [parameter.numel() for parameter in self._parameters]
         self.initial = torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters])
         self.entries = self.initial.numel()
-        self._held_out = [examples.spaced() for _, examples in domains_of(size)]
+        self._held_out = [self._moved(examples.spaced()) for _, examples in domains_of(size)]
         self._gradient = torch.zeros_like(self.initial)
         self.loss = 0.0
         for parameter, part_N in zip(self._parameters, self.tensors(self._gradient), strict=True):
@@ -220,7 +223,7 @@ class Task:
         """Of the mean loss at theta [N], which is in `loss` then. Returns float32 [N], overwritten by the next call."""
         self._load(theta)
         self._gradient.zero_()
-        loss = loss_of(self.model(inputs), targets)
+        loss = self._loss(*self._moved((inputs, targets)))
         loss.backward()  # type: ignore[no-untyped-call]
         self.loss = loss.item()
         return self._gradient
@@ -229,8 +232,16 @@ class Task:
     def held_out(self, theta: torch.Tensor) -> float:
         """Mean over the domains, nats a target."""
         self._load(theta)
-        losses = [loss_of(self.model(inputs), targets).item() for inputs, targets in self._held_out]
+        losses = [self._loss(inputs, targets).item() for inputs, targets in self._held_out]
         return sum(losses) / len(losses)
+
+    def _loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            return loss_of(self.model(inputs), targets)
+
+    def _moved(self, pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = pair
+        return inputs.to(self.device), targets.to(self.device)
 
     def _load(self, theta: torch.Tensor) -> None:
         for parameter, part in zip(self._parameters, self.tensors(theta), strict=True):

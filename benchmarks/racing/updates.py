@@ -110,7 +110,8 @@ class Updates:
     def _part(self, ahead_N: torch.Tensor, density: float, bits: int) -> tuple[torch.Tensor, float]:
         """The heaviest blocks of each tensor as the receiver sees them [N], and their bytes."""
         if density not in self._blocks:
-            self._blocks[density] = Blocks([at.stop - at.start for at in self._places], density)
+            sizes = [at.stop - at.start for at in self._places]
+            self._blocks[density] = Blocks(sizes, density, self._master.device)
         blocks = self._blocks[density]
         return blocks.part(ahead_N, bits), payload_bytes(blocks.entries, bits, indexed=density < 1)
 

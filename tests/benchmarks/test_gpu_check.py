@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+from gpu_check import race
 from gpu_check.command import main, stage_environment
+from gpu_check.rows import Rows, read_rows
 from gpu_check.runner import print_table, run_stages
 from gpu_check.stages import STAGES, Stage
+from racing.course import Course
+from racing.domains import DOMAINS
+from racing.task import domains_of
 
 ROOT = Path(__file__).resolve().parents[2]
 INJECTED = {
@@ -124,3 +131,29 @@ def test_an_unknown_stage_is_refused(capsys: pytest.CaptureFixture[str], monkeyp
 
 def test_stages_are_numbered_once() -> None:
     assert len({stage.number for stage in STAGES}) == len(STAGES)
+
+
+def test_the_race_leaves_a_row_for_each_method_and_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. Domains of random text lie in the cache, and nothing is fetched. 2. Three methods race four steps. 3. Their rows
+    have bytes as the methods send them, and an older check's laps are not taken for this one's."""
+    random = np.random.default_rng(0)
+    (tmp_path / "atoll-benchmarks").mkdir()
+    for name in DOMAINS:
+        texts = {part: random.integers(97, 123, 5000, np.uint8) for part in ("train", "held_out")}
+        np.savez(tmp_path / "atoll-benchmarks" / f"island-lm-{name}.npz", **texts)  # type: ignore[arg-type]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(race, "CACHE", tmp_path)
+    monkeypatch.setattr(race, "METHODS", ("ddp", "local-steps", "powersgd-2"))  # the others exchange nothing so early
+    monkeypatch.setitem(race.COURSES, "cpu", Course("XXS", "P1", islands=4, steps=4, judge_every=1, seed=0))
+    (tmp_path / "race.json").write_text("of another check")
+    domains_of.cache_clear()
+    try:
+        race.run("cpu", Rows(tmp_path / "rows", tmp_path))
+    finally:
+        domains_of.cache_clear()
+    rows = {row.name: row for row in read_rows(tmp_path / "rows")}
+    assert [row.outcome for row in rows.values()] == ["passed"] * len(rows)
+    assert {*rows} == {"a step", *race.METHODS, "plot"}
+    assert math.isclose(rows["ddp"].figures["sent"], 6.0)  # a ring of four: 2 x 3 / 4 of four bytes
+    assert 0 < rows["local-steps"].figures["sent"] < 0.2
+    assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")

@@ -14,7 +14,7 @@ from racing.clock import Exchange, Network, finished_s, link_of
 from racing.codecs import BLOCK, Blocks, payload_bytes, rounded, top_blocks
 from racing.course import Lap
 from racing.inner import Replica, gather, ring
-from racing.local import DiLoCo, SparseLoCo
+from racing.local import CHUNK, DiLoCo, SparseLoCo, largest_of_chunks
 from racing.synchronous import Ddp, PowerSgd
 from racing.updates import OwnedUpdates, Updates
 
@@ -334,3 +334,14 @@ def test_a_link_whose_rate_changes_carries_what_it_carries_at_each_time() -> Non
     assert network.takes_s(sent, 0.5) == pytest.approx(0.5 + 1.0 + 1.0 + 1.0)
     done = finished_s([sent, Exchange(after=1, due=3, up_bytes=1, down_bytes=1)], 3, [0.5], network)
     assert done == [pytest.approx(0.5), pytest.approx(4.0 + 5.0), pytest.approx(5.0 + 5.0)]
+
+
+@pytest.mark.parametrize(("entries", "kept"), [(3 * CHUNK, 64), (2 * CHUNK + 100, 64), (CHUNK, 700), (80, 64)])
+def test_the_largest_of_all_chunks_are_those_of_chunk_after_chunk(entries: int, kept: int) -> None:
+    values = torch.randn(entries, generator=torch.Generator().manual_seed(1))
+    expected = torch.zeros_like(values)
+    for start in range(0, entries, CHUNK):
+        part = values[start : start + CHUNK]
+        index = part.abs().topk(kept).indices
+        expected[start : start + CHUNK][index] = rounded(part[index], 2)
+    assert torch.equal(largest_of_chunks(values, kept), expected)
