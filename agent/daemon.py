@@ -20,6 +20,7 @@ from atoll.agent.supervisor.shell import Supervisor
 from atoll.agent.telemetry.devices import Device, find_devices
 from atoll.agent.telemetry.gauges import gauges_of
 from atoll.agent.telemetry.sampler import Sampler
+from atoll.agent.telemetry.shared_gpu import lock_files
 from atoll.agent.telemetry.work import measured
 from atoll.errors import BadInput, Conflict
 from atoll.exposition import exposed
@@ -33,19 +34,21 @@ async def serve(settings: AgentSettings, stop: asyncio.Event) -> None:
     """Run until `stop` is set; then workers are stopped in stages. When this returns, nothing it started is alive.
 
     Raises NotAllowed (wrong token or certificate) and Conflict (name or state directory in use by another agent);
-    BadInput where the state directory or the certificate's files cannot be used. Any other trouble with controllers is
-    waited out."""
+    BadInput where the state directory or the certificate's files cannot be used, or there is no GPU to share. Any other
+    trouble with controllers is waited out."""
     if settings.tls is not None:
         settings.tls.read()
     with _state_directory(settings.state_dir):
         end_leftovers(settings.state_dir / "pids")
-        devices = await measured(find_devices(settings.speed), settings.threads, stop)
-        logger.info("%s has %s", settings.name, ", ".join(f"{d.kind} {d.index}: {d.model}" for d in devices))
-        with Sampler(gauges_of(devices)) as sampler:
-            while not stop.is_set():
-                await settings.owner.until_help(stop)
-                if not stop.is_set():
-                    await _serve(settings, devices, sampler, stop)
+        found = find_devices(settings.speed, settings.share_gpu)
+        with lock_files(found) as files:
+            devices = await measured(found, settings.threads, stop, files)
+            logger.info("%s has %s", settings.name, ", ".join(f"{d.kind} {d.index}: {d.model}" for d in devices))
+            with Sampler(gauges_of(devices)) as sampler:
+                while not stop.is_set():
+                    await settings.owner.until_help(stop)
+                    if not stop.is_set():
+                        await _serve(settings, devices, sampler, stop)
 
 
 async def _serve(settings: AgentSettings, devices: Sequence[Device], sampler: Sampler, stop: asyncio.Event) -> None:

@@ -83,6 +83,7 @@ def register(
                 speed=d.speed,
                 work_per_s=d.work_per_s,
                 uuid=d.uuid,
+                sharers=d.sharers,
             )
             for d in devices
         ],

@@ -9,7 +9,7 @@ from pathlib import Path
 from atoll.agent.owner import OwnersLimits
 from atoll.errors import BadInput, SettingError
 from atoll.exposition import check_address
-from atoll.message_limits import NODE_NAME
+from atoll.message_limits import MAX_SHARERS, NODE_NAME
 from atoll.rpc import Tls, split_address
 
 
@@ -58,6 +58,9 @@ class AgentSettings:
     speed: float = 1.0
     """Slows this node's devices down to this share of their speed, for tests and demos on equal hardware."""
 
+    share_gpu: int = 1
+    """How many agents share each of this node's GPUs: it announces that part of a GPU's memory and speed."""
+
     threads: int | None = None
     """OMP_NUM_THREADS of workers. None: the cores that this agent may use, or of a worker bound to a NUMA node
     those of the node, over the devices there."""
@@ -83,6 +86,8 @@ class AgentSettings:
             raise SettingError("volunteer", False, "is needed for an owner's limits", "Give --volunteer")
         if self.uplink_bps is not None and not 1e3 <= self.uplink_bps <= 1e12:
             raise SettingError("uplink_bps", self.uplink_bps, "must be 1e3 to 1e12", "Give --uplink-mbps, as in 20")
+        if not 1 <= self.share_gpu <= MAX_SHARERS:
+            raise SettingError("share_gpu", self.share_gpu, f"must be 1 to {MAX_SHARERS}", "Leave it out for 1")
         if self.threads is not None and not 1 <= self.threads <= 4096:
             raise SettingError("threads", self.threads, "must be 1 to 4096", "Leave it out for cores / devices")
         if len(self.token) > 4096:

@@ -21,6 +21,8 @@ MAX_HOLDERS: Final = 64
 
 MAX_JOB_ID: Final = 64
 JOB_ID: Final = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{MAX_JOB_ID - 1}}}")
+MAX_SHARERS: Final = 64
+"""Agents that share one GPU."""
 NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]{0,252}")
 SHA256: Final = re.compile(r"[0-9a-f]{64}")

@@ -7,12 +7,15 @@ which it is fastest, since jobs train in that one: by float32 without TF32 a gam
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 import torch
+
+from atoll.agent.telemetry.shared_gpu import shared_rate
 
 SIZE: Final = 4096
 """Fills the largest GPU; a product takes 17 ms on one of 8 TFLOP/s."""
@@ -55,9 +58,16 @@ def multiplications_per_s(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def main() -> None:
-    """Print one number for each GPU, 0 for one that has no memory left or fails."""
+    """Print one number for each GPU, 0 for one that has no memory left or fails.
+
+    Arguments: of each GPU the descriptor of its file (`shared_rate`) where agents share it, else -1; none: all -1."""
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    print(json.dumps([fastest(partial(multiplications_per_s, device)) for device in devices]))
+    files = [int(number) for number in sys.argv[1:]] or [-1] * len(devices)
+    rates = []
+    for device, file in zip(devices, files, strict=True):
+        measure = partial(fastest, partial(multiplications_per_s, device))
+        rates.append(measure() if file < 0 else shared_rate(file, measure))
+    print(json.dumps(rates))
 
 
 if __name__ == "__main__":

@@ -55,6 +55,8 @@ def worker_environment(
     env |= {name: value for name, value in own.items() if may_set(name)}
     if device.kind == "cuda":
         env["ATOLL_DEVICE_KIND"] = device.kind
+        if device.sharers > 1:
+            env["ATOLL_DEVICE_SHARERS"] = str(device.sharers)
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order; CUDA's own puts the fastest first
         env["CUDA_VISIBLE_DEVICES"] = ",".join(visible_devices(device, devices, local_rank))
         # torch.cuda.is_available() otherwise starts CUDA, after which no adapter can hide the other workers' GPUs.

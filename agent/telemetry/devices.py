@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from atoll.agent.memory_limits import total_bytes
+from atoll.errors import BadInput
 
 logger = logging.getLogger(__name__)
 
 MAX_DEVICES: Final = 64
 MIG: Final = "MIG-"
 """Begins the UUID of a part of a GPU."""
+NO_GPU_TO_SHARE: Final = (
+    "--share-gpu: there is no GPU here (see `atoll doctor`). Leave it out: each agent then trains on the CPU"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +41,19 @@ class Device:
     """The UUID of a whole GPU or of a MIG part; empty for a GPU in parts that NVML does not list."""
     numa_node: int | None = None
     """That it hangs on; None: it is not known, or a CPU."""
+    sharers: int = 1
+    """Agents that share the GPU. Memory and work_per_s are the part of one of them."""
 
 
-def find_devices(speed: float = 1.0) -> tuple[Device, ...]:
-    """This node's GPUs that CUDA_VISIBLE_DEVICES leaves to the agent, else its CPU as one device. Never empty."""
-    return _gpus(speed, os.environ) or (_cpu(speed),)
+def find_devices(speed: float = 1.0, sharers: int = 1) -> tuple[Device, ...]:
+    """Return this node's GPUs that CUDA_VISIBLE_DEVICES leaves to the agent, else its CPU as one device. Never empty.
+
+    sharers: agents that share each GPU. Raises BadInput where several are to share one and there is none."""
+    gpus = _gpus(speed, os.environ)
+    if sharers > 1 and not gpus:
+        raise BadInput(NO_GPU_TO_SHARE)
+    parts = (replace(gpu, sharers=sharers, memory_bytes=gpu.memory_bytes // sharers) for gpu in gpus)
+    return tuple(parts) or (_cpu(speed),)
 
 
 def _cpu(speed: float) -> Device:

@@ -75,7 +75,7 @@ class NvmlGauges:
     def read(self) -> list[DeviceSample]:
         if not self._open:
             self._handles = self._find()
-        samples = [self._sample(device.index) for device in self._devices]
+        samples = [self._sample(device) for device in self._devices]
         self._note({sample.index for sample in samples if not _tells(sample)})
         if len(self._silent) == len(self._devices):
             self.close()
@@ -97,12 +97,18 @@ class NvmlGauges:
             logger.debug("NVML does not open: %s", error)
             return {}
         self._open = True
-        found = {d.index: _answer(pynvml.nvmlDeviceGetHandleByIndex, int(d.visible_as)) for d in self._devices}
+        found = {
+            d.index: _answer(pynvml.nvmlDeviceGetHandleByIndex, int(d.visible_as))
+            if d.visible_as.isdigit()
+            else _answer(pynvml.nvmlDeviceGetHandleByUUID, d.visible_as)  # a MIG part
+            for d in self._devices
+        }
         return {index: handle for index, handle in found.items() if handle is not None}
 
-    def _sample(self, index: int) -> DeviceSample:
+    def _sample(self, device: Device) -> DeviceSample:
         import pynvml
 
+        index = device.index
         if index not in self._handles:
             return DeviceSample(index=index)
         handle = self._handles[index]
@@ -111,7 +117,8 @@ class NvmlGauges:
         return DeviceSample(
             index=index,
             utilisation=min(max(rates.gpu / 100, 0.0), 1.0) if rates is not None else None,
-            memory_used_bytes=int(memory.used) if memory is not None else None,
+            # Each agent of a shared GPU reports an equal part, so that their sum is what is used.
+            memory_used_bytes=int(memory.used) // device.sharers if memory is not None else None,
             temperature_c=_answer(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
         )
 

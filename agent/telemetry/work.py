@@ -21,24 +21,30 @@ from typing import Final
 
 from atoll import die_with_parent
 from atoll.agent.telemetry.devices import MIG, Device
+from atoll.agent.telemetry.shared_gpu import keep_shared
 
 logger = logging.getLogger(__name__)
 
 DEADLINE_S: Final = {"cpu": 10.0, "cuda": 60.0}
 """Importing torch from a cold disk and making a context on each GPU takes a while; numpy and one CPU do not."""
+_NO_FILE: Final = -1
+_NO_FILES: Final[Mapping[int, int]] = {}
 _PROGRAMS: Final = {"cpu": "atoll.agent.telemetry.cpu_work", "cuda": "atoll.agent.runtime.cuda_work"}
 
 
-async def measured(devices: Sequence[Device], threads: int | None, stop: asyncio.Event) -> tuple[Device, ...]:
-    """The devices, all of one kind, with `work_per_s` slowed by their speed; 0 where it could not be measured.
+async def measured(
+    devices: Sequence[Device], threads: int | None, stop: asyncio.Event, files: Mapping[int, int] = _NO_FILES
+) -> tuple[Device, ...]:
+    """Return the devices, all of one kind, with `work_per_s`; 0 where it could not be measured.
 
-    threads: of a worker on a CPU; None: as many as there are cores. Ends early when `stop` is set.
+    It is slowed by the device's speed, and of a shared GPU it is this agent's part. threads: of a worker on a CPU;
+    None: as many as there are cores. files: `lock_files`. Ends early when `stop` is set.
     """
     kind = devices[0].kind
     if kind == "cuda" and importlib.util.find_spec("torch") is None:
         logger.info("torch is not installed here: the speed of %d GPUs is not measured", len(devices))
         return tuple(devices)
-    measuring = asyncio.create_task(_rates(devices, threads), name="measure devices")
+    measuring = asyncio.create_task(_rates(devices, threads, files), name="measure devices")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
         await asyncio.wait((measuring, stopping), timeout=DEADLINE_S[kind], return_when=asyncio.FIRST_COMPLETED)
@@ -51,17 +57,22 @@ async def measured(devices: Sequence[Device], threads: int | None, stop: asyncio
         measuring.cancel()
         stopping.cancel()
         await asyncio.gather(measuring, stopping, return_exceptions=True)
-    return tuple(replace(device, work_per_s=rate * device.speed) for device, rate in zip(devices, rates, strict=True))
+        keep_shared(files.values())
+    return tuple(
+        replace(device, work_per_s=rate * device.speed / device.sharers)
+        for device, rate in zip(devices, rates, strict=True)
+    )
 
 
-async def _rates(devices: Sequence[Device], threads: int | None) -> list[float]:
+async def _rates(devices: Sequence[Device], threads: int | None, files: Mapping[int, int]) -> list[float]:
     """Measure the devices in one process, but MIG parts one by one: CUDA shows a process no second one."""
     kind = devices[0].kind
     whole = [device for device in devices if not device.visible_as.startswith(MIG)]
     groups = [*([whole] if whole else []), *([device] for device in devices if device not in whole)]
     found: dict[int, float] = {}
     for group in groups:
-        rates = rates_from(await _ask(kind, _environment(group, threads)), len(group))
+        passed = [files.get(device.index, _NO_FILE) for device in group]
+        rates = rates_from(await _ask(kind, _environment(group, threads), passed), len(group))
         found |= {device.index: rate for device, rate in zip(group, rates, strict=True)}
     return [found[device.index] for device in devices]
 
@@ -88,15 +99,17 @@ def _environment(devices: Sequence[Device], threads: int | None) -> Mapping[str,
     return env
 
 
-async def _ask(kind: str, env: Mapping[str, str]) -> bytes:
-    """What the program for this kind prints. Cancelling kills it; so does the agent's death."""
+async def _ask(kind: str, env: Mapping[str, str], files: Sequence[int]) -> bytes:
+    """Return what the program for this kind prints. Cancelling kills it; so does the agent's death."""
+    numbers = [str(file) for file in files] if kind == "cuda" else []
     try:
         process = await asyncio.create_subprocess_exec(
-            *die_with_parent.command([sys.executable, "-P", "-m", _PROGRAMS[kind]], signal.SIGKILL),
+            *die_with_parent.command([sys.executable, "-P", "-m", _PROGRAMS[kind], *numbers], signal.SIGKILL),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=env,
+            pass_fds=[file for file in files if file != _NO_FILE],
         )
     except OSError as error:
         logger.warning("cannot start a process that measures the devices: %s", error)

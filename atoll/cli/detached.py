@@ -21,13 +21,14 @@ _END_WITHIN_S: Final = 20.0
 _LOOK_EVERY_S: Final = 0.1
 
 
-def start(data: Path, listen: str, speeds: Sequence[float], threads: int | None) -> None:
+def start(data: Path, listen: str, speeds: Sequence[float], threads: int | None, *, share_gpu: bool) -> None:
     """Return when all agents are connected. Raises AtollError with its last line where it ends before."""
     if is_up(data):
         raise Conflict(f"another `atoll up` runs with --data-dir {data}. `atoll down` stops it, or name another folder")
     log = data / "logs" / "up.log"
     options = ["--listen", listen, "--data-dir", str(data), "--speeds", ",".join(f"{speed:g}" for speed in speeds)]
     options += ["--threads", str(threads)] if threads else []
+    options += ["--share-gpu"] if share_gpu else []
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "atoll.cli.main", "up", *options],

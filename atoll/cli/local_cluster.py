@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -57,9 +58,10 @@ class LocalCluster:
     def __init__(
         self, data: Path, listen: str, speeds: Sequence[float], gpus: Sequence[Sequence[str]], threads: int
     ) -> None:
-        """gpus: of each agent, as CUDA_VISIBLE_DEVICES names them; none: its CPU."""
+        """gpus: of each agent, as CUDA_VISIBLE_DEVICES names them; none: its CPU. One that several have is shared."""
         self._data, self._listen, self._speeds, self._threads = data, listen, speeds, threads
         self._gpus = gpus
+        self._sharers = Counter(gpu for own in gpus for gpu in own)
         self._children: list[Child] = []
 
     async def start(self) -> None:
@@ -73,6 +75,7 @@ class LocalCluster:
                     *("agent", "--controller", self._listen, "--name", f"local-{number}"),
                     *("--state-dir", str(self._data / f"agent-{number}"), "--jobs-dir", str(self._data / "jobs")),
                     *("--speed", f"{speed:g}", "--threads", str(self._threads)),
+                    *(["--share-gpu", str(sharers)] if (sharers := self._sharers[gpus[0]] if gpus else 1) > 1 else []),
                 ],
                 {"CUDA_VISIBLE_DEVICES": ",".join(gpus)},
             )
@@ -150,11 +153,13 @@ async def _stop(children: Sequence[Child], until: float) -> None:
             await child.process.wait()
 
 
-def dealt(gpus: Sequence[str], agents: int) -> list[list[str]]:
-    """The GPUs of each agent, in order and as evenly as it goes; none for any where there are fewer than agents: the
-    workers of a job are all on GPUs or all on CPUs."""
+def dealt(gpus: Sequence[str], agents: int, *, share: bool = False) -> list[list[str]]:
+    """Return the GPUs of each agent, in order and as evenly as it goes.
+
+    Where there are fewer GPUs than agents, agents share one GPU with `share`; else none has any: the workers of a job
+    are all on GPUs or all on CPUs."""
     if len(gpus) < agents:
-        return [[] for _ in range(agents)]
+        return [[gpus[len(gpus) * i // agents]] if share and gpus else [] for i in range(agents)]
     return [list(gpus[len(gpus) * i // agents : len(gpus) * (i + 1) // agents]) for i in range(agents)]
 
 

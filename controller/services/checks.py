@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Final
 
 from atoll.errors import BadInput
-from atoll.message_limits import HOST, JOB_ID, MAX_JOB_ID, MAX_RANK, MAX_TEXT, NODE_NAME, PROTOCOL, SHA256
+from atoll.message_limits import HOST, JOB_ID, MAX_JOB_ID, MAX_RANK, MAX_SHARERS, MAX_TEXT, NODE_NAME, PROTOCOL, SHA256
 from atoll.strategies.declaration import MAX_JSON_BYTES
 from atoll.telemetry_limits import (
     FAMILIES,
@@ -94,6 +94,8 @@ def _check_device(device: common_pb2.Device) -> None:
         raise BadInput(f"{where}.speed = {device.speed} must be above 0 and at most 1")
     if not 0 <= device.work_per_s <= MAX_WORK_PER_S:  # NaN too
         raise BadInput(f"{where}.work_per_s = {device.work_per_s} must be between 0 and {MAX_WORK_PER_S:g}")
+    if device.sharers > MAX_SHARERS:
+        raise BadInput(f"{where}.sharers = {device.sharers} must be at most {MAX_SHARERS}")
 
 
 def check_statuses(

@@ -314,6 +314,7 @@ class DeviceRecord(EtcdRecord):
     speed: float
     work_per_s: float = field(default=0.0, metadata=LATER)
     uuid: str = field(default="", metadata=LATER)
+    sharers: int = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,11 @@ from agent_harness import RunningAgent, ScriptedController, children, until
 MEASURED: dict[tuple[Device, ...], tuple[Device, ...]] = {}
 
 
-async def measured_once(devices: Sequence[Device], threads: int | None, stop: asyncio.Event) -> Sequence[Device]:
+async def measured_once(
+    devices: Sequence[Device], threads: int | None, stop: asyncio.Event, files: Mapping[int, int]
+) -> Sequence[Device]:
     """Measure the devices for the first agent alone: a process that calculates is most of what a short test costs."""
-    found = MEASURED.get(tuple(devices)) or await measured(devices, threads, stop)
+    found = MEASURED.get(tuple(devices)) or await measured(devices, threads, stop, files)
     if all(device.work_per_s for device in found):
         MEASURED[tuple(devices)] = found
     return found

@@ -25,6 +25,8 @@ from atoll.errors import BadInput, SettingError
         ("speed", 0.0),
         ("speed", 1.5),
         ("speed", float("nan")),
+        ("share_gpu", 0),
+        ("share_gpu", 65),
         ("threads", 0),
         ("token", "t" * 5000),
     ],

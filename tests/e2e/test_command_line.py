@@ -219,6 +219,46 @@ def test_up_in_the_background_and_a_job_that_is_resumed(tmp_path: Path) -> None:
         assert (failed.returncode, "Address already in use" in failed.stderr) == (2, True)
 
 
+NVML = """
+from types import SimpleNamespace
+
+class NVMLError(Exception): ...
+
+def unsupported(*arguments): raise NVMLError("not supported")
+
+nvmlInit = nvmlShutdown = lambda: None
+nvmlDeviceGetCount = lambda: 1
+nvmlDeviceGetHandleByIndex = lambda ordinal: ordinal
+nvmlDeviceGetUUID = lambda handle: "GPU-77aa"
+nvmlDeviceGetName = lambda handle: "RTX 3090"
+nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(total=24 << 30, used=3 << 30)
+nvmlDeviceGetUtilizationRates = nvmlDeviceGetTemperature = nvmlDeviceGetMigMode = nvmlDeviceGetPciInfo = unsupported
+NVML_TEMPERATURE_GPU = 0
+"""
+
+
+def test_agents_share_the_only_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. Two agents on a machine with one GPU (NVML is made up) each announce half of it. 2. An agent that wants it for
+    itself is refused, in one line."""
+    (tmp_path / "pynvml.py").write_text(NVML)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    data, address = tmp_path / "up", f"127.0.0.1:{free_port()}"
+    up = run("up", "--agents", "2", "--share-gpu", "--listen", address, "--data-dir", str(data), "--detach")
+    try:
+        assert up.returncode == 0, up.stderr
+        monkeypatch.setenv("ATOLL_CONTROLLER", address)
+        nodes = json.loads(run("nodes", "--json").stdout)["nodes"]
+        (refused,) = run("agent", "--name", "x", "--state-dir", str(tmp_path / "x")).stderr.splitlines()[-1:]
+    finally:
+        run("down", "--data-dir", str(data))
+    devices = [device for node in nodes for device in node["devices"]]
+    parts = [(one["kind"], one["uuid"], one["sharers"], one["memory_bytes"]) for one in devices]
+    assert parts == [("cuda", "GPU-77aa", 2, 12 << 30)] * 2
+    assert "which shares it as one of 2 agents. Give this agent --share-gpu 2, or leave it its own GPUs" in refused
+
+
 def test_nothing_outlives_up(up: Up) -> None:
     """`up` itself is killed, not asked to stop."""
     assert ask("submit", str(SCRIPTS / "bad.py"), "--name", "lives", "--", "sleep", "300").returncode == 0

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -470,6 +471,24 @@ def test_adapters_see_a_workers_own_gpu_alone() -> None:
     alone = {"CUDA_VISIBLE_DEVICES": "0,1"}  # no agent: the user's own choice
     show_own_gpu_alone(alone)
     assert alone == {"CUDA_VISIBLE_DEVICES": "0,1"}
+
+
+@pytest.mark.parametrize(("total_gib", "sharers", "own_gib"), [(24, 1, None), (24, 3, 8 - 0.625), (2, 2, 0.5)])
+def test_a_worker_takes_no_more_than_its_part_of_a_shared_gpu(
+    monkeypatch: pytest.MonkeyPatch, total_gib: int, sharers: int, own_gib: float | None
+) -> None:
+    """Its CUDA context comes out of its part too: three allocators of a third each filled the GPU before the third
+    context was there."""
+    fractions: list[float] = []
+    properties = SimpleNamespace(total_memory=total_gib << 30)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, device: fractions.append(part))
+    endpoint = AgentEndpoint("ipc://a", "j", 1, 0, "s", has_gpu=True, gpu_sharers=sharers)
+    assert _choose_device(WorkerPlace(0, 1, 0, 1, "127.0.0.1", endpoint)) == torch.device("cuda", 0)
+    assert [part * total_gib for part in fractions] == ([] if own_gib is None else [pytest.approx(own_gib)])
 
 
 def test_a_worker_that_was_placed_on_a_gpu_does_not_fall_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

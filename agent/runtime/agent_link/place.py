@@ -21,6 +21,7 @@ class AgentEndpoint:
     rank: int  # in its run, for good
     secret: str
     has_gpu: bool = False  # the agent announced a GPU for it
+    gpu_sharers: int = 1  # agents that share that GPU
 
     @staticmethod
     def from_environment(env: Mapping[str, str]) -> AgentEndpoint | None:
@@ -35,7 +36,8 @@ class AgentEndpoint:
             raise BadInput(f"ATOLL_AGENT_SOCKET is set but {', '.join(missing)} is not; only Atoll's agent sets them")
         rank = _number(env, "ATOLL_RANK" if "ATOLL_RANK" in env else "RANK") if "RANK" in env else 0
         secret, has_gpu = env["ATOLL_WORKER_SECRET"], env.get("ATOLL_DEVICE_KIND") == "cuda"
-        return AgentEndpoint(socket, env["ATOLL_JOB"], _number(env, "ATOLL_RUN"), rank, secret, has_gpu)
+        sharers = _number(env, "ATOLL_DEVICE_SHARERS") if "ATOLL_DEVICE_SHARERS" in env else 1
+        return AgentEndpoint(socket, env["ATOLL_JOB"], _number(env, "ATOLL_RUN"), rank, secret, has_gpu, sharers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
@@ -27,6 +28,9 @@ from atoll.errors import BadInput
 from atoll.strategies import registry
 from atoll.strategies.declaration import StrategySettings
 from atoll.v1.agents_pb2 import Member
+
+CONTEXT_BYTES: Final = 640 << 20
+"""What a process takes of a GPU beside torch's allocator: its CUDA context and the kernels of libraries."""
 
 
 def join(
@@ -97,6 +101,14 @@ def _in_order(members: Sequence[Member], world_size: int) -> tuple[Member, ...]:
     return tuple(found)
 
 
+def limit_memory(device: torch.device, sharers: int) -> None:
+    """Have torch's allocator refuse more than this worker's part of a GPU that agents share."""
+    if sharers > 1:
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        own_bytes = total_bytes / sharers
+        torch.cuda.set_per_process_memory_fraction(max(own_bytes - CONTEXT_BYTES, own_bytes / 2) / total_bytes, device)
+
+
 def _choose_device(place: WorkerPlace) -> torch.device:
     """Return this worker's GPU where one is visible. An agent makes only the worker's own visible, or none.
 
@@ -108,6 +120,8 @@ def _choose_device(place: WorkerPlace) -> torch.device:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
+        if announced and place.agent is not None:
+            limit_memory(device, place.agent.gpu_sharers)
     except (RuntimeError, AssertionError) as error:  # a build without CUDA asserts
         why = str(error).strip().partition("\n")[0]
         raise BadInput(

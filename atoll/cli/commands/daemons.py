@@ -22,6 +22,7 @@ from atoll.cli import connection
 from atoll.cli.daemon_gc import tune_collector
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput
+from atoll.message_limits import MAX_SHARERS
 from atoll.ports import DEFAULT_ADDRESS
 
 if TYPE_CHECKING:
@@ -126,6 +127,16 @@ def agent(
     speed: Annotated[
         float, typer.Option(help="Use this part of the devices, (0, 1]: of a friend's, or for tests and demos.")
     ] = 1.0,
+    share_gpu: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=2,
+            max=MAX_SHARERS,
+            help="Share each of its GPUs among N agents.",
+            show_default="no",
+        ),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of each worker.", show_default="cores / devices")
     ] = None,
@@ -154,6 +165,7 @@ def agent(
         owner=owner.OwnersLimits(tuple(map(owner.Hours.parse, hours or ())), pause),
         uplink_bps=uplink_mbps * 1e6 if uplink_mbps is not None else None,
         speed=speed,
+        share_gpu=share_gpu or 1,
         threads=threads,
         metrics=metrics,
     )

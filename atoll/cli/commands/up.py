@@ -37,13 +37,17 @@ def up(
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of each worker.", show_default="cores / workers")
     ] = None,
+    share_gpu: Annotated[
+        bool, typer.Option("--share-gpu", help="Where there are fewer GPUs than agents, let agents share one.")
+    ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Go on in the background once all is ready; `atoll down` stops it.")
     ] = False,
 ) -> None:
     """Start a controller and agents on this machine; Ctrl-C stops them all.
 
-    The machine's GPUs are dealt out to the agents; where there are fewer than agents, all train on the CPU.
+    The machine's GPUs are dealt out to the agents; where there are fewer than agents, all train on the CPU, or share
+    the GPUs with --share-gpu.
 
     atoll up --agents 3 --speeds 1,0.6,0.3
     """
@@ -52,7 +56,7 @@ def up(
     data = data_dir.expanduser().absolute()
     need("atoll.controller.daemon", "controller")
     need("atoll.agent.daemon", "agent")
-    gpus = _gpus_of(len(parts))
+    gpus = _gpus_of(len(parts), share=share_gpu)
     workers = sum(max(1, len(own)) for own in gpus)
     each = threads or max(1, len(os.sched_getaffinity(0)) // workers)
     try:
@@ -61,7 +65,7 @@ def up(
         raise BadInput(f"--data-dir {data}: {error.strerror}. Name a folder that you may write to") from error
     if detach:
         check_port(listen)
-        detached.start(data, listen, parts, threads)
+        detached.start(data, listen, parts, threads, share_gpu=share_gpu)
         return
     with locked(data):
         check_port(listen)
@@ -93,15 +97,20 @@ async def _run(cluster: LocalCluster) -> signal.Signals:
         await cluster.stop()
 
 
-def _gpus_of(agents: int) -> list[list[str]]:
-    """Of each agent; no GPU is given to two. Says so where there are too few."""
-    from atoll.agent.telemetry.devices import find_devices
+def _gpus_of(agents: int, *, share: bool) -> list[list[str]]:
+    """Return the GPUs of each agent; say so where there are too few. Raises BadInput where there is none to share."""
+    from atoll.agent.telemetry.devices import NO_GPU_TO_SHARE, find_devices
 
     found = [device.visible_as for device in find_devices() if device.kind == "cuda"]
-    parts = dealt(found, agents)
+    if share and not found:
+        raise BadInput(NO_GPU_TO_SHARE)
+    parts = dealt(found, agents, share=share)
     if found and not any(parts):
         count = f"{len(found)} GPU{'s' * (len(found) > 1)}"
-        terminal.note(f"{count} for {agents} agents: they train on the CPU. `--agents {len(found)}` trains on GPUs")
+        terminal.note(
+            f"{count} for {agents} agents: they train on the CPU. `--share-gpu` lets them share, "
+            f"`--agents {len(found)}` gives each its own"
+        )
     return parts
 
 

@@ -356,7 +356,8 @@ def node_row(node: Node) -> tuple[str, ...]:
     kinds: dict[str, int] = {}
     for device in node.devices:
         slowed = f" at {device.speed:g} speed" if 0 < device.speed < 1 else ""
-        name = f"{device.kind}: {printable(device.model)}{slowed}" if device.model else f"{device.kind}{slowed}"
+        more = f"{slowed}, shared by {device.sharers}" if device.sharers > 1 else slowed
+        name = f"{device.kind}: {printable(device.model)}{more}" if device.model else f"{device.kind}{more}"
         kinds[name] = kinds.get(name, 0) + 1
     devices = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in kinds.items())
     running = sorted(

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable
 from typing import Final, TypeAlias
 
+from atoll.controller.jobs.agents import shared_gpus
 from atoll.controller.jobs.agents.reported import NewPoints
 from atoll.controller.jobs.lifecycle.observed import PARTED_S, WORKER_DEATH_S, ObservedNode, ObservedWorker
 from atoll.controller.jobs.records.wire import worker_from_wire
@@ -47,7 +48,7 @@ class NameTaken(Conflict):
 
 
 class DeviceTaken(Conflict):
-    """Two agents with one GPU."""
+    """Two agents with one GPU, without an agreement to share it."""
 
 
 class AgentSession:
@@ -239,7 +240,8 @@ class AgentSessions:
         self.remembered, self.awaiting_since_s = nodes, self._read_clock()
 
     def check(self, session_id: str, node: NodeRecord) -> None:
-        """Raises NameTaken where a live agent has this name already, DeviceTaken where one has a GPU of it."""
+        """Raises NameTaken where a live agent has this name already, DeviceTaken where one has a GPU
+        that both do not agree to share."""
         now_s = self._read_clock()
         other = self.connected.get(node.name)
         if other is not None and other.id != session_id and now_s - other.heard_s <= self._node_lease_s:
@@ -247,17 +249,15 @@ class AgentSessions:
                 f"another agent named {node.name!r} is connected, from {other.record.address}. "
                 "Give this one another --name, or stop the other"
             )
-        own = {device.uuid: device for device in node.devices if device.uuid}
-        for name, other in self.connected.items() if own else ():
-            if name == node.name or now_s - other.heard_s > self._node_lease_s:
-                continue
-            for device in other.record.devices:
-                if device.uuid in own:
-                    raise DeviceTaken(
-                        f"GPU {own[device.uuid].index} of {node.name!r} ({device.model}, {device.uuid}) is GPU "
-                        f"{device.index} of the agent {name!r}, from {other.record.address}: two jobs would share it. "
-                        "Stop one of both, or leave each its own GPUs with CUDA_VISIBLE_DEVICES"
-                    )
+        if not any(device.uuid for device in node.devices):
+            return
+        others = {
+            name: other.record
+            for name, other in self.connected.items()
+            if name != node.name and now_s - other.heard_s <= self._node_lease_s
+        }
+        if why := shared_gpus.refusal(node, others):
+            raise DeviceTaken(why)
 
     def admit(self, session: AgentSession) -> None:
         """Take over the name from a stream of the same agent, or from one that went silent. Raises NameTaken,

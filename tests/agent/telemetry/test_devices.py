@@ -11,6 +11,7 @@ from atoll.agent.memory_limits import total_bytes
 from atoll.agent.supervisor.environment import launch_variables, visible_devices, worker_environment
 from atoll.agent.telemetry.devices import Device, cpu_model, find_devices, is_visible
 from atoll.agent.telemetry.numa import NumaBinding
+from atoll.errors import BadInput
 from atoll.v1.agents_pb2 import Launch
 from atoll.v1.common_pb2 import WorkerId
 
@@ -120,6 +121,19 @@ def test_parts_of_a_gpu_are_devices(monkeypatch: pytest.MonkeyPatch, allowed: st
     assert [d.visible_as for d in found if d.kind == "cuda"] == seen
     assert [d.index for d in found] == list(range(len(found)))
     assert [d.uuid for d in found if d.visible_as.startswith("MIG-")] == [name for name in seen if "MIG" in name]
+
+
+def test_an_agent_announces_its_part_of_a_gpu_that_it_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(1))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (whole,), (part,) = find_devices(), find_devices(sharers=3)
+    assert (whole.sharers, whole.memory_bytes) == (1, 24 << 30)
+    assert (part.sharers, part.memory_bytes, part.uuid) == (3, 8 << 30, whole.uuid)
+    env = worker_environment({}, {}, part, [part], local_rank=0, interface=None, threads=1, binding=None)
+    assert env["ATOLL_DEVICE_SHARERS"] == "3"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(BadInput, match=r"^--share-gpu: there is no GPU here"):
+        find_devices(sharers=3)
 
 
 def test_a_reading_that_nvml_does_not_have_leaves_the_gpus_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +44,9 @@ class FakeNvml:
         self._check(ordinal)
         return SimpleNamespace(ordinal=ordinal, opened=self.opened)
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:
+        return self.nvmlDeviceGetHandleByIndex(int(uuid.removeprefix("MIG-")))
+
     def nvmlDeviceGetUtilizationRates(self, handle: Any) -> SimpleNamespace:
         self._check(handle.ordinal, handle.opened)
         return SimpleNamespace(gpu=90 + handle.ordinal, memory=5)
@@ -83,6 +87,17 @@ def test_gpus_tell_under_the_index_that_the_node_gave_them(nvml: FakeNvml) -> No
     gauges.close()
     gauges.close()
     assert nvml.open == 0
+
+
+def test_agents_of_a_shared_gpu_report_parts_that_add_up_to_what_is_used(nvml: FakeNvml) -> None:
+    (sample,) = NvmlGauges([replace(GPUS[1], sharers=3)]).read()
+    assert (sample.utilisation, sample.memory_used_bytes) == (gpu(0, 3).utilisation, 1 << 30)
+
+
+def test_a_mig_part_tells_under_its_uuid(nvml: FakeNvml) -> None:
+    """Its name is no number: reading it as one raised in the sampler's thread, which then said nothing any more."""
+    (sample,) = NvmlGauges([replace(GPUS[0], visible_as="MIG-3")]).read()
+    assert sample == gpu(0, 3)
 
 
 def test_what_a_gpu_cannot_tell_is_absent_and_the_rest_is_there(nvml: FakeNvml) -> None:

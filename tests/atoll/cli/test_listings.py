@@ -65,6 +65,7 @@ def test_nodes(runner: CliRunner, controller: ScriptedController) -> None:
                 "speed": 0.3,
                 "work_per_s": 0.0,
                 "uuid": "",
+                "sharers": 0,
             }
         ],
         "samples": [],

@@ -16,6 +16,8 @@ from held_ports import free_port
 from scripted_controller import ScriptedController
 from typer.testing import CliRunner
 
+from atoll.agent.telemetry import devices
+from atoll.agent.telemetry.devices import Device
 from atoll.cli import local_cluster
 from atoll.cli.commands.daemons import need, read_token
 from atoll.cli.commands.up import check_port, parse_speeds
@@ -55,6 +57,41 @@ def test_no_gpu_is_given_to_two_agents(gpus: str, agents: int, parts: list[str])
     """Three agents on one machine registered its only GPU three times, and three workers shared it. With fewer GPUs
     than agents all train on the CPU: a job's workers are of one kind."""
     assert ["".join(part) for part in dealt(list(gpus), agents)] == parts
+
+
+@pytest.mark.parametrize(
+    ("gpus", "agents", "parts"),
+    [("0", 3, ["0", "0", "0"]), ("01", 3, ["0", "0", "1"]), ("01", 2, ["0", "1"]), ("012", 2, ["0", "12"])],
+)
+def test_agents_share_gpus_where_there_are_fewer(gpus: str, agents: int, parts: list[str]) -> None:
+    assert ["".join(part) for part in dealt(list(gpus), agents, share=True)] == parts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gpus", "said"),
+    [
+        (["--share-gpu"], 0, "error: --share-gpu: there is no GPU here (see `atoll doctor`). Leave it out: "),
+        (["--share-gpu", "--detach"], 0, "error: --share-gpu: there is no GPU here (see `atoll doctor`). Leave it out"),
+        (
+            [],
+            1,
+            "1 GPU for 3 agents: they train on the CPU. `--share-gpu` lets them share, `--agents 1` gives each its",
+        ),
+    ],
+)
+def test_too_few_gpus_are_one_line(  # noqa: PLR0917
+    runner: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], gpus: int, said: str
+) -> None:
+    found = [Device(0, "cuda", "RTX", 1, 1.0, visible_as="0")] if gpus else [Device(0, "cpu", "Xeon", 1, 1.0)]
+    monkeypatch.setattr(devices, "find_devices", lambda: found)
+    taken = socket.create_server(("127.0.0.1", 0))  # so that none comes up
+    with taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        options = ["--agents", "3", "--data-dir", str(tmp_path), "--listen", listen]
+        result = runner.invoke(app, ["up", *options, *arguments])
+    first, *more = result.stderr.splitlines()
+    assert first.startswith(said)
+    assert len(more) == (0 if "--share-gpu" in arguments else 1), result.stderr
 
 
 async def variables_of(pid: int) -> dict[str, str]:

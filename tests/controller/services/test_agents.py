@@ -122,6 +122,7 @@ async def test_a_wrong_token_is_refused_and_written_nowhere(
         ({"devices": [common_pb2.Device(kind="cpu", speed=1.0)] * 2}, "one index twice"),
         ({"devices": [common_pb2.Device(kind="cpu", speed=1.0, work_per_s=-1.0)]}, "work_per_s = -1.0 must be between"),
         ({"devices": [common_pb2.Device(kind="cpu", speed=1.0, work_per_s=float("nan"))]}, "work_per_s = nan must be"),
+        ({"devices": [common_pb2.Device(kind="cuda", speed=1.0, sharers=65)]}, "sharers = 65 must be at most 64"),
         ({"rendezvous_ports": [70000]}, "rendezvous_ports"),
         ({"unix_s": float("nan")}, "register.unix_s = nan"),
         ({"workers": [common_pb2.WorkerStatus(id=common_pb2.WorkerId(job="../x", run=1))]}, "is no worker's id"),
@@ -439,6 +440,26 @@ async def test_a_gpu_has_one_agent(head: Controller) -> None:
     await second.connect(head.address)
     assert second.registered is not None
     await second.disconnect()
+
+
+async def test_agents_share_a_gpu_by_agreement(head: Controller) -> None:
+    """1. Three agents share a GPU, as each of them says. 2. One that wants it for itself, and a fourth, are refused."""
+    agents = [FakeAgent(name) for name in "abcd"]
+    for agent, sharers in zip(agents, (3, 3, 1, 3), strict=True):
+        agent.register.devices[0].uuid, agent.register.devices[0].sharers = "GPU-77", sharers
+    for agent in agents[:2]:
+        await agent.connect(head.address)
+        assert agent.registered is not None
+    code, text = await refused(agents[2], head.address)
+    assert (code, "Give this agent --share-gpu 3" in text) == (grpc.StatusCode.ALREADY_EXISTS, True)
+    agents[2].register.devices[0].sharers = 3
+    await agents[2].connect(head.address)
+    assert agents[2].registered is not None
+    _, text = await refused(agents[3], head.address)
+    assert "3 agents may share it, and a, b, c do" in text
+    nodes = (await head.stub.ListNodes(pb.ListNodesRequest(), timeout=CALL_S)).nodes
+    assert {node.name: node.devices[0].sharers for node in nodes} == {"a": 3, "b": 3, "c": 3}
+    await asyncio.gather(*(agent.disconnect() for agent in agents[:3]))
 
 
 async def test_a_disk_that_stands_still_holds_up_no_heartbeat(

@@ -24,6 +24,9 @@ def test_torchrun_and_agent_environments_are_read() -> None:
     assert joins.agent == AgentEndpoint("ipc:///run/a.sock", "j", 4, 7, "s")
     on_gpu = WorkerPlace.from_environment(TORCHRUN | AGENT | {"ATOLL_DEVICE_KIND": "cuda"})
     assert on_gpu.agent == AgentEndpoint("ipc:///run/a.sock", "j", 4, 1, "s", has_gpu=True)
+    shares = TORCHRUN | AGENT | {"ATOLL_DEVICE_KIND": "cuda", "ATOLL_DEVICE_SHARERS": "3"}
+    endpoint = AgentEndpoint("ipc:///run/a.sock", "j", 4, 1, "s", has_gpu=True, gpu_sharers=3)
+    assert WorkerPlace.from_environment(shares).agent == endpoint
 
 
 @pytest.mark.parametrize(
