@@ -7,8 +7,9 @@ memory for all of a state is memory that nobody else can have."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -18,6 +19,12 @@ from numpy.typing import NDArray
 PIECE_BYTES: Final = 4 << 20
 DEPTH: Final = 4
 """Pieces of the ring: while one is worked on, the next ones are copied."""
+LEFT_FREE_BYTES: Final = 1 << 30
+LEFT_FREE_SHARE: Final = 1 / 20
+"""Of a device's memory. Clones leave so much to the training that goes on beside them, and LEFT_FREE_BYTES at least."""
+MOST_CPU_BYTES: Final = 32 << 20
+"""Of tensors in the CPU's memory beside a device's that are cloned on the training thread: some 5 ms."""
+_CLONE_ALIGNED: Final = 512  # bytes, as torch aligns what it allocates
 
 Bytes = NDArray[np.uint8]
 
@@ -36,6 +43,16 @@ class CopyStream(Protocol):
 
     def copy(self, source: torch.Tensor, into: torch.Tensor, after: Any) -> Callable[[], None]:
         """Queue a copy for after a mark; calling what is returned waits for it."""
+
+    def has_room(self, size: int) -> bool:
+        """Whether clones of so many bytes leave enough of the device's memory to training."""
+
+    def clone(self, tensors: Sequence[torch.Tensor], after: Any) -> tuple[list[torch.Tensor], Any]:
+        """Queue clones of the device's tensors for after a mark, each contiguous; returns them and the mark of their
+        end. Raises torch.OutOfMemoryError."""
+
+    def hold(self, mark: Any) -> None:
+        """Queue what the calling thread queues from now on for after that mark. No thread waits."""
 
 
 class CudaCopyStream:
@@ -66,6 +83,62 @@ class CudaCopyStream:
         copied.record(self._stream)
         return copied.synchronize
 
+    def has_room(self, size: int) -> bool:
+        free, total = torch.cuda.mem_get_info(self._device)
+        spare = free - max(LEFT_FREE_BYTES, int(LEFT_FREE_SHARE * total))
+        return size <= spare or size <= spare + _kept_bytes(_clone_stream(self._device))
+
+    def clone(
+        self, tensors: Sequence[torch.Tensor], after: torch.cuda.Event
+    ) -> tuple[list[torch.Tensor], torch.cuda.Event]:
+        # The clones' memory is this stream's: torch gives it to nobody but later clones, which this stream orders
+        # behind these. Copies of them on other streams have ended where their last reference goes: a host waited.
+        stream = _clone_stream(self._device)
+        stream.wait_event(after)
+        with torch.cuda.stream(stream), torch.no_grad():
+            clones = parted(torch.empty(cloned_bytes(tensors), dtype=torch.uint8, device=self._device), tensors)
+            if clones:
+                torch._foreach_copy_(clones, list(tensors))
+        made = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        made.record(stream)
+        return clones, made
+
+    def hold(self, mark: torch.cuda.Event) -> None:
+        torch.cuda.current_stream(self._device).wait_event(mark)
+
+
+@cache
+def _clone_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all rings of the process: torch keeps freed memory by stream, so each ring would keep its own."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _kept_bytes(stream: torch.cuda.Stream) -> int:
+    """Return the memory that torch keeps for a stream and that nothing uses."""
+    try:
+        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    except RuntimeError:  # of an allocator that lists none
+        return 0
+    device, number = stream.device_index, stream.cuda_stream
+    kept = [one for one in segments if one["device"] == device and one["stream"] == number]
+    return sum(one["total_size"] - one["active_size"] for one in kept)
+
+
+def cloned_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """Return the length of one piece of memory that holds these tensors."""
+    return sum(-(-one.numel() * one.element_size() // _CLONE_ALIGNED) * _CLONE_ALIGNED for one in tensors)
+
+
+def parted(memory: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return contiguous views of `memory`, uint8 [cloned_bytes(tensors)], with these tensors' shapes and dtypes: one
+    allocation in place of hundreds, which would take a device longer than the copies."""
+    views, at = [], 0
+    for one in tensors:
+        size = one.numel() * one.element_size()
+        views.append(memory[at : at + size].view(one.dtype).view(one.shape))
+        at += cloned_bytes([one])
+    return views
+
 
 class StagingRing:
     """DEPTH pinned pieces, made when they are first used. One thread at a time."""
@@ -80,6 +153,27 @@ class StagingRing:
         """What is copied from now on is as the calling thread's work on the device leaves it, queued so far; it stands
         still until its bytes were returned."""
         self._after = self._stream.mark()
+
+    def clones(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Return contiguous clones of these, of the device or the CPU, as the calling thread's work on the device
+        leaves them, queued so far; None where there is no room. What that thread queues from now on comes after them on
+        the device. What is copied from now on is of the clones."""
+        on_device = [one for one in tensors if not on_cpu(one)]
+        beside = sum(one.nbytes for one in tensors if on_cpu(one))
+        if beside > MOST_CPU_BYTES or len({one.device for one in on_device}) > 1:
+            return None
+        if not self._stream.has_room(cloned_bytes(on_device)):
+            return None
+        try:
+            found, self._after = self._stream.clone(on_device, self._stream.mark())
+        except torch.OutOfMemoryError:  # e.g. another process of this device was faster
+            return None
+        self._stream.hold(self._after)
+        clones = iter(found)
+        return [
+            one.detach().clone(memory_format=torch.contiguous_format) if on_cpu(one) else next(clones)
+            for one in tensors
+        ]
 
     def begin(self, source: torch.Tensor) -> Callable[[], Bytes]:
         """Begin a copy of contiguous memory of the device, at most PIECE_BYTES. Calling what is returned waits for it
@@ -111,6 +205,10 @@ class StagingRing:
 def staging_ring(device: torch.device) -> StagingRing | None:
     """None for the CPU, whose memory is read where it is."""
     return StagingRing(CudaCopyStream(device)) if device.type == "cuda" else None
+
+
+def on_cpu(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 def ahead(begun: Iterable[Callable[[], Bytes]]) -> Iterator[Bytes]:

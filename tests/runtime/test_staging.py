@@ -5,15 +5,14 @@ On a GPU none of this was run: `test_on_a_gpu` is skipped aloud where there is n
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
+from late_stream import LateStream, count_as_a_devices
+from torch import nn
 
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of, deserialized, serialized
-from atoll.agent.runtime.checkpoints.memory.shards import live_state
 from atoll.agent.runtime.checkpoints.memory.shards.live_state import Piece, Sources
 from atoll.agent.runtime.staging import DEPTH, PIECE_BYTES, CudaCopyStream, StagingRing
 from atoll.errors import AtollError
@@ -22,46 +21,9 @@ from atoll.strategies.shared_masters.offload import Offload, PinnedRing
 BIG = 3 * PIECE_BYTES // 4 + 5  # float32 entries: three pieces, the last a part of one
 
 
-@dataclass(eq=False)
-class _Copy:
-    source: torch.Tensor
-    into: torch.Tensor
-
-
-class LateStream:
-    """A CopyStream on the CPU. A copy reads when somebody waits for it or for a later one, as on a stream."""
-
-    def __init__(self) -> None:
-        self.queued: list[_Copy] = []
-        self.pinned_bytes = self.most_under_way = 0
-        self.marks = 0
-
-    def mark(self) -> int:
-        self.marks += 1
-        return self.marks
-
-    def pinned(self, size: int) -> torch.Tensor:
-        self.pinned_bytes += size
-        return torch.empty(size, dtype=torch.uint8)
-
-    def copy(self, source: torch.Tensor, into: torch.Tensor, after: int) -> Callable[[], None]:
-        assert 1 <= after <= self.marks
-        one = _Copy(source, into)
-        self.queued.append(one)
-        self.most_under_way = max(self.most_under_way, len(self.queued))
-
-        def wait() -> None:
-            while one in self.queued:
-                earliest = self.queued.pop(0)
-                earliest.into.copy_(earliest.source)
-
-        return wait
-
-
 @pytest.fixture(autouse=True)
 def off_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors count as a device's."""
-    monkeypatch.setattr(live_state, "on_cpu", lambda _tensor: False)
+    count_as_a_devices(monkeypatch)
 
 
 def test_pieces_come_in_order_through_bounded_memory() -> None:
@@ -102,6 +64,33 @@ def test_a_checkpoint_is_written_from_the_device_without_a_copy_of_all() -> None
     assert stream.pinned_bytes == DEPTH * PIECE_BYTES
 
 
+def test_clones_are_made_before_what_training_queues_next_and_read_after_it() -> None:
+    """1. The state is cloned where it is, in an order of the device's: no thread waits. 2. Training writes it at once.
+    3. What comes to the CPU, later, is what was there before."""
+    stream = LateStream()
+    ring = StagingRing(stream)
+    state = [torch.randn(BIG), torch.randn(7, 5).t(), torch.tensor(3.0).half(), torch.empty(0, 4), torch.ones(3) > 0]
+    state.append(nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)))
+    expected = [bytes(bytes_of(one.detach().contiguous())) for one in state]
+    clones = ring.clones(state)
+    assert clones is not None
+    with torch.no_grad():
+        for one in state:
+            one.zero_()
+    assert all(one.is_contiguous() and one.shape == live.shape for one, live in zip(clones, state, strict=True))
+    assert [b"".join(piece.tobytes() for piece in ring.staged(one)) for one in clones] == expected
+
+
+def test_the_state_is_not_cloned_where_training_needs_the_room() -> None:
+    stream = LateStream()
+    stream.room = 4 * BIG + 511  # the large one, aligned, and nothing beside
+    ring = StagingRing(stream)
+    assert ring.clones([torch.ones(BIG)]) is not None
+    assert ring.clones([torch.ones(BIG), torch.ones(1)]) is None
+    stream.room, stream.out_of_memory = 1 << 40, True  # another process took it meanwhile
+    assert ring.clones([torch.ones(1)]) is None
+
+
 def test_pinned_memory_of_an_exchange_is_bounded_and_nobodys_twice() -> None:
     """1. Two pinned buffers a layer were twice the model in memory that cannot be swapped. 2. One ring is given out in
     turns; a part that the engine may still read is waited for first, the oldest first."""
@@ -140,6 +129,30 @@ def test_layers_are_handed_on_in_order_and_a_failure_is_raised_where_training_wa
             offload.drain(20)
     finally:
         offload.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: clones were NOT made on a device")
+def test_clones_on_a_gpu() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    state = [torch.randn(10 * BIG, device=device), torch.randn(7, 5, device=device).t(), torch.tensor(3.0)]
+    ring, kept = StagingRing(CudaCopyStream(device)), []
+    for _ in range(3):
+        expected = [one.cpu().clone() + 1 for one in state]
+        torch.cuda._sleep(10**8)
+        torch._foreach_add_(state[:2], 1)  # queued, not done
+        state[2] += 1
+        clones = ring.clones(state)
+        assert clones is not None
+        for one in state:
+            one.mul_(0.5)
+        for clone, value in zip(clones[:2], expected, strict=False):
+            seen = np.concatenate([piece.copy() for piece in ring.staged(clone)])
+            assert np.array_equal(seen, np.frombuffer(bytes_of(value.contiguous()), np.uint8))
+        assert clones[2] == expected[2]
+        del clones
+        kept.append(torch.cuda.memory_reserved(device))
+    assert kept[1] == kept[2]  # the memory of clones that are gone is used again
 
 
 @pytest.mark.gpu

@@ -26,6 +26,7 @@ from atoll.agent.runtime.checkpoints.kept_tensors import MovedWhileRead
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.checkpoints.upload import Uploader
 from atoll.agent.runtime.pipeline.model_part import ModelPart
+from atoll.agent.runtime.staging import staging_ring
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_ERROR, LEVEL_WARNING
 
@@ -61,6 +62,7 @@ class Saver:
         self._directory = session.checkpoint.directory
         self._writes, self._writers = False, 1
         self._copy: BackgroundCopy | None = None
+        self._ring = staging_ring(session.device)  # of `_copy`
         self._awaited: Path | None = None  # to be uploaded once the last shard's writer has published it
         self._began_with: frozenset[Moment] = frozenset()
         self._written: Moment | None = None  # the newest by this rank
@@ -249,11 +251,11 @@ class Saver:
         own = {name: tensor for name, tensor in tensors.items() if name in found[shard].names}
         if not stands:
             return _Part(header, scalars, found[shard], lambda: own)
-        self._copy = BackgroundCopy(self._snapshot, own, self._session.device)
+        self._copy = BackgroundCopy(self._snapshot, own, self._session.device, self._ring)
         return _Part(header, scalars, found[shard], self._copy.tensors)
 
     def _part_of_model(self, header: Header, tensors: Mapping[str, torch.Tensor], scalars: Any) -> _Part:
-        self._copy = BackgroundCopy(self._snapshot, tensors, self._session.device)
+        self._copy = BackgroundCopy(self._snapshot, tensors, self._session.device, self._ring)
         return _Part(header, scalars, self._share_of_model(tensors), self._copy.tensors)
 
     def _share_of_model(self, tensors: Mapping[str, torch.Tensor]) -> Share:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from late_stream import LateStream, count_as_a_devices
 from torch import nn
 
 from atoll.agent.runtime.checkpoints import background_copy
@@ -98,6 +99,41 @@ def test_training_waits_for_the_copy_of_the_state_only_where_it_would_change_it(
     (found,) = listing.newest(tmp_path)
     assert files.read(found.path).tensors["model/weight"].unique().tolist() == [4.0]
     assert model.weight.unique().tolist() == [5.0]
+
+
+def test_training_does_not_wait_where_its_device_has_room_for_a_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. An update waited until the state had crossed to the CPU: 1 to 2 s of 4 GB. 2. The device has room: the state
+    is cloned there. 3. Training updates, takes the next boundary and updates again before anything was copied. 4. What
+    is written is the first boundary's."""
+    may_copy, copied = threading.Event(), background_copy._copied
+
+    def slowly(tensor: torch.Tensor, ring: StagingRing | None) -> torch.Tensor:
+        assert may_copy.wait(30)
+        return copied(tensor, ring)
+
+    monkeypatch.setattr(background_copy, "_copied", slowly)
+    count_as_a_devices(monkeypatch)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    snapshot = Snapshot(model, torch.optim.SGD(model.parameters(), lr=0.1), {}, NothingBeside())
+    saver = Saver(session_of(0, 1, tmp_path, said := []), snapshot)
+    saver._ring = StagingRing(LateStream())
+    saver.begin(writes=True, step=0, on_disk=None)
+    state = model.state_dict()
+    for step in (4, 5, 6):
+        for one in state.values():
+            one.fill_(step)
+        snapshot.take(Position(epoch=0, consumed=step, step=step))
+        saver.at_boundary(step)
+        saver.wait_for_reads()
+        snapshot.note_writes()
+    may_copy.set()
+    saver.close()
+    (found,) = listing.newest(tmp_path)
+    tensors = files.read(found.path).tensors
+    assert {value for name in state for value in tensors[f"model/{name}"].flatten().tolist()} == {4.0}
+    assert said == []
 
 
 def test_ranks_that_reach_one_directory_write_a_shard_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,6 +197,7 @@ class CheckpointTier:
     def _begin(self, step: int) -> None:
         assert self._files is not None
         try:
+            self._writer.wait_for_clones()
             self._shard.look()
             file = self._files.next()
             self._current = self._begun_step = step

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from late_stream import LateStream, count_as_a_devices
 from torch import nn
 
 from atoll.agent.runtime.api.session import MemorySettings
 from atoll.agent.runtime.checkpoints.disk import header as headers
+from atoll.agent.runtime.checkpoints.memory import checkpoint_tier
 from atoll.agent.runtime.checkpoints.memory.checkpoint_tier import CheckpointTier
 from atoll.agent.runtime.checkpoints.memory.cost import cadence
 from atoll.agent.runtime.checkpoints.memory.cost.budget import size_of_state
@@ -22,6 +24,7 @@ from atoll.agent.runtime.checkpoints.memory.shards import shard_writer
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import content_of, parse
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.staging import StagingRing
 from atoll.agent.runtime.step.plans.agreement import MemoryProgress
 from atoll.agent.runtime.step.state.durable import NothingBeside
 
@@ -107,6 +110,87 @@ def test_a_generation_that_begins_as_the_one_before_is_told_is_written_too(
     tested.close()
     assert rig.said == []
     assert rig.steps() == {1, 2}
+
+
+def on_a_device(monkeypatch: pytest.MonkeyPatch) -> LateStream:
+    """Tensors count as a device's, whose stream this is."""
+    stream = LateStream()
+    monkeypatch.setattr(checkpoint_tier, "staging_ring", lambda _device: StagingRing(stream))
+    count_as_a_devices(monkeypatch)
+    return stream
+
+
+def held_up(tier: CheckpointTier, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The copying thread reads when it is set."""
+    may_read, read = threading.Event(), tier._shard.read
+
+    def late() -> None:
+        assert may_read.wait(30)
+        read()
+
+    monkeypatch.setattr(tier._shard, "read", late)
+    return may_read
+
+
+@pytest.mark.parametrize("room", [1 << 40, 0])
+def test_training_goes_on_beside_a_clone_and_waits_where_there_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """1. A generation of step 1 begins. 2. With room on the device updates go on while nothing was read yet; without,
+    the first one waits. 3. What is in memory is the state of the step that it says."""
+    on_a_device(monkeypatch).room = room
+    rig = Rig(tmp_path)
+    tested, model = rig.tier(0), rig.snapshot._model
+    may_read = held_up(tested, monkeypatch)
+
+    def train() -> None:
+        for step in (1, 2, 3):
+            with torch.no_grad():
+                model.weight.fill_(step)
+                model.bias.fill_(step)
+            rig.boundary(tested, step)
+            tested.wait_for_reads()
+
+    training = threading.Thread(target=train)
+    training.start()
+    training.join(0.2 if room == 0 else 30)
+    assert training.is_alive() == (room == 0)
+    may_read.set()
+    training.join(30)
+    rig.wait_written(tested, 1)
+    tested.close()
+    found = {one.header.step: one for one in (parse(content_of(path)) for path in tmp_path.glob("*.mem"))}
+    assert found
+    assert room == 0 or found.keys() == {1}
+    assert all(np.unique(np.frombuffer(one.data, np.float32)).tolist() == [step] for step, one in found.items())
+    assert rig.said == []
+
+
+def test_a_generation_that_was_given_up_is_read_to_its_end_before_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Another rank read a write of its script: all give the generation up, and this rank still reads clones. 2. The
+    next one begins when they are read, and is whole."""
+    on_a_device(monkeypatch)
+    rig = Rig(tmp_path)
+    tested, model = rig.tier(0), rig.snapshot._model
+    may_read = held_up(tested, monkeypatch)
+    rig.boundary(tested, 1)
+    rig.snapshot.take(Position(epoch=0, consumed=2, step=2))
+    tested.at_boundary(MemoryProgress(0, cadence.ABANDON))
+    with torch.no_grad():
+        model.weight.fill_(3.0)
+        model.bias.fill_(3.0)
+    training = threading.Thread(target=rig.boundary, args=(tested, 3))
+    training.start()
+    training.join(0.2)
+    assert training.is_alive()
+    may_read.set()
+    training.join(30)
+    rig.wait_written(tested, 3)
+    tested.close()
+    shards = {one.header.step: one for one in (parse(content_of(path)) for path in tmp_path.glob("*.mem"))}
+    assert np.unique(np.frombuffer(shards[3].data, np.float32)).tolist() == [3.0]
 
 
 def test_a_generation_that_read_a_write_of_the_script_is_given_up_and_the_next_one_is_whole(

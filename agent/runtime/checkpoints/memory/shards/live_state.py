@@ -21,7 +21,7 @@ from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import DTYPE_NAMES, DTYPES, bytes_of
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import CHUNK_BYTES, Bytes
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
-from atoll.agent.runtime.staging import DEPTH, PIECE_BYTES, StagingRing
+from atoll.agent.runtime.staging import DEPTH, PIECE_BYTES, StagingRing, on_cpu
 from atoll.errors import CheckpointError
 
 SERIAL_ENTRIES: Final = 32_000
@@ -170,10 +170,6 @@ class Sources:
 
 def _target(piece: Piece, into: Bytes) -> Bytes:
     return into[piece.to : piece.to + piece.end - piece.begin]
-
-
-def on_cpu(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu"
 
 
 def _gather(tensor: torch.Tensor, begin: int, end: int, target: Bytes) -> None:

@@ -54,13 +54,17 @@ class ShardState(Protocol):
     def own(self) -> Any:
         """Of a shard's tail."""
 
+    @property
+    def apart(self) -> bool:
+        """After `begin`: whether `read` takes nothing that the next update changes, so that nobody waits for it."""
+
     def look(self) -> None:
         """What there is to write."""
 
     def begin(self, file: SlotFile) -> None: ...
 
     def read(self) -> None:
-        """Take what the next update changes."""
+        """Take what the next update changes, or clones of it."""
 
     def complete(self, stopped: Callable[[], bool]) -> Hashes | None:
         """Take the rest. None where it is not to be had any more, or `stopped` says so."""
@@ -80,11 +84,16 @@ class StandingShard:
         self._standing: Mapping[str, torch.Tensor] = {}
         self._own_bytes = 0
         self._hashes: list[str] = []
+        self._clones: Mapping[int, torch.Tensor] | None = None  # of the shard's tensors
         self.own: Any = None
 
     @property
     def layout(self) -> Layout:
         return self._live.layout
+
+    @property
+    def apart(self) -> bool:
+        return self._clones is not None
 
     @property
     def moving(self) -> Any:
@@ -104,6 +113,7 @@ class StandingShard:
         self._file = file
         if self._ring is not None:
             self._ring.follow()
+            self._clones = self._cloned(self._ring)
         if self._standing:
             self._data = self._room()
         at = 0
@@ -112,6 +122,12 @@ class StandingShard:
             at += 4 * len(one)
         self._standing = {}
 
+    def _cloned(self, ring: StagingRing) -> Mapping[int, torch.Tensor] | None:
+        """None where the device has no room for them."""
+        wanted = list(dict.fromkeys(piece.tensor for chunk in self._laid_out[1] for piece in chunk))
+        clones = ring.clones([self._live.tensors[index] for index in wanted])
+        return dict(zip(wanted, clones, strict=True)) if clones is not None else None
+
     def _room(self) -> Bytes:
         layout = self._live.layout
         begin, end = bounds(layout.total, self._shard, self._shards)
@@ -119,7 +135,7 @@ class StandingShard:
 
     def read(self) -> None:
         """Also hashes, chunk by chunk while each is in the cache."""
-        tensors = self._live.tensors
+        tensors = dict(enumerate(self._live.tensors)) if self._clones is None else self._clones
         if self.own is None:
             self._data = self._room()
         data = self._data[self._own_bytes :]
@@ -131,6 +147,7 @@ class StandingShard:
                 next(copies)
             at = index * CHUNK_BYTES
             self._hashes.append(hashed(data[at : at + CHUNK_BYTES]))
+        self._clones = None
 
     def complete(self, stopped: Callable[[], bool]) -> Hashes | None:
         return self._hashes, hashes(self._data[: self._own_bytes])
@@ -166,6 +183,7 @@ class RollingShard:
         self.layout = Layout(b"", b"", ())
         self.moving: Any = None
         self.own: Any = None
+        self.apart = False
 
     def look(self) -> None:
         identity = self._snapshot.identity()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -58,6 +59,7 @@ class ShardWriter:
         self._asked = threading.Condition()
         self._writing: ShardWrite | None = None
         self._reading = False  # what the next update changes
+        self._reading_clones = False
         self._worked_s = 0.0  # of processor time
         self._closing = self._late = False
         self._thread: threading.Thread | None = None
@@ -74,9 +76,10 @@ class ShardWriter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="atoll-memory", daemon=True)
             self._thread.start()
-        self._snapshot.reads_begin()
+        if not self._shard.apart:
+            self._snapshot.reads_begin()
         with self._asked:
-            self._writing, self._reading = write, True
+            self._writing, self._reading, self._reading_clones = write, not self._shard.apart, self._shard.apart
             self._asked.notify_all()
 
     def wait_for_reads(self) -> bool:
@@ -86,6 +89,13 @@ class ShardWriter:
         with self._asked:
             self._late = self._late or not self._asked.wait_for(lambda: not self._reading, LONGEST_WAIT_S)
         return not self._late
+
+    def wait_for_clones(self) -> None:
+        """Before the shard looks at another generation: one that was given up may still be read from clones. Raises
+        CheckpointError."""
+        with self._asked:
+            if not self._asked.wait_for(lambda: not self._reading_clones, LONGEST_WAIT_S):
+                raise CheckpointError(f"copying to memory took over {LONGEST_WAIT_S:.0f} s")
 
     def processor_s(self) -> float:
         """Of processor time that the thread took since this was last asked."""
@@ -129,7 +139,7 @@ class ShardWriter:
             begun_s = time.thread_time()
             well = self._read()
             with self._asked:
-                self._reading = False
+                self._reading = self._reading_clones = False
                 self._asked.notify_all()
             if well:
                 self._complete(write)
@@ -139,10 +149,12 @@ class ShardWriter:
                     self._writing = None
 
     def _read(self) -> bool:
+        apart = self._shard.apart
         try:
-            with self._snapshot.readable():
+            with nullcontext() if apart else self._snapshot.readable():
                 self._shard.read()
-            self._snapshot.check_unmoved()
+            if not apart:
+                self._snapshot.check_unmoved()
         except MovedWhileRead as error:
             self.moved = error
             return False
