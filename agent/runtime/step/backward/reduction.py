@@ -115,7 +115,12 @@ class ReducedGradients(OneWorker):
                         self._fill_missing(slot)
                 self._launch(piece)
         if self._gpu is not None:
-            torch.cuda.current_stream(self._gpu).synchronize()  # costs nothing: the buckets end later still
+            # Of the host's waits in a step the first of two, and the second cannot go: `combined` waits for NCCL's end
+            # on the host, for an abort has to be seen before the optimizer's step. NCCL ends after the gradients that
+            # it sums, so this wait delays no device. It parts own work from waiting for others: what is waited from
+            # here on, for proposals and sums, counts as theirs. Without it both would begin while this device works,
+            # and a slow device's own time would be told as waiting.
+            torch.cuda.current_stream(self._gpu).synchronize()
 
     def combined(self) -> Norms:
         """Puts the combined gradients into p.grad and closes the pass. Of a local one p.grad keeps this rank's part."""
