@@ -207,6 +207,21 @@ def staging_ring(device: torch.device) -> StagingRing | None:
     return StagingRing(CudaCopyStream(device)) if device.type == "cuda" else None
 
 
+def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a small tensor in the CPU's memory: itself, or a copy once all that the current stream has queued is done.
+
+    From a GPU it comes through pinned memory, which torch keeps for the next one: at the link's full rate, and without
+    a thread that spins meanwhile. For tensors of a step, which come again in the same sizes."""
+    if tensor.device.type != "cuda":
+        return tensor.cpu()
+    copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    copy.copy_(tensor, non_blocking=True)
+    copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # its waiter sleeps
+    copied.record(torch.cuda.current_stream(tensor.device))
+    copied.synchronize()
+    return copy
+
+
 def on_cpu(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 

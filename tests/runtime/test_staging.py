@@ -14,7 +14,7 @@ from torch import nn
 
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of, deserialized, serialized
 from atoll.agent.runtime.checkpoints.memory.shards.live_state import Piece, Sources
-from atoll.agent.runtime.staging import DEPTH, PIECE_BYTES, CudaCopyStream, StagingRing
+from atoll.agent.runtime.staging import DEPTH, PIECE_BYTES, CudaCopyStream, StagingRing, to_cpu
 from atoll.errors import AtollError
 from atoll.strategies.shared_masters.offload import Offload, PinnedRing
 
@@ -160,6 +160,8 @@ def test_clones_on_a_gpu() -> None:
 def test_on_a_gpu() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     tensor = torch.randn(10 * BIG, device=device)
+    torch.cuda._sleep(10**8)
+    assert torch.equal(to_cpu(tensor + 1), tensor.cpu() + 1)
     ring = StagingRing(CudaCopyStream(device))
     for _ in range(3):
         tensor += 1  # queued, not done

@@ -75,11 +75,12 @@ class StageExecutor:
 
     def _run(self, micros: Sequence[MicroBatch], following: Callable[[], Sequence[MicroBatch]]) -> float:
         self._throttle.resume()
-        place, batch, stash, loss = self.place, self._links.batch, None, 0.0
+        place, batch, stash = self.place, self._links.batch, None
+        losses: list[torch.Tensor] = []
         made, self._made = self._made, 0
         for direction, micro, _ in until_last_forward(place.stage, place.stages, len(micros), made):
             if direction is Direction.FORWARD:
-                loss += self._forward(batch, micro, micros[micro])
+                losses += self._forward(batch, micro, micros[micro])
             else:
                 self._backward(batch, micro)
         upcoming = following() if not place.last else ()
@@ -90,9 +91,14 @@ class StageExecutor:
                 self._made += 1
             else:
                 self._backward(batch, micro)
-        return loss
+        # Read together, once the batch's last pass is queued: a number read between two passes would keep the host from
+        # queueing the next one until the device is done.
+        return sum(torch.stack(losses).tolist()) if losses else 0.0
 
-    def _forward(self, batch: int, number: int, micro: MicroBatch, stash: WeightStash | None = None) -> float:
+    def _forward(
+        self, batch: int, number: int, micro: MicroBatch, stash: WeightStash | None = None
+    ) -> list[torch.Tensor]:
+        """Returns the loss by its share of the batch, [], on the last stage; nothing on the others."""
         fetched: tuple[Any, Any] = micro.fetch() if self.place.first or self.place.last else (None, None)
         inputs: Any = fetched[0] if self.place.first else self._received(StagePurpose.FORWARD, batch, number)
         if not self.place.first and inputs.is_floating_point():
@@ -106,13 +112,13 @@ class StageExecutor:
             self._under_way[batch, number] = _UnderWay(inputs, output, stash)
             self._throttle.pay()
             self._links.send(StagePurpose.FORWARD, batch, number, output)
-            return 0.0
+            return []
         if loss.numel() != 1:
             raise BadInput(f"the loss has shape {tuple(loss.shape)}; it must be one number: the mean over the batch")
         weighted = loss * micro.share
         self._under_way[batch, number] = _UnderWay(inputs, weighted, None)
         self._throttle.pay()
-        return weighted.item()
+        return [weighted.detach().double().reshape(())]
 
     def _backward(self, batch: int, number: int) -> None:
         inputs, output, stash = self._under_way.pop((batch, number))

@@ -13,8 +13,10 @@ from typing import Final, NamedTuple
 import torch
 
 from atoll.agent.runtime.agent_link.waiting import waiting
+from atoll.agent.runtime.data.to_device import moved
 from atoll.agent.runtime.pipeline.places import StagePlace
 from atoll.agent.runtime.rounding import BLOCK, FORMS, Form, coarse, fine, is_coarsened
+from atoll.agent.runtime.staging import to_cpu
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.errors import BadInput, PeerLost
 
@@ -208,7 +210,7 @@ class StageLinks:
     def receive(self, purpose: StagePurpose, batch: int, micro: int, device: torch.device) -> torch.Tensor:
         """From the neighbour that sends it. Raises PeerLost."""
         sender = self.place.rank + (-1 if purpose == StagePurpose.FORWARD else 1)
-        return unpacked(self._take(purpose, batch, micro, sender)).to(device)
+        return moved(unpacked(self._take(purpose, batch, micro, sender)), device)
 
     def _take(self, purpose: StagePurpose, batch: int, micro: int, sender: int) -> bytearray:
         begun_s = time.monotonic()
@@ -284,4 +286,4 @@ def _parts_of_int8(entries: int) -> list[tuple[torch.dtype, int]]:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return to_cpu(tensor.contiguous()).reshape(-1).view(torch.uint8).numpy().data

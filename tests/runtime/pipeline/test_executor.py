@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from atoll.agent.runtime.data import to_device
 from atoll.agent.runtime.pipeline.clipping import clip_over_stages
 from atoll.agent.runtime.pipeline.executor import MicroBatch, StageExecutor
 from atoll.agent.runtime.pipeline.places import StagePlace
@@ -78,6 +79,33 @@ def test_micro_batches_of_other_shapes_train_as_in_one_process_and_the_last_stag
     assert loss == pytest.approx(expected.item(), rel=1e-6)
     for mine, its in zip(nn.Sequential(*stages).parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, its.grad)
+
+
+def test_losses_are_read_once_a_batch_and_what_comes_goes_through_pinned_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1. On a GPU each micro-batch's loss was read as its pass was queued: the host waited for the device before the
+    next one. 2. Activations were copied from pageable memory, which waits too. The stand-in for a device is the CPU."""
+    torch.manual_seed(2)
+    stages: list[nn.Module] = [nn.Linear(4, 8), nn.Linear(8, 3)]
+    batches = [(torch.randn(5, 4), torch.randn(5, 3)) for _ in range(3)]
+    whole = nn.Sequential(*copy.deepcopy(stages))
+    expected = sum((nn.functional.mse_loss(whole(one), other) * (1 / 3)).item() for one, other in batches)
+    pinned: list[torch.Tensor] = []
+
+    def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(torch.empty_like(tensor))
+        return pinned[-1]
+
+    def reads(_: torch.Tensor) -> float:
+        raise AssertionError("a number was read between two passes")
+
+    monkeypatch.setattr(to_device, "_COPYING_DEVICES", {"cpu"})
+    monkeypatch.setattr(to_device, "_pinned_like", pinned_like)
+    monkeypatch.setattr(torch.Tensor, "item", reads)
+    loss = executed(linked(), stages, batches, nn.functional.mse_loss)
+    assert loss == expected
+    assert sorted(tuple(one.shape) for one in pinned) == [(5, 8)] * 6  # three outputs, and their gradients
 
 
 class Remembering(nn.Module):
