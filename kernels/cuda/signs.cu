@@ -9,33 +9,42 @@ namespace {
 
 constexpr unsigned lanes = 32;  // of the twin's sums, and of a warp
 
-// One warp a block of sign_block values: lane l adds up entries l, l + 32, ... in float64, lanes are added in pairs.
+constexpr unsigned rows = sign_block / lanes;  // of 32 neighbouring values, which a warp reads and writes at once
+static_assert(rows == lanes, "lane r keeps the bits of row r");
+
+// One warp a block of sign_block values: lane l keeps entries l, l + 32, ... in registers and adds them up in float64;
+// lanes are added in pairs.
 //   values: float32 [n], device; bits: uint8 [ceil(n / 8)]; scales: float32 [blocks] or [blocks, 2]
-// Bound by memory: reads 8n (the second time from a cache), writes 4n + n / 8 bytes. Twin: sign_encode; the same bits.
+// Bound by memory: reads 4n, writes 4n + n / 8 bytes, all of a warp side by side. Twin: sign_encode; the same bits.
 __global__ void encode_signs(float* values, std::uint64_t n, std::uint8_t* bits, float* scales, bool two_sided,
                              std::uint64_t blocks) {
     const unsigned lane = threadIdx.x % lanes, width = two_sided ? 2 : 1;
+    const bool words = reinterpret_cast<std::uintptr_t>(bits) % sizeof(std::uint32_t) == 0;
     const std::uint64_t warps = std::uint64_t{gridDim.x} * (block_threads / lanes);
     for (std::uint64_t block = std::uint64_t{blockIdx.x} * (block_threads / lanes) + threadIdx.x / lanes;
          block < blocks; block += warps) {
         const std::uint64_t begin = block * sign_block;
-        const std::uint64_t size = n - begin < sign_block ? n - begin : sign_block;
+        const unsigned size = n - begin < sign_block ? static_cast<unsigned>(n - begin) : sign_block;
         float* const at = values + begin;
+        float mine[rows];
         double above = 0, below = 0;
-        unsigned negative = 0;
-        for (std::uint64_t i = lane; i < size; i += lanes) {
-            const float value = at[i];
+        unsigned negative = 0, word = 0;  // word: the bits of row `lane`
+#pragma unroll
+        for (unsigned row = 0; row < rows; ++row) {
+            const unsigned i = row * lanes + lane;
+            const float value = mine[row] = i < size ? at[i] : 0.0F;
             const bool minus = value < 0;
             above += minus ? 0.0F : value;
             below -= minus ? value : 0.0F;
-            negative += minus;
+            const unsigned ballot = __ballot_sync(all_lanes, minus);
+            negative += __popc(ballot);
+            if (lane == row) word = ballot;
         }
         for (unsigned half = lanes / 2; half > 0; half /= 2) {
             above += __shfl_xor_sync(all_lanes, above, half);
             below += __shfl_xor_sync(all_lanes, below, half);
-            negative += __shfl_xor_sync(all_lanes, negative, half);
         }
-        const std::uint64_t positive = size - negative;
+        const unsigned positive = size - negative;
         float up = positive == 0 ? 0.0F : static_cast<float>(above / static_cast<double>(positive));
         float down = negative == 0 ? 0.0F : static_cast<float>(below / static_cast<double>(negative));
         if (!two_sided) up = down = static_cast<float>((above + below) / static_cast<double>(size));
@@ -43,16 +52,17 @@ __global__ void encode_signs(float* values, std::uint64_t n, std::uint8_t* bits,
             scales[block * width] = up;
             if (two_sided) scales[block * width + 1] = down;
         }
-        for (std::uint64_t byte = lane; byte * 8 < size; byte += lanes) {
-            const std::uint64_t in_byte = size - byte * 8 < 8 ? size - byte * 8 : 8;
-            unsigned packed = 0;
-            for (std::uint64_t bit = 0; bit < in_byte; ++bit) {
-                const float value = at[byte * 8 + bit];
-                const bool minus = value < 0;
-                packed |= static_cast<unsigned>(minus) << bit;
-                at[byte * 8 + bit] = __fadd_rn(value, minus ? down : -up);
-            }
-            bits[begin / 8 + byte] = static_cast<std::uint8_t>(packed);
+#pragma unroll
+        for (unsigned row = 0; row < rows; ++row) {
+            const unsigned i = row * lanes + lane;
+            if (i < size) at[i] = __fadd_rn(mine[row], mine[row] < 0 ? down : -up);
+        }
+        std::uint8_t* const to = bits + begin / 8 + lane * sizeof word;
+        if (words && size == sign_block) {
+            *reinterpret_cast<std::uint32_t*>(to) = word;
+        } else {
+            for (unsigned byte = 0; byte < sizeof word; ++byte)
+                if ((lane * sizeof word + byte) * 8 < size) to[byte] = static_cast<std::uint8_t>(word >> 8 * byte);
         }
     }
 }

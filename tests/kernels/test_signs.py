@@ -68,15 +68,18 @@ def test_bits_are_the_same_for_every_number_of_threads_and_on_every_processor(en
 
 
 @SIDES
-@pytest.mark.parametrize("entries", [1, 33, 1025, 2**17 + 3])
-def test_a_gpu_has_the_cpus_bits(twin: Kernels, entries: int, two_sided: bool) -> None:
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("entries", [1, 33, 1024, 1025, 2**17 + 3])
+def test_a_gpu_has_the_cpus_bits(twin: Kernels, entries: int, shift: int, two_sided: bool) -> None:
+    """shift: entries and bytes into their memory at which the buffers begin. No byte beyond the last is written."""
     results = []
     for where in (Kernels(_native, "cpu", ()), twin):
-        left, out = normal(entries).to(where.device), normal(entries, seed=2).to(where.device)
-        bits, scales = (one.to(where.device) for one in code(entries, two_sided=two_sided))
+        left, out = (normal(entries + shift, seed).to(where.device)[shift:] for seed in (1, 2))
+        room = torch.full((shift + sign_bytes(entries) + 5,), 170, dtype=torch.uint8, device=where.device)
+        bits, scales = room[shift:-5], code(entries, two_sided=two_sided)[1].to(where.device)
         where.call("sign_encode", left, bits, scales, two_sided)
         where.call("sign_add", bits, scales, out, two_sided)
-        results.append([one.cpu().numpy().tobytes() for one in (left, bits, scales, out)])
+        results.append([one.cpu().numpy().tobytes() for one in (left, room, scales, out)])
     assert results[0] == results[1]
 
 
