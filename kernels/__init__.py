@@ -1,9 +1,9 @@
 """Native kernels on float32 buffers; zero-copy from torch and NumPy, GIL released.
 
 A buffer is a dense, contiguous float32 torch tensor, NumPy array or anything else that shares its memory through
-DLPack or the buffer protocol, of any shape (it is read as one flat row of entries) and alignment. torch tensors on a
-CUDA device are worked on there, on torch's current stream, if the package was built with nvcc; all buffers of a call
-are on one device. Whatever does not fit raises `atoll.errors.BadInput` and changes nothing.
+DLPack or the buffer protocol, of any shape (it is read as one flat row of entries) and alignment. Selections, signs and
+scattered blocks also take torch tensors on a CUDA device (`atoll.kernels.cuda_device`); all buffers of a call are on
+one device. Whatever does not fit raises `atoll.errors.BadInput` and changes nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from atoll.kernels import _native
-from atoll.kernels.cuda_device import built_with_cuda, cuda_queue, has_cuda
+from atoll.kernels.cuda_device import built_with_cuda, has_cuda
 from atoll.kernels.refusals import refusals
 from atoll.kernels.scatter import scatter_blocks
 
@@ -26,13 +26,10 @@ def squared_norm(x: Any, threads: int = 0) -> float:
     """Sum of the squares of all entries, accumulated in float64.
 
     x: float32, any length; 0.0 if it is empty. NaN gives NaN, an infinity gives infinity.
-    threads: 1..256, or 0: one for a short buffer, else the cores this process may use (at most OMP_NUM_THREADS). On a
-    CUDA device it means nothing.
-    On the CPU the result has the same bits for every number of threads and on every processor.
+    threads: 1..256, or 0: one for a short buffer, else the cores this process may use (at most OMP_NUM_THREADS).
+    The result has the same bits for every number of threads and on every processor.
     """
     with refusals("squared_norm"):
-        if (queue := cuda_queue(x)) is not None:
-            return float(queue.kernels.squared_norm(x, queue.stream))
         return _native.squared_norm(x, threads)
 
 
@@ -45,13 +42,9 @@ def weighted_sum(out: Any, inputs: Sequence[Any], weights: Sequence[float], thre
     last: the bits are those of the same expression in NumPy, for every number of threads. NaN and infinities
     propagate as IEEE 754 says, also under a weight of 0.
     threads: as for `squared_norm`.
-    On a CUDA device it returns once the work is queued on torch's current stream.
     """
     with refusals("weighted_sum"):
-        if (queue := cuda_queue(out)) is not None:
-            queue.kernels.weighted_sum(out, inputs, weights, queue.stream)
-        else:
-            _native.weighted_sum(out, inputs, weights, threads)
+        _native.weighted_sum(out, inputs, weights, threads)
 
 
 def cpu_features() -> CpuFeatures:

@@ -16,7 +16,8 @@ threads and on every processor. `threads` is as for `atoll.kernels.squared_norm`
 `BadInput` and changes nothing.
 
 On a CUDA device all buffers of a call are of that device, the work is queued on torch's current stream, and the bits
-are the CPU's. Selections wait for their result; `random_blocks` and `sample_scores` return once the work is queued.
+are the CPU's. Selections wait for their result; `sample_scores` returns once the work is queued. `random_blocks` works
+on the CPU alone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from atoll.kernels import _native
-from atoll.kernels.cuda_device import cuda_queue
+from atoll.kernels.cuda_device import run
 from atoll.kernels.refusals import refusals
 
 BLOCK_ENTRIES = 16
@@ -51,24 +52,16 @@ def threshold_block(
     gradient: Any, residual: Any, threshold: float, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
 ) -> Selection:
     """The blocks whose score exceeds threshold (finite, >= 0; rounded to float32): cache-aware threshold-v."""
-    with refusals("threshold_block"):
-        if (queue := cuda_queue(gradient)) is not None:
-            return Selection(
-                *queue.kernels.threshold_block(gradient, residual, weight, threshold, index, values, queue.stream)
-            )
-        return Selection(*_native.threshold_block(gradient, residual, weight, threshold, index, values, threads))
+    call = gradient, residual, weight, threshold, index, values
+    return Selection(*run("threshold_block", _native.threshold_block, *call, threads=threads))
 
 
 def threshold_element(
     gradient: Any, residual: Any, threshold: float, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
 ) -> Selection:
     """The entries whose magnitude exceeds threshold: vanilla threshold-v."""
-    with refusals("threshold_element"):
-        if (queue := cuda_queue(gradient)) is not None:
-            return Selection(
-                *queue.kernels.threshold_element(gradient, residual, weight, threshold, index, values, queue.stream)
-            )
-        return Selection(*_native.threshold_element(gradient, residual, weight, threshold, index, values, threads))
+    call = gradient, residual, weight, threshold, index, values
+    return Selection(*run("threshold_element", _native.threshold_element, *call, threads=threads))
 
 
 def topk_block(
@@ -76,22 +69,16 @@ def topk_block(
 ) -> Selection:
     """The K blocks of the highest score; of equals the first. Blocks of zeros are never chosen, even if fewer than K
     are left, and do not count as found."""
-    with refusals("topk_block"):
-        call = gradient, residual, weight, index, values
-        if (queue := cuda_queue(gradient)) is not None:
-            return Selection(*queue.kernels.topk_block(*call, queue.stream))
-        return Selection(*_native.topk_block(*call, threads))
+    call = gradient, residual, weight, index, values
+    return Selection(*run("topk_block", _native.topk_block, *call, threads=threads))
 
 
 def topk_element(
     gradient: Any, residual: Any, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
 ) -> Selection:
     """The K entries of the largest magnitude; of equals the first, and never a zero."""
-    with refusals("topk_element"):
-        call = gradient, residual, weight, index, values
-        if (queue := cuda_queue(gradient)) is not None:
-            return Selection(*queue.kernels.topk_element(*call, queue.stream))
-        return Selection(*_native.topk_element(*call, threads))
+    call = gradient, residual, weight, index, values
+    return Selection(*run("topk_element", _native.topk_element, *call, threads=threads))
 
 
 def random_block(
@@ -102,11 +89,8 @@ def random_block(
     The receiver knows their indices from the seed and expects all of them, so a block that is not finite is emitted as
     zeros; its old residual stays.
     """
-    with refusals("random_block"):
-        call = gradient, residual, weight, seed, index, values
-        if (queue := cuda_queue(gradient)) is not None:
-            return Selection(*queue.kernels.random_block(*call, queue.stream))
-        return Selection(*_native.random_block(*call, threads))
+    call = gradient, residual, weight, seed, index, values
+    return Selection(*run("random_block", _native.random_block, *call, threads=threads))
 
 
 def random_blocks(seed: int, blocks: int, index: Any) -> None:
@@ -116,10 +100,7 @@ def random_blocks(seed: int, blocks: int, index: Any) -> None:
     in blocks / K, the length of an interval).
     """
     with refusals("random_blocks"):
-        if (queue := cuda_queue(index)) is not None:
-            queue.kernels.random_blocks(seed, blocks, index, queue.stream)
-        else:
-            _native.random_blocks(seed, blocks, index)
+        _native.random_blocks(seed, blocks, index)
 
 
 def sample_scores(gradient: Any, residual: Any, seed: int, scores: Any, *, weight: float = 1.0) -> None:
@@ -127,8 +108,4 @@ def sample_scores(gradient: Any, residual: Any, seed: int, scores: Any, *, weigh
 
     Changes nothing else. A threshold begins from them.
     """
-    with refusals("sample_scores"):
-        if (queue := cuda_queue(gradient)) is not None:
-            queue.kernels.sample_scores(gradient, residual, weight, seed, scores, queue.stream)
-        else:
-            _native.sample_scores(gradient, residual, weight, seed, scores)
+    run("sample_scores", _native.sample_scores, gradient, residual, weight, seed, scores)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from atoll.kernels.cuda_device import cuda_queue
+from atoll.kernels.cuda_device import queue_of
 from atoll.kernels.refusals import refusals
 
 BLOCK_ENTRIES = 16
@@ -18,17 +18,17 @@ def scatter_blocks(live: Any, index: Any, values: Any) -> None:
     left out.
     index: int32 or uint32 [K], ascending; values: float32 [K, 16]: torch tensors, on the CPU NumPy arrays too.
     On a CUDA device all three are of that device, and it returns once the work is queued on torch's current stream;
-    indices are not looked at before: blocks beyond the end are ignored. On the CPU they raise `BadInput`, as does
-    whatever does not fit, and change nothing.
+    indices are not looked at before: blocks beyond the end are ignored. On the CPU, and on devices that this build has
+    no code for, torch does the work: such blocks raise `BadInput`, as does whatever does not fit, and change nothing.
     """
     with refusals("scatter_blocks"):
-        if (queue := cuda_queue(live)) is not None:
-            queue.kernels.scatter_blocks(live, index, values, queue.stream)
+        if (queue := queue_of((live,))) is not None:
+            queue.call("scatter_blocks", live, index, values)
         else:
-            _scatter_on_cpu(live, index, values)
+            _scatter_by_torch(live, index, values)
 
 
-def _scatter_on_cpu(live: Any, index: Any, values: Any) -> None:
+def _scatter_by_torch(live: Any, index: Any, values: Any) -> None:
     torch = sys.modules.get("torch")  # never loaded here: whoever has a live copy of a model's weights has torch
     if torch is None or not isinstance(live, torch.Tensor):
         raise TypeError(f"live is a {type(live).__name__}; pass a torch tensor")

@@ -14,8 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.kernels import _native
-from atoll.kernels.cuda_device import cuda_queue
-from atoll.kernels.refusals import refusals
+from atoll.kernels.cuda_device import run
 
 SIGN_BLOCK = 1024
 
@@ -32,17 +31,9 @@ def sign_bytes(entries: int) -> int:
 
 def sign_encode(values: Any, bits: Any, scales: Any, *, two_sided: bool, threads: int = 0) -> None:
     """Write bits and scales; `values`, all finite, become what these leave out."""
-    with refusals("sign_encode"):
-        if (queue := cuda_queue(values)) is not None:
-            queue.kernels.sign_encode(values, bits, scales, two_sided, queue.stream)
-        else:
-            _native.sign_encode(values, bits, scales, two_sided, threads)
+    run("sign_encode", _native.sign_encode, values, bits, scales, two_sided, threads=threads)
 
 
 def sign_add(bits: Any, scales: Any, out: Any, *, two_sided: bool, threads: int = 0) -> None:
     """Add what bits and scales stand for to `out`."""
-    with refusals("sign_add"):
-        if (queue := cuda_queue(out)) is not None:
-            queue.kernels.sign_add(bits, scales, out, two_sided, queue.stream)
-        else:
-            _native.sign_add(bits, scales, out, two_sided, threads)
+    run("sign_add", _native.sign_add, bits, scales, out, two_sided, threads=threads)

@@ -1,8 +1,8 @@
 """Sparse tensors in coordinate form (COO): split by hashing, their units as a bitmap, and their sums.
 
 A unit is a row of `width` neighbouring entries (of an embedding, say), or a single one. unit: uint32 or int32 [K], the
-numbers of the units that are there, each once; values: float32 [K, width]. All are on the CPU; hashing and bitmaps also
-take buffers on a CUDA device, and work there. Whatever does not fit raises `BadInput`.
+numbers of the units that are there, each once; values: float32 [K, width]. All are on the CPU, where messages are made
+and read: there is no twin for CUDA devices. Whatever does not fit raises `BadInput`.
 
 Source: Zen (Wang et al., 2023): hierarchical hashing is Algorithm 3.2, the hash bitmap Algorithm 3.3.
 """
@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.kernels import _native
-from atoll.kernels.cuda_device import cuda_queue
 from atoll.kernels.refusals import refusals
 
 SLOT_HASHES: Final = 3
@@ -47,8 +46,6 @@ def hierarchical_hash(unit: Any, seeds: Sequence[int], partitions: int, order: A
     differ from call to call. No unit is ever lost.
     """
     with refusals("hierarchical_hash"):
-        if (queue := cuda_queue(unit)) is not None:
-            return Hashed(*queue.kernels.hierarchical_hash(unit, list(seeds), partitions, order, 0, queue.stream))
         return Hashed(*_native.hierarchical_hash(unit, list(seeds), partitions, order, 0, threads))
 
 
@@ -70,19 +67,13 @@ def bitmap_encode(member: Any, unit: Any, bitmap: Any) -> None:
     member, unit: ascending, and every unit is a member.
     """
     with refusals("bitmap_encode"):
-        if (queue := cuda_queue(member)) is not None:
-            queue.kernels.bitmap_encode(member, unit, bitmap, queue.stream)
-        else:
-            _native.bitmap_encode(member, unit, bitmap)
+        _native.bitmap_encode(member, unit, bitmap)
 
 
 def bitmap_decode(member: Any, bitmap: Any, unit: Any) -> None:
     """The inverse. unit: as many entries as bits are set, overwritten, ascending."""
     with refusals("bitmap_decode"):
-        if (queue := cuda_queue(member)) is not None:
-            queue.kernels.bitmap_decode(member, bitmap, unit, queue.stream)
-        else:
-            _native.bitmap_decode(member, bitmap, unit)
+        _native.bitmap_decode(member, bitmap, unit)
 
 
 def sum_coordinates(

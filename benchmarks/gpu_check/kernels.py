@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Final
 
 import torch
 
 from atoll import kernels
-from atoll.kernels import compress, signs, units
+from atoll.kernels import compress, signs
 from gpu_check.rows import Rows
 
 SIZES: Final = {"cuda": (1_000_003, 25_000_000, 88_000_000), "cpu": (100_003,)}
@@ -29,8 +28,6 @@ SPARSITY: Final = 0.99
 ROTATED_BYTES: Final = 256 << 20
 """Of the buffers that calls take turns on: several times the largest L2 cache."""
 ROUNDS: Final = 5
-PARTITIONS: Final = 8
-UNIT_WIDTH: Final = 16
 AHEAD_CYCLES: Final = 4_000_000
 """The device sleeps so long before a round, so that it never waits for the host to queue the next call."""
 
@@ -51,8 +48,9 @@ class Buffers:
         score = (self.gradient + self.start)[: 1 << 22].abs()
         self.element_v = float(score.sort().values[int(len(score) * SPARSITY)])
         self.block_v = 20.0  # of 16 magnitudes of a normal number with variance 2: about one block in a hundred
-        self.index = torch.zeros(chosen, dtype=torch.int32, device=device)
-        compress.random_blocks(1, self.blocks, self.index)
+        index = torch.zeros(chosen, dtype=torch.int32)
+        compress.random_blocks(1, self.blocks, index)
+        self.index = index.to(device)
         self.scores = torch.zeros(min(1 << 17, self.blocks), device=device)
         self.values = normal(chosen * 16)
         self.live = torch.zeros(entries, dtype=torch.bfloat16, device=device)
@@ -64,13 +62,6 @@ class Buffers:
             device
         )
         self.sign_scales = normal(2 * signs.sign_blocks(entries)).abs()
-        self.member = torch.arange(-(-entries // UNIT_WIDTH), dtype=torch.int32, device=device) * 3
-        self.unit = torch.arange(-(-len(self.member) // 2), dtype=torch.int32, device=device) * 6
-        self.order = torch.zeros_like(self.unit)
-        self.bitmap = torch.zeros(units.bitmap_bytes(len(self.member)), dtype=torch.uint8, device=device)
-        self.decoded = torch.zeros_like(self.unit)
-        units.bitmap_encode(self.member, self.unit, self.bitmap)
-        self.norm = torch.zeros(1)  # float32: the sums of a device and the CPU agree to 13 digits, not to the bit
 
     def reset(self) -> None:
         self.residual.copy_(self.start)
@@ -84,16 +75,6 @@ class Operation:
     """Returns what must be equal on all devices, beside the results."""
     results: Callable[[Buffers], Sequence[torch.Tensor]]
     bytes_moved: Callable[[Buffers], int]
-
-
-def _hashed(one: Buffers) -> list[int]:
-    return units.hierarchical_hash(one.unit, (1, 2, 3, 4), PARTITIONS, one.order).bounds
-
-
-def _grouped(one: Buffers) -> list[torch.Tensor]:
-    """Within a partition the order is the device's own."""
-    bounds = _hashed(one)
-    return [one.order[begin:end].sort().values for begin, end in pairwise(bounds)]
 
 
 def _selected(one: Buffers) -> list[torch.Tensor]:
@@ -122,23 +103,10 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "random_block": Operation(
         lambda one: compress.random_block(one.gradient, one.residual, 7, *one.block_room), _selected, _of_twelve
     ),
-    "random_blocks": Operation(
-        lambda one: compress.random_blocks(9, one.blocks, one.block_room[0]),
-        lambda one: [one.block_room[0]],
-        lambda one: 4 * len(one.block_room[0]),
-    ),
     "sample_scores": Operation(
         lambda one: compress.sample_scores(one.gradient, one.residual, 3, one.scores),
         lambda one: [one.scores],
         lambda one: 132 * len(one.scores),
-    ),
-    "squared_norm": Operation(
-        lambda one: one.norm.copy_(torch.tensor(kernels.squared_norm(one.gradient))) is None,
-        lambda one: [one.norm], lambda one: 4 * one.entries,
-    ),
-    "weighted_sum": Operation(
-        lambda one: kernels.weighted_sum(one.residual, [one.residual, one.gradient], [0.5, 0.25]),
-        lambda one: [one.residual], _of_twelve,
     ),
     "scatter_blocks to bfloat16": Operation(
         lambda one: kernels.scatter_blocks(one.live, one.index, one.values),
@@ -151,15 +119,6 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "sign_add": Operation(
         lambda one: signs.sign_add(one.sign_bits, one.sign_scales, one.residual, two_sided=True),
         lambda one: [one.residual], lambda one: 8 * one.entries + one.entries // 8,
-    ),
-    "hierarchical_hash": Operation(_hashed, _grouped, lambda one: 8 * len(one.unit)),
-    "bitmap_encode": Operation(
-        lambda one: units.bitmap_encode(one.member, one.unit, one.bitmap),
-        lambda one: [one.bitmap], lambda one: 4 * (len(one.member) + len(one.unit)) + len(one.bitmap),
-    ),
-    "bitmap_decode": Operation(
-        lambda one: units.bitmap_decode(one.member, one.bitmap, one.decoded),
-        lambda one: [one.decoded], lambda one: 4 * (len(one.member) + len(one.unit)) + len(one.bitmap),
     ),
 }  # fmt: skip
 

@@ -7,9 +7,6 @@
 #include <cstdint>
 #include <string>
 #include <utility>
-#include <vector>
-
-#include "../cpu/reduce/weighted_sum.hpp"
 
 // Shared by the CPU and the CUDA binding: Python objects in, checked float32 buffers out. Nothing is copied.
 // Refusals are Python's TypeError (what an object is) and ValueError (how buffers fit together); the Python wrapper
@@ -153,59 +150,5 @@ inline Buffer load_buffer(nb::handle object, const std::string& name, int device
     buffer.read_export = std::move(readable);
     return buffer;
 }
-
-// Everything one call of weighted_sum works on.
-struct WeightedSumCall {
-    Buffer out;
-    std::vector<WeightedInput> inputs;
-
-    WeightedSumCall(nb::handle out_object, nb::handle input_objects, nb::handle weights, int device_type)
-        : out(load_buffer(out_object, "out", device_type, Access::write)) {
-        if (!PySequence_Check(input_objects.ptr()) || !PySequence_Check(weights.ptr()))
-            throw nb::type_error("inputs and weights must be sequences; pass lists, of one entry if need be");
-        const std::size_t count = nb::len(input_objects);
-        if (count != nb::len(weights)) {
-            throw nb::value_error((std::to_string(count) + " inputs but " + std::to_string(nb::len(weights)) +
-                                   " weights; pass one weight for each input")
-                                      .c_str());
-        }
-        if (count > max_inputs) {
-            throw nb::value_error(("inputs has " + std::to_string(count) + " buffers; at most " +
-                                   std::to_string(max_inputs) + " fit one call, so sum in several")
-                                      .c_str());
-        }
-        buffers_.reserve(count);
-        inputs.reserve(count);
-        for (std::size_t k = 0; k < count; ++k) add(k, input_objects[k], weights[k], device_type);
-    }
-
-  private:
-    void add(std::size_t k, nb::object object, nb::object weight, int device_type) {
-        const std::string name = "inputs[" + std::to_string(k) + "]";
-        const Buffer& x = buffers_.emplace_back(load_buffer(object, name, device_type, Access::read));
-        if (x.entries != out.entries) {
-            throw nb::value_error((name + " has " + std::to_string(x.entries) + " entries but out has " +
-                                   std::to_string(out.entries) + "; they must be equally long")
-                                      .c_str());
-        }
-        if (x.device_id != out.device_id)
-            throw nb::type_error((name + " is on another device than out; move it there first").c_str());
-        const auto from = reinterpret_cast<std::uintptr_t>(x.data);
-        const auto to = reinterpret_cast<std::uintptr_t>(out.data);
-        const std::uintptr_t distance = from > to ? from - to : to - from;
-        if (distance != 0 && distance < out.entries * sizeof(float)) {
-            throw nb::value_error(
-                (name + " overlaps out by a part; pass out itself (in place) or separate memory").c_str());
-        }
-        double value = 0;
-        if (!nb::try_cast(weight, value)) {
-            throw nb::type_error(
-                ("weights[" + std::to_string(k) + "] is a " + class_name(weight) + "; pass a float").c_str());
-        }
-        inputs.push_back({x.data, static_cast<float>(value)});
-    }
-
-    std::vector<Buffer> buffers_;
-};
 
 }  // namespace atoll_kernels

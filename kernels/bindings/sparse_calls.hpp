@@ -88,8 +88,8 @@ struct SampleCall {
 };
 
 // The buffer that random_blocks fills.
-inline Loaded checked_room(int device_type, nb::handle index_object, std::size_t blocks) {
-    Loaded index = required(index_object, "index", Access::write, index_entries, device_type);
+inline Loaded checked_room(nb::handle index_object, std::size_t blocks) {
+    Loaded index = required(index_object, "index", Access::write, index_entries);
     if (blocks > std::size_t{1} << 32) refuse("blocks = " + number(blocks) + " is beyond indices of 32 bits");
     if (index.entries > blocks) {
         refuse("index has room for " + number(index.entries) + " but there are only " + number(blocks) +

@@ -52,12 +52,6 @@ nb::tuple select_random(nb::handle gradient, nb::handle residual, double weight,
     return as_tuple(selection);
 }
 
-void fill_random_blocks(std::uint64_t seed, std::size_t blocks, nb::handle index_object, std::uintptr_t stream) {
-    const Loaded index = checked_room(cuda, index_object, blocks);
-    const GilReleased released(always);
-    random_blocks_cuda(seed, blocks, index.entries, index.as<std::uint32_t>(), queue_of(index, stream));
-}
-
 void fill_sample_scores(nb::handle gradient, nb::handle residual, double weight, std::uint64_t seed, nb::handle scores,
                         std::uintptr_t stream) {
     const SampleCall call(cuda, gradient, residual, weight, scores);
@@ -89,7 +83,6 @@ void bind_sparse_cuda(nb::module_& m) {
           "index"_a.none(), "values"_a.none(), "stream"_a);
     m.def("random_block", select_random, "gradient"_a.none(), "residual"_a.none(), "weight"_a, "seed"_a,
           "index"_a.none(), "values"_a.none(), "stream"_a);
-    m.def("random_blocks", fill_random_blocks, "seed"_a, "blocks"_a, "index"_a.none(), "stream"_a);
     m.def("sample_scores", fill_sample_scores, "gradient"_a.none(), "residual"_a.none(), "weight"_a, "seed"_a,
           "scores"_a.none(), "stream"_a);
     m.def("scatter_blocks", scatter_blocks, "live"_a.none(), "index"_a.none(), "values"_a.none(), "stream"_a);

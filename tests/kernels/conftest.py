@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from atoll import kernels
-from atoll.kernels import compress, cuda_device, scatter, units
-from atoll.kernels.cuda_device import CudaQueue
+from atoll.kernels import cuda_device, scatter
+from atoll.kernels.cuda_device import CudaQueue, NoCode
 
 sys.path.insert(0, str(Path(__file__).parent))  # for cuda_on_cpu, kernels_of, exchange_job, own_threads
 
@@ -24,21 +24,34 @@ ON_CPU = pytest.param("cuda on cpu", marks=[pytest.mark.timeout(900)])  # the fi
 NO_GPU = "no NVIDIA GPU here, or a build without nvcc: the CUDA kernels were NOT tested on a device"
 
 
-@pytest.fixture(params=["cpu", CUDA, ON_CPU])
+@pytest.fixture(params=["cpu", CUDA, ON_CPU, "copied to the cpu"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The device of the buffers: each test of a kernel's contract runs on the CPU and on a CUDA device.
 
-    And with the CUDA kernels compiled for the CPU, on buffers of the CPU.
+    On buffers of the CPU too: with the CUDA kernels compiled for it, and as if the buffers were those of a device for
+    which this build has no code.
     """
     name = str(request.param)
     if name == "cuda" and not kernels.has_cuda():
         pytest.skip(NO_GPU)
+    if name == "copied to the cpu":
+        request.getfixturevalue("without_code")
+        return "cpu"
     if name != "cuda on cpu":
         return name
     queue = CudaQueue(request.getfixturevalue("cuda_kernels_on_cpu"), 0)
-    for module in (kernels, compress, scatter, units):
-        monkeypatch.setattr(module, "cuda_queue", lambda _buffer: queue)
+    for module in (cuda_device, scatter):
+        monkeypatch.setattr(module, "queue_of", lambda _arguments: queue)
     return "cpu"
+
+
+@pytest.fixture
+def without_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the CPU's tensors for those of a CUDA device for which this build has no code."""
+    monkeypatch.setattr(
+        cuda_device, "_device_of", lambda arguments: next((x.device for x in arguments if torch.is_tensor(x)), None)
+    )
+    monkeypatch.setattr(cuda_device, "why_on_cpu", lambda _device: NoCode("a test", "none"))
 
 
 @pytest.fixture
@@ -54,7 +67,7 @@ def twin(request: pytest.FixtureRequest) -> Kernels:
     """The CUDA kernels as the package calls them, on a device and compiled for the CPU."""
     if request.param == "cuda on cpu":
         return Kernels(request.getfixturevalue("cuda_kernels_on_cpu"), "cpu", (0,))
-    queue = cuda_device.cuda_queue(torch.zeros(1, device="cuda")) if kernels.has_cuda() else None
+    queue = cuda_device.queue_of((torch.zeros(1, device="cuda"),)) if kernels.has_cuda() else None
     if queue is None:
         pytest.skip(NO_GPU)
     return Kernels(queue.kernels, "cuda", (queue.stream,))

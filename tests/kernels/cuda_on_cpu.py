@@ -24,7 +24,7 @@ COMPILE_TIMEOUT_S = 800
 
 FLAGS = (
     "-std=c++20 -O1 -fPIC -fvisibility=hidden -ffp-contract=off -Wall -Wextra -Wno-psabi -Wno-unknown-pragmas "
-    "-Wno-attributes -DATOLL_CUDA_ON_CPU -DNDEBUG"
+    "-Wno-attributes -DATOLL_CUDA_ON_CPU -DATOLL_CUDA_ARCHITECTURES=75,80 -DNDEBUG"
 )
 
 

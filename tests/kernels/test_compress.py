@@ -152,7 +152,7 @@ def test_random_blocks_need_no_indices_on_the_wire(entries: int) -> None:
     count = block_count(entries) // 4
     index, values = room(count, BLOCK_ENTRIES)
     assert compress.random_block(gradient, residual, 42, index, values).chosen == count
-    receivers = torch.zeros(count, dtype=torch.int32)
+    receivers = torch.zeros(count, dtype=torch.int32, device="cpu")
     compress.random_blocks(42, block_count(entries), receivers)
     assert receivers.tolist() == index.tolist() == sorted(set(index.tolist()))
     assert same_bits(values, padded_blocks(expected)[index.long()])
@@ -304,10 +304,10 @@ def test_a_sample_has_the_scores_of_the_blocks_it_drew() -> None:
     gradient, residual = normal(1025), normal(1025, seed=1)
     before = residual.clone()
     gradient[3] = torch.nan
-    sample, index = torch.zeros(65), torch.zeros(65, dtype=torch.int32)
+    sample, index = torch.zeros(65), torch.zeros(65, dtype=torch.int32, device="cpu")
     compress.random_blocks(9, 65, index)
     compress.sample_scores(gradient, residual, 9, sample, weight=0.5)
-    expected = scores(residual + 0.5 * gradient)[index.long()]
+    expected = scores(residual + 0.5 * gradient).cpu()[index.long()]
     assert sample[0] == -1.0
     assert sample[1:].tolist() == pytest.approx(expected[1:].tolist(), rel=1e-6)
     assert same_bits(residual, before)
@@ -360,7 +360,7 @@ def test_what_is_emitted_and_what_stays_are_exactly_what_came_in(
         (lambda g, r, i, v: compress.topk_block(g, r, i, v, weight=float("inf")), "weight = inf is not finite"),
         (compress.topk_element, "values has 32 entries, not 2"),
         (lambda g, r, i, v: compress.random_block(g, r, -1, i, v), "random_block"),
-        (lambda g, r, i, v: compress.random_blocks(1, 1, i), "index has room for 2 but there are only 1 blocks"),
+        (lambda g, r, i, v: compress.random_blocks(1, 1, i.cpu()), "index has room for 2 but there are only 1 blocks"),
         (lambda g, r, i, v: compress.sample_scores(g, r, 1, v), "scores has room for 32 but there are only 2"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

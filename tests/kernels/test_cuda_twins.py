@@ -85,14 +85,6 @@ def test_ties_and_small_numbers_are_chosen_as_on_the_cpu(twin: Kernels) -> None:
         assert results[0] == results[1]
 
 
-@pytest.mark.parametrize(("blocks", "count"), [(1, 1), (1000, 999), (5_500_000, 55_000), (2**32, 1000)])
-def test_both_ends_draw_the_same_random_blocks(twin: Kernels, blocks: int, count: int) -> None:
-    here, there = torch.zeros(count, dtype=torch.int32), torch.zeros(count, dtype=torch.int32, device=twin.device)
-    _native.random_blocks(2**64 - 3, blocks, here)
-    twin.call("random_blocks", 2**64 - 3, blocks, there)
-    assert bits(here) == bits(there)
-
-
 def test_a_sample_has_the_cpus_scores(twin: Kernels) -> None:
     gradient, residual = normal(16 * 500 + 5, 1), normal(16 * 500 + 5, 2)
     here, there = torch.zeros(501), torch.zeros(501, device=twin.device)

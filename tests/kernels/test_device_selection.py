@@ -18,7 +18,7 @@ from torch import nn
 
 import atoll
 from atoll.errors import BadInput
-from atoll.kernels import compress
+from atoll.kernels import cuda_device
 from atoll.kernels.compress import Selection, block_count
 from atoll.kernels.cuda_device import CudaQueue
 from atoll.kernels.exchange_engine import ExchangeEngine
@@ -173,6 +173,6 @@ def test_training_off_the_cpu_is_the_same_bit_for_bit(
     monkeypatch.setattr(Layer, "on_cpu", property(lambda _layer: False))
     monkeypatch.setattr(exchange, "CudaCopyStream", HostStream)
     # Of the selections alone, which one thread calls: the stand-in for CUDA knows no second.
-    monkeypatch.setattr(compress, "cuda_queue", lambda _buffer: CudaQueue(cuda_kernels_on_cpu, 0))
+    monkeypatch.setattr(cuda_device, "queue_of", lambda _arguments: CudaQueue(cuda_kernels_on_cpu, 0))
     torch.manual_seed(0)
     assert losses(exchanged, values) == expected

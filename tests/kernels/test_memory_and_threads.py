@@ -18,7 +18,6 @@ from own_threads import native_threads, until
 
 from atoll import kernels
 from atoll.errors import BadInput
-from atoll.kernels import cuda_device
 
 BIG = 2**22
 
@@ -137,7 +136,6 @@ EXIT_WITH_BUSY_POOL = """
 import threading, numpy as np
 from atoll import kernels
 from atoll.errors import BadInput
-from atoll.kernels import cuda_device
 x = np.ones(2**24, np.float32)
 kernels.squared_norm(x, 8)
 def go_on():
@@ -166,13 +164,3 @@ def test_omp_num_threads_limits_the_choice() -> None:
     code = "from atoll import kernels; print(kernels.cpu_features()['threads'])"
     done = python(code, OMP_NUM_THREADS="1,4")
     assert done.stdout == "1\n"
-
-
-def test_a_cuda_tensor_without_the_cuda_part_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    class OnCuda:
-        is_cuda = True
-
-    monkeypatch.setattr(cuda_device, "_cuda", None)
-    with pytest.raises(BadInput, match="no CUDA part; reinstall atoll where nvcc is"):
-        kernels.squared_norm(OnCuda())
-    assert not kernels.has_cuda()

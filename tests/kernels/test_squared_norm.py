@@ -17,8 +17,8 @@ from atoll.kernels import _native, squared_norm
 SIZES = [0, 1, 31, 32, 33, 1023, 1025, 2**18, 2**18 + 1, 2**20 + 1]
 
 
-def normal(entries: int, device: str = "cpu", seed: int = 0) -> torch.Tensor:
-    return torch.randn(entries, generator=torch.Generator().manual_seed(seed)).to(device)
+def normal(entries: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(entries, generator=torch.Generator().manual_seed(seed))
 
 
 def reference(x: torch.Tensor) -> float:
@@ -26,16 +26,16 @@ def reference(x: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("entries", SIZES)
-def test_it_is_the_float64_sum_of_squares(device: str, entries: int) -> None:
-    x = normal(entries, device)
+def test_it_is_the_float64_sum_of_squares(entries: int) -> None:
+    x = normal(entries)
     assert squared_norm(x) == pytest.approx(reference(x), rel=1e-13, abs=0)
 
 
 @pytest.mark.parametrize(
     ("entries", "offset"), [*((33, n) for n in (1, 2, 3, 5, 7)), (1025, 1), (1025, 7), (2**18 + 9, 3)]
 )
-def test_misaligned_slices_are_read_where_they_begin_and_end(device: str, offset: int, entries: int) -> None:
-    whole = normal(entries + 16, device)
+def test_misaligned_slices_are_read_where_they_begin_and_end(offset: int, entries: int) -> None:
+    whole = normal(entries + 16)
     whole[:offset] = torch.inf
     whole[offset + entries :] = torch.inf
     x = whole[offset : offset + entries]
@@ -43,31 +43,31 @@ def test_misaligned_slices_are_read_where_they_begin_and_end(device: str, offset
 
 
 @pytest.mark.parametrize("at", [0, 2**18 - 1, 2**18, 2**18 + 32])
-def test_one_nan_anywhere_makes_the_result_nan(device: str, at: int) -> None:
-    x = torch.zeros(2**18 + 33, device=device)
+def test_one_nan_anywhere_makes_the_result_nan(at: int) -> None:
+    x = torch.zeros(2**18 + 33)
     x[at] = torch.nan
     assert math.isnan(squared_norm(x))
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_an_infinity_gives_infinity(device: str, sign: int) -> None:
-    x = torch.ones(1000, device=device)
+def test_an_infinity_gives_infinity(sign: int) -> None:
+    x = torch.ones(1000)
     x[500] = sign * torch.inf
     assert squared_norm(x) == math.inf
 
 
-def test_minus_zero_counts_as_zero(device: str) -> None:
-    result = squared_norm(torch.full((100,), -0.0, device=device))
+def test_minus_zero_counts_as_zero() -> None:
+    result = squared_norm(torch.full((100,), -0.0))
     assert (result, math.copysign(1, result)) == (0.0, 1.0)
 
 
-def test_the_smallest_and_largest_float32_neither_vanish_nor_overflow(device: str) -> None:
-    assert squared_norm(torch.full((2,), 1e-45, device=device)) == 2 * float(np.float32(1e-45)) ** 2
-    assert squared_norm(torch.full((2,), 3e38, device=device)) == 2 * float(np.float32(3e38)) ** 2
+def test_the_smallest_and_largest_float32_neither_vanish_nor_overflow() -> None:
+    assert squared_norm(torch.full((2,), 1e-45)) == 2 * float(np.float32(1e-45)) ** 2
+    assert squared_norm(torch.full((2,), 3e38)) == 2 * float(np.float32(3e38)) ** 2
 
 
-def test_any_shape_is_read_as_one_row(device: str) -> None:
-    x = normal(3 * 4 * 5, device)
+def test_any_shape_is_read_as_one_row() -> None:
+    x = normal(3 * 4 * 5)
     assert squared_norm(x.reshape(3, 4, 5)) == squared_norm(x)
     assert squared_norm(x[7]) == squared_norm(x[7:8])
 

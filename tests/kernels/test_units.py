@@ -151,6 +151,18 @@ def test_a_bitmap_says_which_members_are_there(count: int, partitions: int) -> N
     assert total <= count / 8 + partitions  # Theorem 3.3: one bit a unit, however many partitions
 
 
+def test_units_of_a_table_beyond_2_31_rows_have_their_bits() -> None:
+    """They ascend as unsigned numbers. Of such a table a few rows are members here; nothing lists the others."""
+    member = np.array([0, 5, 2**31 - 1, 2**31, 2**31 + 7, 2**32 - 2, 2**32 - 1], np.uint32)
+    there = member[[1, 3, 4, 6]]
+    bitmap = np.zeros(1, np.uint8)
+    units.bitmap_encode(member, there, bitmap)
+    assert bitmap.item() == 0b1011010
+    again = np.zeros(4, np.uint32)
+    units.bitmap_decode(member, bitmap, again)
+    assert (again == there).all()
+
+
 def test_a_bitmap_that_lies_is_refused() -> None:
     member = np.arange(0, 26, 2, dtype=np.uint32)
     room = np.zeros(2, np.uint8)

@@ -81,7 +81,7 @@ nb::tuple select_random(nb::handle gradient, nb::handle residual, double weight,
 }
 
 void fill_random_blocks(std::uint64_t seed, std::size_t blocks, nb::handle index_object) {
-    const Loaded index = checked_room(cpu, index_object, blocks);
+    const Loaded index = checked_room(index_object, blocks);
     const GilReleased released(index.entries);
     random_blocks(seed, blocks, index.entries, index.as<std::uint32_t>());
 }

@@ -2,12 +2,17 @@
 
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "../../bindings/gil.hpp"
-#include "../../bindings/hash_calls.hpp"
+#include "../../bindings/loaded.hpp"
+#include "../hashing/hash_bitmap.hpp"
+#include "../hashing/hierarchical_hash.hpp"
 #include "../hashing/murmur3.hpp"
 #include "../units/distinct_rows.hpp"
 #include "../units/unit_sum.hpp"
@@ -17,6 +22,62 @@ namespace atoll_kernels {
 namespace {
 
 using namespace nb::literals;
+
+HashSeeds checked_seeds(const std::vector<std::uint32_t>& seeds) {
+    if (seeds.size() != hash_tries + 1)
+        refuse("seeds has " + number(seeds.size()) + " numbers; pass h0's and those of the " + number(hash_tries) +
+               " that choose a slot");
+    HashSeeds checked{seeds[0], {}};
+    for (unsigned i = 0; i < hash_tries; ++i) checked.slot[i] = seeds[i + 1];
+    return checked;
+}
+
+std::size_t checked_partitions(std::size_t partitions) {
+    if (partitions < 1 || partitions > max_partitions)
+        refuse("partitions = " + number(partitions) + " is not in 1.." + number(max_partitions));
+    return partitions;
+}
+
+// The arguments of hierarchical_hash. slots: 0 for those of the published algorithm.
+struct HashCall {
+    Loaded unit, order;
+    HashSeeds seeds;
+    std::size_t partitions, slots;
+
+    HashCall(nb::handle unit_object, const std::vector<std::uint32_t>& seed_list, std::size_t partition_count,
+             nb::handle order_object, std::size_t slot_count)
+        : unit(required(unit_object, "unit", Access::read, index_entries)),
+          order(required(order_object, "order", Access::write, index_entries)),
+          seeds(checked_seeds(seed_list)),
+          partitions(checked_partitions(partition_count)),
+          slots(slot_count != 0 ? slot_count
+                                : std::max<std::size_t>(1, parallel_slots(unit.entries, partition_count))) {
+        check_entries(order, unit.entries, "it must be as long as unit");
+        if (unit.entries >= UINT32_MAX || slots > UINT32_MAX)
+            refuse("unit has " + number(unit.entries) + " entries, more than 32 bits count; split it");
+        refuse_overlap({&unit, &order});
+    }
+};
+
+// The arguments of both directions of the hash bitmap.
+struct BitmapCall {
+    Loaded member, unit, bitmap;
+
+    BitmapCall(nb::handle member_object, nb::handle unit_object, nb::handle bitmap_object, Access unit_access)
+        : member(required(member_object, "member", Access::read, index_entries)),
+          unit(required(unit_object, "unit", unit_access, index_entries)),
+          bitmap(required(bitmap_object, "bitmap", unit_access == Access::read ? Access::write : Access::read,
+                          byte_entries)) {
+        check_entries(bitmap, bitmap_bytes(member.entries), "it must have one bit for each member");
+        refuse_overlap({&member, &unit, &bitmap});
+    }
+};
+
+[[noreturn]] void refuse_units() { refuse("unit does not ascend, or has one that is no member of the partition"); }
+
+[[noreturn]] void refuse_bitmap(std::size_t count) {
+    refuse("bitmap has not " + number(count) + " bits set, or has one beyond the last member");
+}
 
 void fill_murmur3(nb::handle keys, std::uint32_t seed, nb::handle out) {
     const Loaded key = required(keys, "key", Access::read, index_entries);
@@ -29,7 +90,7 @@ void fill_murmur3(nb::handle keys, std::uint32_t seed, nb::handle out) {
 nb::tuple hash_units(nb::handle unit, const std::vector<std::uint32_t>& seeds, std::size_t partitions,
                      nb::handle order, std::size_t slots, int threads) {
     const int checked = checked_threads(threads);
-    const HashCall call(cpu, unit, seeds, partitions, order, slots);
+    const HashCall call(unit, seeds, partitions, order, slots);
     Partitioned result;
     {
         const GilReleased released(call.unit.entries);
@@ -47,7 +108,7 @@ std::vector<std::uint64_t> fill_members(std::uint32_t seed, std::size_t partitio
 }
 
 void encode_bitmap(nb::handle member, nb::handle unit, nb::handle bitmap) {
-    const BitmapCall call(cpu, member, unit, bitmap, Access::read);
+    const BitmapCall call(member, unit, bitmap, Access::read);
     bool all = false;
     {
         const GilReleased released(call.member.entries);
@@ -58,7 +119,7 @@ void encode_bitmap(nb::handle member, nb::handle unit, nb::handle bitmap) {
 }
 
 void decode_bitmap(nb::handle member, nb::handle bitmap, nb::handle unit) {
-    const BitmapCall call(cpu, member, unit, bitmap, Access::write);
+    const BitmapCall call(member, unit, bitmap, Access::write);
     bool all = false;
     {
         const GilReleased released(call.member.entries);

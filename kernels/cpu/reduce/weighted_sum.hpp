@@ -18,8 +18,7 @@ struct WeightedInput {
 //   overlap out. count <= max_inputs; 0 inputs set out to 0.
 // Every product and every sum is rounded to float32, from the first input to the last, without fused multiply-add: the
 // same bits as the same expression in NumPy, for every number of threads and on every processor.
-// Bound by memory: reads 4n bytes an input, writes 4n. Twin: weighted_sum_cuda; both pass
-// tests/kernels/test_weighted_sum.py.
+// Bound by memory: reads 4n bytes an input, writes 4n.
 void weighted_sum(float* out, std::size_t n, const WeightedInput* inputs, std::size_t count, int threads, Path path);
 
 }  // namespace atoll_kernels

@@ -63,11 +63,6 @@ T __shfl_xor_sync(unsigned, T mine, unsigned mask) {
     return cuda_on_cpu::exchange(mine, threadIdx.x % 32 ^ mask);
 }
 
-template <typename T>
-T __shfl_sync(unsigned, T mine, unsigned lane, unsigned width = 32) {
-    return cuda_on_cpu::exchange(mine, threadIdx.x % 32 / width * width + lane % width);
-}
-
 inline unsigned __ballot_sync(unsigned, bool mine) {
     unsigned all = 0;
     auto* const slots = static_cast<unsigned char*>(cuda_on_cpu::warp_slots());
@@ -80,16 +75,11 @@ inline unsigned __ballot_sync(unsigned, bool mine) {
 
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
-inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 
 template <typename T>
 T atomicAdd(T* to, T more) {
     return std::exchange(*to, *to + more);
-}
-template <typename T>
-T atomicOr(T* to, T more) {
-    return std::exchange(*to, *to | more);
 }
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorMemoryAllocation = 2 };
@@ -131,10 +121,6 @@ inline cudaError_t cudaFreeAsync(void* memory, cudaStream_t) { return std::free(
 
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int, cudaStream_t) {
     return std::memcpy(to, from, bytes), cudaSuccess;
-}
-
-inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
-    return std::memset(memory, value, bytes), cudaSuccess;
 }
 
 template <typename... Parameters, typename... Arguments>
