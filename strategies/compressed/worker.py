@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from atoll.agent.runtime.api.inputs import SeveralModels
 from atoll.agent.runtime.checkpoints.model_state import plain_parameters
+from atoll.agent.runtime.kernel_notice import announce_cpu_kernels
 from atoll.agent.runtime.step.capabilities import Pass, Reduction, WorkerContext, WorkerHalf
 from atoll.agent.runtime.step.measures.clock import marks_of
 from atoll.agent.runtime.step.memory_order import laid_out_as
@@ -66,6 +67,7 @@ class CompressedReducer:
                 f"{', '.join(sorted(map(str, devices)))}"
             )
         self._device = devices.pop() if devices else torch.device("cpu")
+        announce_cpu_kernels(context.session, self._device)
         self._compressor = compressor_of(context.settings, context.session.seed)
         self._momentum = momentum_of(context.settings)
         self._most = clip_norm_of(context.settings, context.session.place.world_size)

@@ -13,12 +13,14 @@ from typing import Final
 import torch
 
 from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.kernel_notice import announce_cpu_kernels
 from atoll.agent.runtime.step.backward.gradient_passes import refuse_second, refuse_sparse
 from atoll.agent.runtime.step.backward.local_passes import LocalPasses
 from atoll.agent.runtime.step.capabilities import Pass, WorkerContext
 from atoll.agent.runtime.step.memory_order import flat_view
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.errors import BadInput
+from atoll.kernels.cuda_device import why_on_cpu
 from atoll.strategies.shared_masters.engine_tensors import EngineTensor
 from atoll.strategies.shared_masters.layout import Layer
 from atoll.strategies.shared_masters.local_update import MastersUpdate, PaceOf
@@ -51,6 +53,8 @@ class GradientExchange(MastersUpdate):
         layers = lay_out_for_gradients(context.model, self._only, self._rates, lazy=settings.momentum == "lazy")
         tensors = [EngineTensor.of(layer) for layer in layers]
         super().__init__(context, options, pace, tensors, "engine" if settings.error_feedback else "none")
+        for device in {layer.parameter.device for layer in layers}:
+            announce_cpu_kernels(context.session, device)
         self._selectors = self._on_devices()
         self._taken = [TakenGradient.like(layer.parameter) for layer in layers]
         self._written = WrittenWeights(layers)
@@ -220,14 +224,17 @@ class GradientExchange(MastersUpdate):
         self._exchange.on_device(layer, choose)
 
     def _on_devices(self) -> dict[int, DeviceSelector]:
-        """By order, of layers whose blocks are chosen on their device. With values of fewer bits what rounding takes
-        away counts in the choice, and the CPU alone knows it: whole gradients are copied there."""
+        """Return the selectors, by order, of layers whose blocks are chosen on their device.
+
+        Whole gradients are copied to the CPU where values have fewer bits, since what rounding takes away counts in the
+        choice and the CPU alone knows it, and where this build has no code for the device."""
         selectors = {}
         for layer in self._layers:
-            if layer.on_cpu or self._options.values not in ON_DEVICE:
+            device = layer.parameter.device
+            if layer.on_cpu or self._options.values not in ON_DEVICE or why_on_cpu(device) is not None:
                 continue
             entries, feedback = layer.master.numel(), self._options.error_feedback
-            selector = DeviceSelector(entries, layer.parameter.device, self._options.selection, error_feedback=feedback)
+            selector = DeviceSelector(entries, device, self._options.selection, error_feedback=feedback)
             layer.device_residual, selectors[layer.order] = selector.residual, selector
         return selectors
 

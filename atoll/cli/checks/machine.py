@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from humanize import naturalsize
 
@@ -21,6 +21,9 @@ from atoll.agent.telemetry.numa import bindings, read_nodes
 from atoll.cli.checks.finding import Finding
 from atoll.controller.state.etcd_binary import EtcdBinary, find_etcd
 from atoll.errors import StoreUnavailable
+
+if TYPE_CHECKING:  # a client has no kernels
+    from atoll.kernels.cuda_device import NoCode
 
 _TORCH_WITHIN_S: Final = 60.0
 # Files, and sockets: one for every worker, stream and peer.
@@ -32,17 +35,25 @@ _ASK_TORCH: Final = (
 )
 
 
+class Card(NamedTuple):
+    """An NVIDIA device, as NVML numbers them."""
+
+    number: int
+    name: str
+    capability: tuple[int, int]
+
+
 def check_machine(data: Path) -> list[Finding]:
     """All checks of this machine. data: the folder whose disk counts."""
     if sys.platform != "linux":
         return [_python(), Finding("role", "info", "a client: controllers, agents and workers run on Linux alone")]
     cards = _cards()
-    count = cards if isinstance(cards, int) else 0
+    known = [] if isinstance(cards, str) else cards
     checks: Sequence[Callable[[], Finding]] = (
         _python,
-        lambda: _kernels(count),
-        lambda: _torch(count),
-        lambda: cards_finding(cards),
+        lambda: _kernels(known),
+        lambda: _torch(len(known)),
+        lambda: cards_finding(cards if isinstance(cards, str) else len(cards)),
         lambda: numa_finding(read_nodes(), find_devices()),
         _zmq,
         _etcd,
@@ -58,30 +69,33 @@ def _python() -> Finding:
     return Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
-def _kernels(cards: int) -> Finding:
+def _kernels(cards: Sequence[Card]) -> Finding:
     if importlib.util.find_spec("atoll.kernels._native") is None:
         step = "where workers run: pip install atoll with the wheel of that platform, or from source with a compiler"
         return Finding("kernels", "info", "none in this installation, which is a client", step)
     try:
         kernels = importlib.import_module("atoll.kernels")
         features = kernels.cpu_features()
-        built, usable = kernels.built_with_cuda(), kernels.has_cuda()
+        missing_code = importlib.import_module("atoll.kernels.cuda_device").missing_code
     except (ImportError, AttributeError) as error:
         return Finding("kernels", "broken", f"cannot be loaded: {error}", "reinstall atoll: pip install --force atoll")
-    return judge_kernels(f"{features['path']}, {features['threads']} threads", cards, built=built, usable=usable)
+    lacking = {card: missing for card in cards if (missing := missing_code(card.capability)) is not None}
+    return judge_kernels(f"{features['path']}, {features['threads']} threads", len(cards), lacking)
 
 
-def judge_kernels(cpu: str, cards: int, *, built: bool, usable: bool) -> Finding:
-    """Judge the CUDA kernels of this build by the machine's GPUs. Strategy `dense` needs none."""
-    if usable or not cards:
-        return Finding("kernels", "ok", f"{cpu}, {'with CUDA' if usable else 'CPU only'}")
-    if not built:
-        step = (
-            "install nvcc or set CUDA_HOME, then from source: pip install --force-reinstall --no-cache-dir --no-deps ."
-        )
-        return Finding("kernels", "warning", f"{cpu}, built without CUDA, which {cards} GPUs need", step)
-    step = "update the NVIDIA driver: it is older than the CUDA that the kernels were built with, or shows no device"
-    return Finding("kernels", "warning", f"{cpu}, CUDA kernels find no device, where NVML shows {cards}", step)
+def judge_kernels(cpu: str, cards: int, lacking: Mapping[Card, NoCode]) -> Finding:
+    """Judge the CUDA kernels of this build by the machine's GPUs. Strategy `dense` needs none.
+
+    lacking: the GPUs that this build has no code for. Their kernels run on the CPU.
+    """
+    if not lacking:
+        return Finding("kernels", "ok", f"{cpu}, {'with CUDA' if cards else 'CPU only'}")
+    parts = []
+    for missing in dict.fromkeys(lacking.values()):
+        names = ", ".join(f"{card.number} ({card.name})" for card, why in lacking.items() if why == missing)
+        parts.append(f"{missing.reason}, so kernels of GPU {names} run on the CPU")
+    steps = dict.fromkeys(missing.next_step for missing in lacking.values())
+    return Finding("kernels", "warning", f"{cpu}; {'; '.join(parts)}", "; ".join(steps))
 
 
 def _torch(cards: int) -> Finding:
@@ -104,8 +118,8 @@ def _torch(cards: int) -> Finding:
     return Finding("torch", "ok", f"{version}, " + (f"CUDA {cuda}, {devices} devices" if available else "CPU"))
 
 
-def _cards() -> int | str:
-    """How many NVIDIA devices there are, or why that is not known."""
+def _cards() -> list[Card] | str:
+    """Return the NVIDIA devices, or why they are not known."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -115,7 +129,11 @@ def _cards() -> int | str:
     except nvml.NVMLError as error:
         return f"no NVIDIA driver ({error})"
     try:
-        return int(nvml.nvmlDeviceGetCount())
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return [
+            Card(index, str(nvml.nvmlDeviceGetName(one)), tuple(nvml.nvmlDeviceGetCudaComputeCapability(one)))
+            for index, one in enumerate(handles)
+        ]
     except nvml.NVMLError as error:
         return f"the driver does not answer ({error})"
     finally:

@@ -7,8 +7,10 @@ import io
 import json
 import runpy
 import subprocess
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -21,11 +23,12 @@ from atoll.agent.telemetry.devices import Device
 from atoll.cli.checks import machine, reach
 from atoll.cli.checks.cluster import check_certificates, check_cluster, judge_cluster
 from atoll.cli.checks.finding import Finding
-from atoll.cli.checks.machine import cards_finding, check_machine, judge_etcd, judge_kernels, numa_finding
+from atoll.cli.checks.machine import Card, cards_finding, check_machine, judge_etcd, judge_kernels, numa_finding
 from atoll.cli.checks.reach import check_reach
 from atoll.cli.connection import Connection
 from atoll.cli.main import app
 from atoll.controller.state.etcd_binary import EtcdBinary
+from atoll.kernels.cuda_device import NoCode
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
@@ -209,12 +212,30 @@ def test_certificates_that_expire_or_belong_to_another_cluster(tmp_path: Path) -
     assert check_certificates(Connection(("h:1",), None, 1.0)) == []
 
 
-def test_kernels_that_cannot_use_the_gpus_are_no_ok() -> None:
+def test_kernels_that_cannot_use_a_gpu_are_no_ok() -> None:
     """Beside GPUs "ok, CPU only" was all that was said of a build without nvcc, or of an old driver."""
-    assert judge_kernels("avx2", 0, built=False, usable=False) == Finding("kernels", "ok", "avx2, CPU only")
-    assert judge_kernels("avx2", 2, built=True, usable=True) == Finding("kernels", "ok", "avx2, with CUDA")
-    without, old = (judge_kernels("avx2", 2, built=built, usable=False) for built in (False, True))
-    assert (without.verdict, old.verdict) == ("warning", "warning")
-    assert "built without CUDA" in without.found
-    assert "CUDA_HOME" in without.next_step
-    assert "update the NVIDIA driver" in old.next_step
+    v100, a100, other = Card(0, "Tesla V100", (7, 0)), Card(1, "A100", (8, 0)), Card(2, "Tesla V100", (7, 0))
+    assert judge_kernels("avx2", 0, {}) == Finding("kernels", "ok", "avx2, CPU only")
+    assert judge_kernels("avx2", 2, {}) == Finding("kernels", "ok", "avx2, with CUDA")
+    old = NoCode("needs 7.5, the device has 7.0", "use CUDA 12")
+    one = judge_kernels("avx2", 3, {v100: old, other: old})
+    assert (one.verdict, one.next_step) == ("warning", "use CUDA 12")
+    assert "the device has 7.0, so kernels of GPU 0 (Tesla V100), 2 (Tesla V100) run on the CPU" in one.found
+    several = judge_kernels("avx2", 3, {v100: old, a100: NoCode("an old driver", "update it")})
+    assert several.next_step == "use CUDA 12; update it"
+
+
+def test_the_doctor_reads_the_capability_of_each_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, ended = ["Tesla V100", "A100"], []
+    nvml = SimpleNamespace(
+        NVMLError=RuntimeError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: ended.append(True),
+        nvmlDeviceGetCount=lambda: len(names),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=names.__getitem__,
+        nvmlDeviceGetCudaComputeCapability=[(7, 0), (8, 0)].__getitem__,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert machine._cards() == [Card(0, "Tesla V100", (7, 0)), Card(1, "A100", (8, 0))]
+    assert ended == [True]
