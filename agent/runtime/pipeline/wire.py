@@ -210,7 +210,8 @@ class StageLinks:
     def receive(self, purpose: StagePurpose, batch: int, micro: int, device: torch.device) -> torch.Tensor:
         """From the neighbour that sends it. Raises PeerLost."""
         sender = self.place.rank + (-1 if purpose == StagePurpose.FORWARD else 1)
-        return moved(unpacked(self._take(purpose, batch, micro, sender)), device)
+        received: torch.Tensor = moved(unpacked(self._take(purpose, batch, micro, sender)), device)
+        return received
 
     def _take(self, purpose: StagePurpose, batch: int, micro: int, sender: int) -> bytearray:
         begun_s = time.monotonic()
