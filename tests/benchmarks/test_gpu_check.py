@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -134,12 +133,13 @@ def test_an_unknown_stage_is_refused(capsys: pytest.CaptureFixture[str], monkeyp
 SLEEPS, FAILS, ENDS = "import time; time.sleep(600)", "raise SystemExit(3)", ""
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("texts", "limit_s", "codes"),
     [
-        ((ENDS, ENDS), 60.0, [0, 0]),
-        ((SLEEPS, FAILS), 60.0, [None, 3]),
-        ((FAILS, SLEEPS), 60.0, [3, None]),
+        ((ENDS, ENDS), 600.0, [0, 0]),
+        ((SLEEPS, FAILS), 600.0, [None, 3]),
+        ((FAILS, SLEEPS), 600.0, [3, None]),
         ((ENDS, SLEEPS), 1.0, [0, None]),
     ],
     ids=["all end", "the second fails", "the first fails", "one is late"],
@@ -150,10 +150,8 @@ def test_ranks_are_waited_for_until_one_fails_or_is_late(
     """A rank whose peer has failed waits for it for minutes."""
     processes = [subprocess.Popen([sys.executable, "-S", "-c", text]) for text in texts]
     try:
-        began_s = time.monotonic()
         wait_for_all(processes, limit_s)
         assert [one.poll() for one in processes] == codes
-        assert time.monotonic() - began_s < 30
     finally:
         for one in processes:
             one.kill()
