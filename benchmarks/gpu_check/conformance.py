@@ -1,35 +1,28 @@
 """Stage 6: what trains on the device trains as plain torch does on the same device.
 
-Rows are the cells of the conformance matrix that a CPU cannot show; models, optimizers and data are the matrix's."""
+Rows are cases of the conformance matrix that a CPU cannot show: its program, models, optimizers and data."""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
 import torch
-from cases import STRATEGIES
+from case_worker import Atoll
+from cases import Case
 from deviations import deviation
-from models import FEATURES, Batch, Samples
-from optimizers import RECIPES
-from torch import nn
-from torch.utils.data import DataLoader
+from program import Plain, train
 
-import atoll
-from atoll.strategies import registry
 from gpu_check.atoll_runs import import_everything, join_one_rank
 from gpu_check.rows import Measured, Rows
 
-EPOCHS: Final = 2
-SAMPLES: Final = 48
-BATCH: Final = 8
-CELL_LIMIT_S: Final = 60.0
-DEVIATION: Final = {"float32": 2e-3, "bfloat16": 0.05, "float16": 0.05}
+CASE_LIMIT_S: Final = 60.0
+DEVIATION: Final = {"float32": 2e-3, "autocast": 0.05, "float16": 0.05}
 """Largest distance from plain torch, as a share of the way that plain torch went, by the forward pass's precision."""
 WAYS: Final[Mapping[str, tuple[str, bool]]] = {
     "dense": ("dense", False),
@@ -39,153 +32,69 @@ WAYS: Final[Mapping[str, tuple[str, bool]]] = {
 """A strategy of the matrix, and whether the run has a process group of one rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    feature: str = "mlp"
+@dataclass(frozen=True, slots=True, order=True)
+class DeviceCase(Case):
     optimizer: str = "sgd-momentum"
-    precision: str = "float32"
-    passes: int = 1
+    event: str = "one-worker"
     mode: str = ""
     """The mode of torch.compile; empty where the model is not compiled."""
     gpu_only: bool = False
 
     def __str__(self) -> str:
-        extra = (
-            f"{self.passes} passes an update" if self.passes > 1 else "",
-            f"compiled, {self.mode}" if self.mode else "",
-        )
-        return ", ".join(filter(None, (self.feature, self.optimizer, self.precision, *extra)))
+        wrapper = () if self.wrapper == "plain" else (self.wrapper,)
+        return ", ".join((self.feature, self.optimizer, self.precision, *wrapper, *filter(None, (self.mode,))))
+
+    @property
+    def compiler(self) -> Mapping[str, str]:
+        return {"mode": self.mode}
 
 
-CELLS: Final = (
-    Cell(),
-    Cell(feature="channels-last", optimizer="adamw-fused"),
-    Cell(feature="odd-layouts", optimizer="sgd-fused"),
-    Cell(optimizer="adamw-fused", precision="float16"),
-    Cell(feature="channels-last", optimizer="adamw-fused", precision="bfloat16"),
-    Cell(optimizer="adamw-capturable", gpu_only=True),
-    Cell(feature="lstm", optimizer="adam"),
-    Cell(feature="embedding", optimizer="adamw-fused"),
-    Cell(optimizer="adamw-fused", passes=2),
-    Cell(mode="reduce-overhead", gpu_only=True),
+CASES: Final = (
+    DeviceCase(),
+    DeviceCase(feature="channels-last", optimizer="adamw-fused"),
+    DeviceCase(feature="odd-layouts", optimizer="sgd-fused"),
+    DeviceCase(optimizer="adamw-fused", precision="float16"),
+    DeviceCase(feature="channels-last", optimizer="adamw-fused", precision="autocast"),
+    DeviceCase(optimizer="adamw-capturable", gpu_only=True),
+    DeviceCase(feature="lstm", optimizer="adam"),
+    DeviceCase(feature="embedding", optimizer="adamw-fused"),
+    DeviceCase(optimizer="adamw-fused", wrapper="no-sync"),
+    DeviceCase(wrapper="compile", mode="reduce-overhead", gpu_only=True),
 )
 
 
 def run(device: str, rows: Rows) -> None:
     import_everything()
-    for cell in CELLS:
-        if cell.gpu_only and device == "cpu":
-            rows.skip(str(cell), "it needs a GPU")
+    for case in CASES:
+        if case.gpu_only and device == "cpu":
+            rows.skip(str(case), "it needs a GPU")
         else:
-            rows.measure(str(cell), partial(_compared, cell, device), CELL_LIMIT_S)
+            rows.measure(str(case), partial(_compared, case, device), CASE_LIMIT_S)
 
 
-Tensors = dict[str, torch.Tensor]
-
-
-def _compared(cell: Cell, device: str) -> Measured:
+def _compared(case: DeviceCase, device: str) -> Measured:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    start, whole = trained(cell, Plain(device))
-    assert all(bool(one.isfinite().all()) for one in whole.values()), (
-        "plain torch ends with weights that are not finite"
-    )
+    plain = train(case, Plain(case, device=device))
+    assert all(bool(one.isfinite().all()) for one in plain.end.values()), "plain torch ends with weights not finite"
     found = {}
-    for way in WAYS:
-        with contextlib.closing(Trained(way)) as driver:
-            begun, ended = trained(cell, driver)
-            assert all(torch.equal(begun[name], start[name]) for name in start), "the models do not start equal"
-            found[way] = max(deviation(ended[name], whole[name], start[name]) for name in start)
+    for way, (strategy, grouped) in WAYS.items():
+        driver = Alone(replace(case, strategy=strategy), grouped=grouped)
+        with contextlib.closing(driver.run):
+            trained = train(case, driver)
+        assert all(torch.equal(trained.start[name], one) for name, one in plain.start.items()), "starts differ"
+        found[way] = max(deviation(trained.end[name], one, plain.start[name]) for name, one in plain.end.items())
     text = ", ".join(f"{way} {one:.1e}" for way, one in found.items())
-    return max(found.values()) <= DEVIATION[cell.precision], f"off by {text}", found
+    return max(found.values()) <= DEVIATION[case.precision], f"off by {text}", found
 
 
-class Plain:
-    """Plain torch on the device."""
+class Alone(Atoll):
+    """The matrix's worker without an agent: a run of one rank, with or without a process group."""
 
-    def __init__(self, device: str) -> None:
-        self.device = torch.device(device)
-
-    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, data: DataLoader[Batch]) -> Iterable[Batch]:
-        model.to(self.device)
-        return _Moved(data, self.device)
-
-    def epochs(self) -> Iterable[int]:
-        return range(EPOCHS)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    def local_pass(self) -> AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-
-class Trained:
-    """Atoll, alone or in a group of one rank."""
-
-    def __init__(self, way: str) -> None:
-        strategy, grouped = WAYS[way]
-        name, settings = STRATEGIES[strategy]
-        self.run = atoll.init(seed=1, strategy=registry.find(name).settings(**settings))
-        self.device = self.run.device
+    def __init__(self, case: Case, *, grouped: bool) -> None:
+        super().__init__(case, 1, Path("no-agent"))
         if grouped:
             join_one_rank(self.run)
 
-    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, data: DataLoader[Batch]) -> Iterable[Batch]:
-        _, _, loader = self.run.prepare(model, optimizer, data)
-        return loader
-
-    def epochs(self) -> Iterable[int]:
-        return self.run.epochs(EPOCHS)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        self.run.backward(loss)
-
-    def local_pass(self) -> AbstractContextManager[None]:
-        return self.run.no_sync()
-
-    def close(self) -> None:
-        self.run.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Moved:
-    data: Iterable[Batch]
-    device: torch.device
-
-    def __iter__(self) -> Iterator[Batch]:
-        return ((x.to(self.device), y.to(self.device), sample.to(self.device)) for x, y, sample in self.data)
-
-
-def trained(cell: Cell, driver: Plain | Trained) -> tuple[Tensors, Tensors]:
-    """Train the cell's model. Returns its state before and after, on the CPU."""
-    feature, device = FEATURES[cell.feature], driver.device
-    torch.manual_seed(1)
-    model = feature.build()
-    start = _state(model)
-    (optimizer,) = RECIPES[cell.optimizer].make(model)
-    scaler = torch.amp.GradScaler(device.type, init_scale=256.0, enabled=cell.precision == "float16")
-    called: Any = torch.compile(model, mode=cell.mode) if cell.mode else model
-    loader = driver.prepare(called, optimizer, DataLoader(Samples(SAMPLES), BATCH))
-    for _ in driver.epochs():
-        for number, batch in enumerate(loader, 1):
-            last = number % cell.passes == 0
-            with contextlib.nullcontext() if last else driver.local_pass():
-                with _autocast(cell.precision, device):
-                    outputs = feature.forward(called, batch)
-                loss = (outputs.float() - batch[1]).square().mean() / cell.passes
-                driver.backward(scaler.scale(loss))
-            if last:
-                scaler.step(optimizer)
-                scaler.update()
-                optimizer.zero_grad()
-    return start, _state(model)
-
-
-def _autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    dtypes: Mapping[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-    return torch.autocast(device.type, dtype=dtypes[precision]) if precision in dtypes else contextlib.nullcontext()
-
-
-def _state(model: nn.Module) -> Tensors:
-    return {name: one.detach().cpu().clone() for name, one in model.state_dict().items()}
+    def begin_step(self, step: int) -> None:
+        pass

@@ -87,6 +87,10 @@ class Atoll:
         _, _, loader = self.run.prepare(model, given, data)
         return loader
 
+    @property
+    def device(self) -> torch.device:
+        return self.run.device
+
     def track(self, name: str, one: Any) -> None:
         self.run.track(name, one)
 

@@ -189,8 +189,9 @@ class Case:
         return self.strategy.startswith(("local-steps", "stale-sparse"))
 
     @property
-    def compiler(self) -> str:
-        return "aot_eager"
+    def compiler(self) -> Mapping[str, str]:
+        """Return settings of torch.compile."""
+        return {"backend": "aot_eager"}
 
 
 @dataclass(frozen=True, slots=True)

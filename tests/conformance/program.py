@@ -41,6 +41,9 @@ class Driver(Protocol):
 
     seed: int
 
+    @property
+    def device(self) -> torch.device: ...
+
     def prepare(
         self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tracked: Mapping[str, Any]
     ) -> Iterable[Batch]: ...
@@ -71,13 +74,14 @@ class Driver(Protocol):
 class Plain:
     """Plain torch. Batches come in the order of the samples; `case.slices` cuts each like the ranks of a run."""
 
-    def __init__(self, case: Case, seed: int = 1) -> None:
-        self._case, self.seed = case, seed
+    def __init__(self, case: Case, seed: int = 1, device: str = "cpu") -> None:
+        self._case, self.seed, self.device = case, seed, torch.device(device)
         self.step, self.last_batch = 0, False
 
     def prepare(
         self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tracked: Mapping[str, Any]
     ) -> Iterable[Batch]:
+        model.to(self.device)
         return self
 
     def __iter__(self) -> Iterator[Batch]:
@@ -85,7 +89,7 @@ class Plain:
         for begin in range(0, len(order), self._case.batch):
             self.last_batch = begin + self._case.batch >= len(order)
             rows = torch.tensor(order[begin : begin + self._case.batch])
-            yield data.x[rows], data.y[rows], rows
+            yield data.x[rows].to(self.device), data.y[rows].to(self.device), rows.to(self.device)
             self.step += 1
 
     def track(self, name: str, one: Any) -> None:
@@ -150,7 +154,9 @@ def train(case: Case, driver: Driver) -> Outcome:
     optimizers = recipe.make(model)
     # A larger scale would let gradients of a rank's few samples overflow where those of plain torch, which weighs the
     # loss of each slice first, do not.
-    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=case.precision.startswith("float16"))  # type: ignore[attr-defined]
+    scaler = torch.amp.GradScaler(  # type: ignore[attr-defined]
+        driver.device.type, init_scale=16.0, enabled=case.precision.startswith("float16")
+    )
     schedulers = schedulers_of(recipe, optimizers)
     tracked: dict[str, Any] = {**schedulers}
     if scaler.is_enabled():
@@ -189,7 +195,7 @@ def compiled(case: Case, model: nn.Module) -> Any:
     if not case.wrapper.startswith("compile"):
         return model
     torch._dynamo.reset()  # type: ignore[no-untyped-call]  # or the limit of recompilations counts those of other cases
-    return torch.compile(model, backend=case.compiler, fullgraph=case.wrapper == "compile-fullgraph")
+    return torch.compile(model, fullgraph=case.wrapper == "compile-fullgraph", **case.compiler)
 
 
 def schedulers_of(
@@ -227,8 +233,10 @@ def _set_precision(model: nn.Module, precision: str) -> None:
 
 
 def state_of(model: nn.Module, average: nn.Module | None = None) -> Tensors:
-    """Return copies of the model's tensors, and of the average's under names of their own."""
-    found = {name: one.detach().clone() for name, one in model.state_dict().items() if isinstance(one, torch.Tensor)}
+    """Return copies of the model's tensors on the CPU, and of the average's under names of their own."""
+    found = {
+        name: one.detach().clone().cpu() for name, one in model.state_dict().items() if isinstance(one, torch.Tensor)
+    }
     if average is not None:
         found |= {f"average.{name}": one for name, one in state_of(average).items()}
     return found
@@ -249,7 +257,7 @@ def loss_of_batch(case: Case, driver: Driver, model: Any, batch: Batch) -> torch
     x, y, sample = batch
     if case.precision == "bfloat16":
         x = x.bfloat16()
-    with autocast(case.precision):
+    with autocast(case.precision, driver.device.type):
         outputs = FEATURES[case.feature].forward(model, (x, y, sample))
     return errors_of(case, driver, outputs, y, sample).mean()
 
@@ -269,10 +277,10 @@ def _spoiled(case: Case, sample: torch.Tensor) -> torch.Tensor:
     return torch.where(sample == case.order[last], factor, 1.0)
 
 
-def autocast(precision: str) -> AbstractContextManager[Any]:
+def autocast(precision: str, device: str = "cpu") -> AbstractContextManager[Any]:
     dtypes = {"autocast": torch.bfloat16, "mixed": torch.bfloat16}
     dtype = torch.float16 if precision.startswith("float16") else dtypes.get(precision)
-    return torch.autocast("cpu", dtype=dtype) if dtype is not None else contextlib.nullcontext()
+    return torch.autocast(device, dtype=dtype) if dtype is not None else contextlib.nullcontext()
 
 
 def _update(
