@@ -50,7 +50,7 @@ JOINED_STEPS: Final = 10
 """Steps of the worker that joins, after which training may end."""
 UP_LIMIT_S: Final = {"cuda": 45.0, "cpu": 90.0}
 """Until the cluster is ready, and until it has ended."""
-STEP_LIMIT_S: Final = {"cuda": 25.0, "cpu": 90.0}
+STEP_LIMIT_S: Final = {"cuda": 30.0, "cpu": 90.0}
 """Until a job trains, goes on after the kill, has the joiner, ends; each."""
 FREED_WITHIN_S: Final = 5.0
 MAX_LEAKED_MIB: Final = 16.0

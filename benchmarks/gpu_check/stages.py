@@ -27,7 +27,7 @@ STAGES: Final = (
     Stage(5, "checkpoints", 90.0, "gpu_check.checkpointing"),
     Stage(1, "GPU tests", 80.0, "gpu_check.device_tests"),
     Stage(7, "shared device", 100.0, "gpu_check.shared_device"),
-    Stage(8, "changing workers", 90.0, "gpu_check.changing_workers"),
+    Stage(8, "changing workers", 110.0, "gpu_check.changing_workers"),
     Stage(9, "race", 500.0, "gpu_check.race", by_name=True),
 )
 """The cheap stages with the most to say come first: one that is ended late takes no time from them."""
