@@ -64,13 +64,14 @@ def worker_environment(
     return env
 
 
-def launch_variables(launch: Launch, *, agent_socket: str, secret: str) -> dict[str, str]:
-    """Those that say which worker it is: of no other one, and of no other start."""
+def launch_variables(launch: Launch, device: Device, *, agent_socket: str, secret: str) -> dict[str, str]:
+    """Return the variables that name this worker and this start of it. On a MIG part torchrun's LOCAL_RANK is 0:
+    torchrun scripts take cuda:LOCAL_RANK, and CUDA shows the process that part alone."""
     id = launch.id
     last = launch.HasField("joins") or launch.HasField("helping")  # their numbers say nothing of their place
     return {
         "RANK": str(launch.world_size - 1 if last else id.rank),
-        "LOCAL_RANK": str(launch.local_rank),
+        "LOCAL_RANK": "0" if device.visible_as.startswith(MIG) else str(launch.local_rank),
         "GROUP_RANK": str(launch.node_rank),
         "WORLD_SIZE": str(launch.world_size),
         "LOCAL_WORLD_SIZE": str(launch.local_world_size),
@@ -82,6 +83,7 @@ def launch_variables(launch: Launch, *, agent_socket: str, secret: str) -> dict[
         "ATOLL_JOB": id.job,
         "ATOLL_RUN": str(id.run),
         "ATOLL_RANK": str(id.rank),
+        "ATOLL_LOCAL_RANK": str(launch.local_rank),
         SECRET: secret,
     }
 

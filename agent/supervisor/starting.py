@@ -53,7 +53,8 @@ class WorkerStarter:
         )
         secret = secrets.token_hex(16)
         argv = (launch.spec.script, *launch.spec.args)
-        variables = launch_variables(launch, agent_socket=self._agent_socket, secret=secret)
+        device = self._devices[launch.device]
+        variables = launch_variables(launch, device, agent_socket=self._agent_socket, secret=secret)
         paths = [str(prepared.code), *filter(None, [wanted.env.get("PYTHONPATH")])]
         variables["PYTHONPATH"] = os.pathsep.join(paths)
         order = LaunchOrder(argv, str(prepared.code), variables, launch.spec.module)

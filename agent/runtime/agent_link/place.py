@@ -70,10 +70,11 @@ class WorkerPlace:
             _number(env, "MASTER_PORT")
             if not env.get("MASTER_ADDR"):
                 raise SettingError("MASTER_ADDR", "", "must name rank 0's machine", _HINT)
-        local_rank = _number(env, "LOCAL_RANK") if "LOCAL_RANK" in env else rank
+        said = next((name for name in ("ATOLL_LOCAL_RANK", "LOCAL_RANK") if name in env), "RANK")
+        local_rank = _number(env, said)
         local_size = _number(env, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in env else world_size
         if not local_rank < local_size:
-            raise SettingError("LOCAL_RANK", local_rank, f"must be below LOCAL_WORLD_SIZE = {local_size}", _HINT)
+            raise SettingError(said, local_rank, f"must be below LOCAL_WORLD_SIZE = {local_size}", _HINT)
         return WorkerPlace(rank, world_size, local_rank, local_size, env.get("MASTER_ADDR", "127.0.0.1"), agent)
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from atoll.agent.memory_limits import total_bytes
+from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.agent.supervisor.environment import launch_variables, visible_devices, worker_environment
 from atoll.agent.telemetry.devices import Device, cpu_model, find_devices, is_visible
 from atoll.agent.telemetry.numa import NumaBinding
@@ -173,6 +174,20 @@ def test_worker_finds_its_gpu_at_its_local_rank() -> None:
     assert visible_devices(parts[1], parts, 1) == ["MIG-1"]  # CUDA shows the first part alone
 
 
+def test_a_torchrun_script_finds_its_mig_part() -> None:
+    """1. It takes cuda:LOCAL_RANK. The second worker of a node has its second MIG part, and no other device: cuda:1 is
+    an invalid ordinal. 2. LOCAL_RANK is 0 there, and Atoll's own code still knows the worker's place on the node."""
+    parts = [Device(n, "cuda", "MIG 1g.10gb", 1, 1.0, visible_as=f"MIG-{n}") for n in range(2)]
+    launch = Launch(
+        id=WorkerId(job="j", run=1, rank=1), world_size=2, local_rank=1, local_world_size=2, master_address="h"
+    )
+    env = launch_variables(launch, parts[1], agent_socket="ipc://s", secret="x") | {"MASTER_PORT": "5"}
+    visible = visible_devices(parts[1], parts, launch.local_rank)
+    assert visible[int(env["LOCAL_RANK"])] == "MIG-1"
+    place = WorkerPlace.from_environment(env)
+    assert (place.rank, place.local_rank, place.local_world_size) == (1, 1, 2)
+
+
 def test_environment_of_a_gpu_worker() -> None:
     gpus = [Device(n, "cuda", "RTX", 1, 1.0, visible_as=str(n)) for n in range(2)]
     own = {"CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "3", "WORLD_SIZE": "9", "KEY": "k", "RANK": "3"}
@@ -180,7 +195,7 @@ def test_environment_of_a_gpu_worker() -> None:
     inherited = {"ATOLL_TOKEN": "secret", "HOME": "/root", "RANK": "4"}
     env = worker_environment(
         inherited, own, gpus[1], gpus, local_rank=0, interface="eth1", threads=2, binding=None
-    ) | launch_variables(launch, agent_socket="ipc://s", secret="x")
+    ) | launch_variables(launch, gpus[1], agent_socket="ipc://s", secret="x")
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("1", "PCI_BUS_ID")
     assert env["ATOLL_DEVICE_KIND"] == "cuda"
     assert (env["WORLD_SIZE"], env["RANK"], env["OMP_NUM_THREADS"]) == ("1", "0", "3")
