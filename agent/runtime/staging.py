@@ -175,6 +175,22 @@ class StagingRing:
             for one in tensors
         ]
 
+    def crossing(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Callable[[], None]]:
+        """Return memory of the CPU for copies of these contiguous tensors, as the calling thread's work on the device
+        leaves them, queued so far, and what fills it: the ring's thread calls that. Until then nobody waits, nothing is
+        copied, and they stand still; what is returned keeps them."""
+        after, copies = self._stream.mark(), [torch.empty_like(one, device="cpu") for one in tensors]
+
+        def fill() -> None:
+            self._after = after
+            for one, copy in zip(tensors, copies, strict=True):
+                at, into = 0, copy.reshape(-1).view(torch.uint8).numpy()
+                for piece in self.staged(one):
+                    into[at : at + len(piece)] = piece
+                    at += len(piece)
+
+        return copies, fill
+
     def begin(self, source: torch.Tensor) -> Callable[[], Bytes]:
         """Begin a copy of contiguous memory of the device, at most PIECE_BYTES. Calling what is returned waits for it
         and returns its bytes, which hold until the DEPTH-th copy after it begins."""

@@ -51,7 +51,7 @@ def switch(run: Any) -> Callable[[bool], None]:
     def untimed(bucket: Any) -> None:
         bucket.used.fill_(1)
         reduced._events.gradients_leave()
-        reduced._under_way.append(reduced._reducer.reduce(bucket.flat, len(bucket.slots), lambda _: None))
+        reduced._under_way.append(reduced._reducer.reduce(bucket.flat, [True] * len(bucket.slots), lambda _: None))
 
     def to(measuring: bool) -> None:
         training._clock = training._backward._clock = clock if measuring else NoClock()

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from atoll.agent.runtime.api.inputs import SeveralModels
 from atoll.agent.runtime.checkpoints.model_state import plain_parameters
 from atoll.agent.runtime.kernel_notice import announce_cpu_kernels
+from atoll.agent.runtime.staging import staging_ring
 from atoll.agent.runtime.step.capabilities import Pass, Reduction, WorkerContext, WorkerHalf
 from atoll.agent.runtime.step.measures.clock import marks_of
 from atoll.agent.runtime.step.memory_order import laid_out_as
@@ -25,7 +26,7 @@ from atoll.strategies.compressed.costs.link_costs import LearnedCosts
 from atoll.strategies.compressed.costs.measuring import Measuring
 from atoll.strategies.compressed.costs.timing import EVERY_ROUNDS, PassTimes
 from atoll.strategies.compressed.exchanges.group_exchange import ExchangedGroup, GroupExchange
-from atoll.strategies.compressed.exchanges.group_sum import STAGES, GroupGradient, RankCircle, compressible
+from atoll.strategies.compressed.exchanges.group_sum import STAGES, GroupGradient, RankCircle, at_once, compressible
 from atoll.strategies.compressed.exchanges.messages import largest
 from atoll.strategies.compressed.flat_state import FlatState
 from atoll.strategies.compressed.groups.layout import GRADIENT_BYTES, TensorLayout
@@ -68,6 +69,7 @@ class CompressedReducer:
             )
         self._device = devices.pop() if devices else torch.device("cpu")
         announce_cpu_kernels(context.session, self._device)
+        self._ring = staging_ring(self._device)  # of the thread that compresses
         self._compressor = compressor_of(context.settings, context.session.seed)
         self._momentum = momentum_of(context.settings)
         self._most = clip_norm_of(context.settings, context.session.place.world_size)
@@ -142,9 +144,9 @@ class CompressedReducer:
         self._density = density_at(self._settings, opened.batch.step)
         self._times.begin(looked_at=self._round % EVERY_ROUNDS == 0)
 
-    def reduce(self, flat_N: torch.Tensor, exact: int, ended: Callable[[object], None]) -> Reduction:
+    def reduce(self, flat_N: torch.Tensor, used: Sequence[bool], ended: Callable[[object], None]) -> Reduction:
         with self._times.own_work():
-            return self._reduce(flat_N, exact, ended)
+            return self._reduce(flat_N, used, ended)
 
     def close(self) -> None:
         for hook in self._alone:
@@ -193,8 +195,8 @@ class CompressedReducer:
 
     # --- one group
 
-    def _reduce(self, flat_N: torch.Tensor, exact: int, ended: Callable[[object], None]) -> Reduction:
-        entries = len(flat_N) - exact
+    def _reduce(self, flat_N: torch.Tensor, used: Sequence[bool], ended: Callable[[object], None]) -> Reduction:
+        entries = len(flat_N) - len(used)
         group = self._groups[self._next]
         self._next += 1
         self._left += 1
@@ -205,56 +207,62 @@ class CompressedReducer:
                 flat_N[:entries].copy_(sent * self._scale)
             if (left_out := self._residuals.drain(group)) is not None:
                 flat_N[:entries].add_(left_out, alpha=self._scale)
-            reduction = self._dense.reduce(flat_N, exact, ended)
+            reduction = self._dense.reduce(flat_N, used, ended)
             self._plain_bytes += entries * GRADIENT_BYTES
             self._wire_bytes += entries * GRADIENT_BYTES
             return Reduction(partial(self._finish_dense, reduction, group, flat_N[entries:]), reduction.sent_bytes)
         residual = self._residuals.begin(group)
         velocity = self._velocity.begin(group) if self._velocity is not None else None
-        idle = self._set_aside(group, flat_N[entries:], residual, velocity)
-        under_way = self._submit(group, flat_N, residual, velocity, ended)
+        idle = self._set_aside(group, used, residual, velocity)
+        under_way = self._submit(group, flat_N[:entries], used, residual, velocity, ended=ended)
         return Reduction(partial(self._finish, group, under_way, flat_N, idle), 0)
 
     def _submit(
         self,
         group: TensorGroup,
-        flat_N: torch.Tensor,
+        gradient_N: torch.Tensor,
+        used: Sequence[bool],
         residual: torch.Tensor,
         velocity: torch.Tensor | None,
+        *,
         ended: Callable[[object], None],
     ) -> ExchangedGroup:
         assert self._circle is not None  # of `start`
         layout, entries = self._layout, len(residual)
-        value = flat_N[:entries].float()
+        value = gradient_N.float()
         if self._scale != 1:
             value = value / self._scale
         place = CodePlace(self._round, layout.first[group.begin], layout.shapes[group.begin : group.end], self._density)
-        counts = flat_N[entries:].float().cpu().numpy().astype(np.float32)
-        # On a GPU the CPU's part works on copies; on processors everything is in the same memory.
-        if group.way.compress == "cpu":
-            value, residual = value.cpu(), residual.cpu()
-            velocity = None if velocity is None else velocity.cpu()
+        counts = np.array(used, np.float32)
+        # On a GPU the CPU's part works on copies, which the thread that compresses waits for: a hook that did would
+        # hold up the backward pass. On processors everything is in the same memory.
+        ready: Callable[[], object] = at_once
+        if group.way.compress == "cpu" and self._ring is not None:
+            (value, residual, *kept), ready = self._ring.crossing(
+                [value, residual] if velocity is None else [value, residual, velocity]
+            )
+            velocity = kept[0] if kept else None
         out = (
             value
             if group.way.decompress == group.way.compress or self._device.type == "cpu"
             else (
                 torch.empty(entries)
                 if group.way.decompress == "cpu"
-                else flat_N.new_empty(entries, dtype=torch.float32)
+                else gradient_N.new_empty(entries, dtype=torch.float32)
             )
         )
-        mine = GroupGradient(place, value, residual, counts, out, velocity, self._momentum)
+        mine = GroupGradient(place, value, residual, counts, out, velocity, self._momentum, ready)
         under_way = self._exchange.submit(group.begin, self._circle, self._compressor, mine, way=group.way, ended=ended)
         self._plain_bytes += entries * GRADIENT_BYTES
         return under_way
 
     def _set_aside(
-        self, group: TensorGroup, used: torch.Tensor, residual: torch.Tensor, velocity: torch.Tensor | None
+        self, group: TensorGroup, used: Sequence[bool], residual: torch.Tensor, velocity: torch.Tensor | None
     ) -> list[int]:
         """Return the places of tensors without a gradient on this rank; nothing of them is sent.
 
         Their residuals would take the place of entries that have a gradient, for good where a layer was frozen."""
-        idle = [place for place, count in enumerate(used.tolist()) if count == 0]
+        idle = [place for place, came in enumerate(used) if not came]
         for place in idle:
             residual[self._part(group, place)].zero_()
             if velocity is not None:
@@ -281,9 +289,9 @@ class CompressedReducer:
 
     @staticmethod
     def _clip_tensor(part: torch.Tensor, most: float) -> None:
+        """Inside a hook: nothing of the device is asked for, which the backward pass would wait for."""
         norm = part.float().norm()
-        if bool(norm > most) and bool(norm.isfinite()):
-            part.mul_(most / norm)
+        part.mul_(torch.where((norm > most) & norm.isfinite(), most / norm, 1.0))
 
     def _finish(self, group: TensorGroup, under_way: ExchangedGroup, flat_N: torch.Tensor, idle: Sequence[int]) -> None:
         residual = self._residuals.after(group)

@@ -30,7 +30,7 @@ class DenseReducer:
 
     def begin(self, opened: Pass) -> None: ...
 
-    def reduce(self, flat_N: torch.Tensor, exact: int, ended: Callable[[object], None]) -> Reduction:
+    def reduce(self, flat_N: torch.Tensor, used: Sequence[bool], ended: Callable[[object], None]) -> Reduction:
         assert self._group is not None
         under_way = self._group.begin_sum(flat_N, "combining gradients")
         under_way.then(ended)

@@ -96,8 +96,8 @@ class ZenReducer:
         if self._summation is not None:
             self._summation.begin(self._round)
 
-    def reduce(self, flat_N: torch.Tensor, exact: int, ended: Callable[[object], None]) -> Reduction:
-        return self._dense.reduce(flat_N, exact, ended)
+    def reduce(self, flat_N: torch.Tensor, used: Sequence[bool], ended: Callable[[object], None]) -> Reduction:
+        return self._dense.reduce(flat_N, used, ended)
 
     def reduce_separate(
         self, parameter: int, gradient: torch.Tensor | None, weight: float, ended: Callable[[object], None]
@@ -161,7 +161,7 @@ class ZenReducer:
             if self._looks:
                 density = len(from_gradient(tensor.out, tensor.shape, 1.0).unit) / tensor.shape.units
         tensor.flat[-3:] = torch.tensor([float(gradient is not None), density, float(tensor.choice)])
-        reduction = self._dense.reduce(tensor.flat, 3, ended)
+        reduction = self._dense.reduce(tensor.flat, (), ended)
 
         def wait() -> torch.Tensor | None:
             reduction.wait()

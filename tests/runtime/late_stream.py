@@ -29,6 +29,7 @@ class LateStream:
         self.room, self.out_of_memory = 1 << 40, False
         self._ends: dict[int, int] = {}  # copies that were queued by a mark
         self._done = 0
+        self.copied_after: list[int] = []  # marks
 
     def mark(self) -> int:
         self.marks += 1
@@ -40,6 +41,7 @@ class LateStream:
 
     def copy(self, source: torch.Tensor, into: torch.Tensor, after: int) -> Callable[[], None]:
         assert 1 <= after <= self.marks
+        self.copied_after.append(after)
         one = _Copy(source, into)
         self.queued.append(one)
         self.most_under_way = max(self.most_under_way, len(self.queued))

@@ -81,6 +81,21 @@ def test_clones_are_made_before_what_training_queues_next_and_read_after_it() ->
     assert [b"".join(piece.tobytes() for piece in ring.staged(one)) for one in clones] == expected
 
 
+def test_tensors_cross_when_the_thread_that_needs_them_asks() -> None:
+    """1. A hook of the backward pass hands tensors over, twice, and waits for nothing. 2. Each is copied behind what
+    was queued when it was handed over, where another thread asks."""
+    stream = LateStream()
+    ring, tensors = StagingRing(stream), [torch.randn(BIG), torch.randn(7)]
+    handed = [ring.crossing(tensors[:1]), ring.crossing(tensors)]
+    assert stream.queued == []
+    assert stream.pinned_bytes == 0
+    for copies, fill in handed:
+        fill()
+        assert all(torch.equal(copy, one) for copy, one in zip(copies, tensors, strict=False))
+    assert stream.copied_after == [2] * 4 + [3] * 5  # the first mark is the ring's own
+    assert stream.pinned_bytes == DEPTH * PIECE_BYTES
+
+
 def test_the_state_is_not_cloned_where_training_needs_the_room() -> None:
     stream = LateStream()
     stream.room = 4 * BIG + 511  # the large one, aligned, and nothing beside

@@ -100,12 +100,12 @@ class TensorReducer(Protocol):
     def begin(self, opened: Pass) -> None:
         """A backward pass begins, on every rank with the same plan parameters."""
 
-    def reduce(self, flat_N: torch.Tensor, exact: int, ended: Callable[[object], None]) -> Reduction:
+    def reduce(self, flat_N: torch.Tensor, used: Sequence[bool], ended: Callable[[object], None]) -> Reduction:
         """Begin to add up flat_N, [N] of any floating dtype, over all ranks and in place; the pieces come in the order
         of `fuse` in every pass, the same on every rank: of several models those that the pass reaches. Raises PeerLost.
 
-        exact: so many entries at the end are counts, of which nothing may be lost. ended: to be called once when the
-        sum is there, on any thread."""
+        used: whether this rank has a gradient of each tensor in it; as many entries at the end count that, 1 or 0, and
+        of counts nothing may be lost. ended: to be called once when the sum is there, on any thread."""
 
     def close(self) -> None: ...
 

@@ -207,7 +207,7 @@ class Measuring:
         ones = torch.ones(entries, device=self._device)
         for _ in range(REPEATS):
             begun_s = self._now_s()
-            reducer.reduce(ones, 0, lambda _: None).wait()
+            reducer.reduce(ones, (), lambda _: None).wait()
             found.append(self._now_s() - begun_s)
         return min(found)
 

@@ -68,7 +68,7 @@ class RankCircle:
         return tuple(one for one in self.ranks if one != self.rank)
 
 
-def _at_once() -> None: ...
+def at_once() -> None: ...
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class GroupGradient:
     out_N: torch.Tensor
     velocity_N: torch.Tensor | None = None
     momentum: float = 0.0
-    ready: Callable[[], object] = _at_once
+    ready: Callable[[], object] = at_once
     """Waits until value_N is there."""
 
 

@@ -3,16 +3,20 @@ less than that."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from algorithms import EVERY, SETTINGS
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from atoll.errors import BadInput
 from atoll.strategies.compressed.codes.algorithms import compressor_of, density_at
 from atoll.strategies.compressed.codes.compressors import CodePlace, Compressor
 from atoll.strategies.compressed.codes.sparse_codes import compress_with_momentum, random_places
 from atoll.strategies.compressed.settings import Compressed
+from atoll.strategies.compressed.worker import CompressedReducer
 
 SHAPES = ((40, 30), (7,), (), (5, 4, 3), (1, 9))
 ENTRIES = sum(int(np.prod(shape)) for shape in SHAPES)
@@ -138,3 +142,25 @@ def test_random_places_are_different_everywhere_and_each_comes_up() -> None:
     assert seen.min() > 25
     assert random_places(5, 5, (1,)).tolist() == [0, 1, 2, 3, 4]
     assert random_places(0, 0, (1,)).tolist() == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("given", [[3.0, -4.0], [30.0, -40.0], [0.0, -0.0], [torch.nan, 40.0], [torch.inf, 40.0]])
+def test_a_tensor_is_clipped_without_asking_its_device(given: list[float], dtype: torch.dtype) -> None:
+    """1. Whether the norm is too large was asked of the device in a hook, for which the backward pass waited. 2. The
+    bits are what they were: a norm that is not finite clips nothing."""
+    part = torch.tensor(given, dtype=dtype)
+    norm = part.float().norm()
+    expected = part * (10.0 / norm) if norm > 10 and norm.isfinite() else part.clone()
+    clipped = part.clone()
+    with NothingAsked():
+        CompressedReducer._clip_tensor(clipped, 10.0)
+    assert torch.equal(clipped.view(torch.uint8), expected.to(dtype).view(torch.uint8))
+
+
+class NothingAsked(TorchDispatchMode):
+    """Refuses what would wait for a device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))

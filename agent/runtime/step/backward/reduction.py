@@ -237,7 +237,8 @@ class ReducedGradients(OneWorker):
         reduction: Reduction | SeparateReduction
         if isinstance(piece, Bucket):
             piece.mark_used()
-            reduction = self._reducer.reduce(piece.flat, len(piece.slots), self._times.launching())
+            used = [slot.came for slot in piece.slots]
+            reduction = self._reducer.reduce(piece.flat, used, self._times.launching())
         else:
             assert self._separating is not None  # or there were no such piece
             # Without a gradient of this pass what an earlier one accumulated counts.
