@@ -11,7 +11,7 @@ import torch
 
 from atoll.agent.runtime.agent_link.waiting import waiting
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.staging import CopyStream, CudaCopyStream
+from atoll.agent.runtime.staging import CopyStream, CudaCopyStream, StagingRing
 from atoll.errors import DeadlineExceeded, PeerLost
 from atoll.kernels.exchange_engine import ExchangeEngine
 from atoll.strategies.shared_masters.engine_tensors import EngineTensor
@@ -174,8 +174,17 @@ class LayerExchange:
         where another sends."""
         residual = torch.zeros_like(tensor.master)
         if self.leads:
-            self.engine.read_residual(tensor.number, None if tensor.on_cpu else tensor.live.cpu(), residual)
+            live = None if tensor.on_cpu else self.copied(tensor.live)
+            self.engine.read_residual(tensor.number, live, residual)
         return residual
+
+    def copied(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return a copy on the CPU of flat memory of the device, as the work that this thread has queued leaves it. It
+        comes through a pinned ring: from pageable memory a device copies at a fraction of its rate."""
+        assert self._stream is not None
+        (copy,), fill = StagingRing(self._stream).crossing([flat])
+        fill()
+        return copy
 
     def read_master(self, tensor: EngineTensor) -> torch.Tensor:
         """Exchanging updates: a copy of the master at whatever sync round it is, float32 [N] on the CPU."""

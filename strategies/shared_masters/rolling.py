@@ -75,7 +75,7 @@ class RollingMasters:
             for layer in self._layers:
                 self._exchange.engine.snapshot_residual(self._number, layer.number, None, residuals[layer.name])
             self._on_devices = {
-                layer.name: layer.device_residual.cpu().numpy()
+                layer.name: self._exchange.copied(layer.device_residual).numpy()
                 for layer in self._layers
                 if layer.device_residual is not None
             }
@@ -118,7 +118,7 @@ class RollingMasters:
     def _capture_residuals(self, tensors: Sequence[EngineTensor]) -> None:
         """Of live weights."""
         for tensor in tensors:
-            live = None if tensor.on_cpu else tensor.live.cpu()
+            live = None if tensor.on_cpu else self._exchange.copied(tensor.live)
             alone = tensor.joined is None
             into = self._residuals[tensor.name] if alone else np.empty(tensor.master.numel(), np.float32)
             self._exchange.engine.snapshot_residual(self._number, tensor.number, live, into)
