@@ -35,13 +35,7 @@ class Operation:
 
 
 def operations(entries: int) -> list[Operation]:
-    x, y, z, w, out = (torch.rand(entries) for _ in range(5))
-
-    def torch_four() -> None:
-        torch.mul(x, 0.1, out=out)
-        for other in (y, z, w):
-            out.add_(other, alpha=0.2)
-
+    x = torch.rand(entries)
     return [
         Operation(
             "squared_norm(x)",
@@ -56,34 +50,6 @@ def operations(entries: int) -> list[Operation]:
             lambda threads: kernels.squared_norm(x, threads),
             lambda: torch.dot(x, x),
             "dot, float32 (inexact)",
-        ),
-        Operation(
-            "weighted_sum(out, [x])",
-            8,
-            lambda threads: kernels.weighted_sum(out, [x], [0.5], threads),
-            lambda: torch.mul(x, 0.5, out=out),
-            "mul",
-        ),
-        Operation(
-            "weighted_sum(x, [x])",
-            8,
-            lambda threads: kernels.weighted_sum(x, [x], [1.0], threads),
-            lambda: x.mul_(1.0),
-            "mul_",
-        ),
-        Operation(
-            "weighted_sum(out, [x, y])",
-            12,
-            lambda threads: kernels.weighted_sum(out, [x, y], [0.5, 0.5], threads),
-            lambda: torch.lerp(x, y, 0.5, out=out),
-            "lerp",
-        ),
-        Operation(
-            "weighted_sum(out, [x, y, z, w])",
-            20,
-            lambda threads: kernels.weighted_sum(out, [x, y, z, w], [0.1, 0.2, 0.2, 0.2], threads),
-            torch_four,
-            "mul, 3 add_",
         ),
     ]
 
@@ -121,14 +87,11 @@ def print_throughput(entries: int, rounds: int) -> None:
 
 def print_call_cost() -> None:
     """Of calls on 8 entries: what a call costs beyond its work."""
-    x, out = torch.ones(8), torch.ones(8)
+    x = torch.ones(8)
     array = x.numpy()
     calls: list[tuple[str, Callable[[], object]]] = [
         ("squared_norm, torch tensor", lambda: kernels.squared_norm(x)),
         ("squared_norm, NumPy array", lambda: kernels.squared_norm(array)),
-        ("weighted_sum of one, torch tensors", lambda: kernels.weighted_sum(out, [x], [0.5])),
-        ("weighted_sum of one, NumPy arrays", lambda: kernels.weighted_sum(array, [array], [1.0])),
-        ("torch.mul with out=", lambda: torch.mul(x, 0.5, out=out)),
     ]
     print("\n| call on 8 entries | us |\n|---|---|")
     for name, call in calls:
@@ -138,7 +101,7 @@ def print_call_cost() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The kernels' memory throughput beside torch's.")
-    parser.add_argument("--entries", type=int, default=88_000_000, help="float32 entries of each of five buffers")
+    parser.add_argument("--entries", type=int, default=88_000_000, help="float32 entries of the buffer")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     print(

@@ -8,7 +8,6 @@ one device. Whatever does not fit raises `atoll.errors.BadInput` and changes not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from atoll.kernels import _native
@@ -19,7 +18,7 @@ from atoll.kernels.scatter import scatter_blocks
 if TYPE_CHECKING:
     from atoll.kernels._native import CpuFeatures
 
-__all__ = ["built_with_cuda", "cpu_features", "has_cuda", "scatter_blocks", "squared_norm", "weighted_sum"]
+__all__ = ["built_with_cuda", "cpu_features", "has_cuda", "scatter_blocks", "squared_norm"]
 
 
 def squared_norm(x: Any, threads: int = 0) -> float:
@@ -31,20 +30,6 @@ def squared_norm(x: Any, threads: int = 0) -> float:
     """
     with refusals("squared_norm"):
         return _native.squared_norm(x, threads)
-
-
-def weighted_sum(out: Any, inputs: Sequence[Any], weights: Sequence[float], threads: int = 0) -> None:
-    """out = weights[0] * inputs[0] + weights[1] * inputs[1] + ..., entry by entry.
-
-    out: float32, overwritten; may itself be among the inputs (in place), but not overlap one by a part.
-    inputs: at most 128, each as long as out; with none, out becomes 0.
-    weights: one for each input; rounded to float32, as is every product and every sum, from the first input to the
-    last: the bits are those of the same expression in NumPy, for every number of threads. NaN and infinities
-    propagate as IEEE 754 says, also under a weight of 0.
-    threads: as for `squared_norm`.
-    """
-    with refusals("weighted_sum"):
-        _native.weighted_sum(out, inputs, weights, threads)
 
 
 def cpu_features() -> CpuFeatures:

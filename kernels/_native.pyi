@@ -9,9 +9,6 @@ class CpuFeatures(TypedDict):
     threads: int
 
 def squared_norm(x: object, threads: int = 0, *, portable: bool = False) -> float: ...
-def weighted_sum(
-    out: object, inputs: Sequence[object], weights: Sequence[float], threads: int = 0, *, portable: bool = False
-) -> None: ...
 def threshold_block(
     gradient: object,
     residual: object,

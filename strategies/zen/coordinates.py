@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from atoll import kernels
 from atoll.kernels import units
 
 U32: TypeAlias = NDArray[np.uint32]
@@ -118,9 +117,8 @@ def from_gradient(gradient: torch.Tensor | None, shape: UnitShape, weight: float
         values_KW = gradient.values().reshape(len(unit_K), shape.width).cpu().float()
     else:
         unit_K, values_KW = _nonzero_units(gradient.reshape(shape.units, shape.width))
-    scaled_KW = np.empty((len(unit_K), shape.width), np.float32)
-    kernels.weighted_sum(scaled_KW, [values_KW.contiguous()], [weight])
-    return Coordinates(unit_K, scaled_KW, replace(tally, units=len(unit_K)))
+    scaled_KW = torch.mul(values_KW.detach().contiguous(), weight)
+    return Coordinates(unit_K, scaled_KW.numpy(), replace(tally, units=len(unit_K)))
 
 
 def _nonzero_units(dense_NW: torch.Tensor) -> tuple[U32, torch.Tensor]:

@@ -14,7 +14,6 @@
 
 #include "../../../kernels/cpu/processor/thread_pool.hpp"
 #include "../../../kernels/cpu/reduce/squared_norm.hpp"
-#include "../../../kernels/cpu/reduce/weighted_sum.hpp"
 
 using namespace atoll_kernels;
 
@@ -58,27 +57,6 @@ void check_squared_norm(std::size_t n, std::size_t shift) {
     }
 }
 
-void check_weighted_sum(std::size_t n, std::size_t shift, std::size_t count) {
-    std::vector<Floats> buffers;
-    std::vector<WeightedInput> inputs;
-    for (std::size_t k = 0; k < count; ++k) {
-        buffers.emplace_back(n, (shift + k) % 8, static_cast<float>(k) - 1.5F);
-        inputs.push_back({buffers.back().get(), 0.1F * static_cast<float>(k + 1)});
-    }
-    const Floats expected(n, 0, 0), out(n, shift, 0);
-    weighted_sum(expected.get(), n, inputs.data(), count, 1, Path::portable);
-    for (const int threads : {1, 2, 5}) {
-        std::fill_n(out.get(), n, std::numeric_limits<float>::quiet_NaN());
-        weighted_sum(out.get(), n, inputs.data(), count, threads, best_path());
-        expect(n == 0 || std::memcmp(out.get(), expected.get(), n * sizeof(float)) == 0, "weighted_sum's bits differ",
-               n, threads);
-    }
-    if (count == 0) return;
-    weighted_sum(buffers.back().get(), n, inputs.data(), count, 3, best_path());
-    expect(n == 0 || std::memcmp(buffers.back().get(), expected.get(), n * sizeof(float)) == 0,
-           "weighted_sum in place differs", n, 3);
-}
-
 // Several callers at once, the pool stopped under them and started again.
 void check_many_callers() {
     constexpr std::size_t n = 5 * chunk_entries + 17;
@@ -87,12 +65,8 @@ void check_many_callers() {
     std::vector<std::thread> callers;
     for (int caller = 0; caller < 4; ++caller) {
         callers.emplace_back([&, caller] {
-            const Floats out(n, 0, 0);
-            const WeightedInput term{x.get(), 1.0F};
             for (int turn = 0; turn < 20; ++turn) {
                 expect(same(squared_norm(x.get(), n, 4, best_path()), expected), "a caller's sum differs", n, 4);
-                weighted_sum(out.get(), n, &term, 1, 3, best_path());
-                expect(std::memcmp(out.get(), x.get(), n * sizeof(float)) == 0, "a caller's copy differs", n, 3);
                 if (caller == 0 && turn % 5 == 0) stop_threads();
             }
         });
@@ -121,12 +95,10 @@ int main(int argc, char** argv) {
     for (const std::size_t n : {0, 1, 7, 31, 32, 33, 1023, 1025}) {
         for (std::size_t shift = 0; shift < 8; ++shift) {
             check_squared_norm(n, shift);
-            for (const std::size_t count : {0, 1, 2, 3, 6}) check_weighted_sum(n, shift, count);
         }
     }
     for (const std::size_t n : {chunk_entries - 1, chunk_entries + 1, 3 * chunk_entries + 33}) {
         check_squared_norm(n, 3);
-        for (const std::size_t count : {1, 2, 4}) check_weighted_sum(n, 3, count);
     }
     check_sparse();
     check_units();

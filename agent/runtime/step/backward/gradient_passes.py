@@ -1,4 +1,4 @@
-"""Single passes over the memory of gradients, by kernels where they can; and gradients that are refused."""
+"""Single passes over the memory of gradients; and gradients that are refused."""
 
 from __future__ import annotations
 
@@ -12,13 +12,8 @@ from atoll.agent.runtime.step.memory_order import flat_view
 from atoll.errors import BadInput
 
 
-def _for_kernels(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the tensor's memory, flat, if the kernels can read it."""
-    return flat_view(tensor) if tensor.device.type == "cpu" and tensor.dtype == torch.float32 else None
-
-
 def scale_into(out: torch.Tensor, gradient: torch.Tensor, weight: float) -> None:
-    """out = weight * gradient, in one pass; zeros for weight 0, whatever `gradient` holds: 0 * NaN would be NaN.
+    """out = weight * gradient; zeros for weight 0, whatever `gradient` holds: 0 * NaN would be NaN.
 
     Equal shapes; `out` may be `gradient` itself."""
     if weight == 0:
@@ -26,14 +21,8 @@ def scale_into(out: torch.Tensor, gradient: torch.Tensor, weight: float) -> None
     elif out.data_ptr() == gradient.data_ptr():
         if weight != 1:
             out.mul_(weight)
-    elif (
-        out.stride() == gradient.stride()
-        and (out_N := _for_kernels(out)) is not None
-        and (gradient_N := _for_kernels(gradient)) is not None
-    ):
-        kernels.weighted_sum(out_N, [gradient_N], [weight], threads=torch.get_num_threads())
     else:
-        torch.mul(gradient, weight, out=out)
+        torch.mul(gradient.detach(), weight, out=out)
 
 
 def coalesced(gradient: torch.Tensor) -> torch.Tensor:
@@ -61,7 +50,8 @@ def squared_norm(tensor: torch.Tensor) -> torch.Tensor | float:
 
     A sparse one is coalesced."""
     tensor = tensor.values() if tensor.is_sparse else tensor
-    if (flat_N := _for_kernels(tensor)) is not None:
+    readable = tensor.device.type == "cpu" and tensor.dtype == torch.float32
+    if readable and (flat_N := flat_view(tensor)) is not None:
         return kernels.squared_norm(flat_N, threads=torch.get_num_threads())
     wide = torch.promote_types(tensor.dtype, torch.float32)
     norm: torch.Tensor = torch.linalg.vector_norm(tensor, dtype=wide)
