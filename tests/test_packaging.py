@@ -470,3 +470,41 @@ def test_nvcc_is_found_beside_path(tmp_path: Path, variable: str) -> None:
 
     assert found(**{variable: str(toolkit)}) == str(toolkit / "bin/nvcc")
     assert found(CUDACXX="/chosen/nvcc", **{variable: str(toolkit)}) == ""  # CMake reads that one itself
+
+
+@pytest.mark.parametrize(
+    ("known", "built"),
+    [
+        ((50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 90), "60;70;75;80;90"),  # CUDA 12.4
+        ((50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 90, 100, 101, 103, 120, 121), "60;70;75;80;90;100;120"),
+        ((75, 80, 86, 87, 88, 89, 90, 100, 110, 103, 120, 121), "75;80;90;100;120"),  # CUDA 13.0
+    ],
+)
+def test_kernels_are_built_for_what_nvcc_compiles_for(tmp_path: Path, known: tuple[int, ...], built: str) -> None:
+    """nvcc 13 refuses the V100's 7.0, and the oldest 12 the 10.0 of Blackwell."""
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(f"#!/bin/sh\nprintf 'compute_%s\\n' {' '.join(map(str, known))}\n")
+    nvcc.chmod(0o755)
+    script = tmp_path / "ask.cmake"
+    script.write_text(
+        f'set(CMAKE_CUDA_COMPILER "{nvcc}")\ninclude("{ROOT}/kernels/cuda_architectures.cmake")\n'
+        'message("${CMAKE_CUDA_ARCHITECTURES}")\n'
+    )
+    cmake = shutil.which("cmake")
+    assert cmake is not None
+    asked = subprocess.run([cmake, "-P", script], capture_output=True, text=True, check=True)
+    assert asked.stderr.strip() == built
+
+
+def test_the_image_is_built_with_nvcc_and_has_a_compiler() -> None:
+    """1. Nothing in the build had nvcc, so the image had no CUDA kernels. 2. torch.compile had no compiler in it, nor
+    a folder for what it compiles: docker-compose.yml mounts /tmp without exec."""
+    listed = run(sys.executable, "deploy/list-requirements", "--build").stdout.split()
+    assert set(PYPROJECT["dependency-groups"]["nvcc"]) <= set(listed)
+    assert "grep --quiet kernels/_cuda" in image_stage("wheel")
+    image = image_stage("atoll")
+    assert "install --yes --no-install-recommends g++ python3-dev" in image
+    home = re.search(r"--home-dir (\S+)", image)
+    assert home is not None
+    for cache in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        assert f"{cache}={home[1]}/compiled" in image

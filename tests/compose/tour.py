@@ -7,6 +7,7 @@
 3. Kill the container of one agent (SIGKILL). The job must go on with the other two, from where it was, in a newer view.
 4. Start that container again. The job must grow back to three workers, unless it is over by then.
 5. The job must end DONE with the model trained, and `submit` with exit code 0.
+6. A script that trains a model of torch.compile, compiled_model.py, must end with exit code 0 as well.
 
 Containers, networks and volumes are gone in the end, however it ends; --keep leaves them. Exit code 0: as it should be;
 77: skipped, with the reason (no engine, no base image); anything else: failed.
@@ -40,6 +41,7 @@ JOB: Final = "mnist"  # the name that docker-compose.yml's submit gives it
 TRAINS_AT_STEP: Final = 30
 BUILD_DEADLINE_S: Final = 1200
 JOB_DEADLINE_S: Final = 420
+COMPILED_DEADLINE_S: Final = 300
 BEGAN_S: Final = time.monotonic()
 
 T = TypeVar("T")
@@ -193,6 +195,19 @@ def check_end(stack: Stack, killed_at: int) -> None:
     say(f"done: run {end['run']}, step {end['progress']['step']}, accuracy {accuracy:.2%}, `submit` exit code 0")
 
 
+def check_compiled(stack: Stack) -> None:
+    """Raise Failed unless a worker in the image trains a compiled model."""
+    here = Path(__file__).with_name("compiled_model.py")
+    command = ("submit", f"/scripts/{here.name}", "--name=compiled", "--workers=1", "--follow")
+    mounted = ("--volume", f"{here.parent}:/scripts:ro")
+    stack.compose("run", "--rm", "-T", *mounted, "submit", *command, deadline_s=COMPILED_DEADLINE_S)
+    said = stack.client("logs", "compiled")
+    told = re.search(r"compiled \d+ libraries.*", said)
+    if told is None:
+        raise Failed(f"the script does not say what it compiled:\n{said[-3000:]}")
+    say(told.group())
+
+
 def tour(stack: Stack, folder: Path) -> None:
     everyone = {"agent1", "agent2", "agent3"}
 
@@ -251,6 +266,7 @@ def tour(stack: Stack, folder: Path) -> None:
     if exit_code != 0:
         raise Failed(f"`submit` ended with {exit_code}:\n{said[-3000:]}")
     check_end(stack, killed_at)
+    check_compiled(stack)
     print(re.sub(r"(?m)^", "    | ", said[-1500:]))
 
 
