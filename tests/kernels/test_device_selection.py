@@ -17,13 +17,15 @@ from exchange_job import normal
 from torch import nn
 
 import atoll
+from atoll.agent.runtime import kernel_notice
 from atoll.errors import BadInput
 from atoll.kernels import cuda_device
 from atoll.kernels.compress import Selection, block_count
-from atoll.kernels.cuda_device import CudaQueue
+from atoll.kernels.cuda_device import CudaQueue, NoCode
 from atoll.kernels.exchange_engine import ExchangeEngine
 from atoll.strategies.shared_masters import exchange
 from atoll.strategies.shared_masters.layout import Layer
+from atoll.strategies.stale_sparse import gradient_exchange
 from atoll.strategies.stale_sparse.device_selection import DeviceSelector
 
 Rule = Literal["threshold", "topk", "random"]
@@ -176,3 +178,25 @@ def test_training_off_the_cpu_is_the_same_bit_for_bit(
     monkeypatch.setattr(cuda_device, "queue_of", lambda _arguments: CudaQueue(cuda_kernels_on_cpu, 0))
     torch.manual_seed(0)
     assert losses(exchanged, values) == expected
+
+
+def test_a_device_without_code_trains_to_the_same_bits_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1. A V100 and a build of nvcc 13: the first backward pass failed. 2. Whole gradients go to the CPU, no block is
+    chosen on the device, and run.prepare says why."""
+    torch.manual_seed(0)
+    expected = losses("gradients", "float32")
+    monkeypatch.setattr(Layer, "on_cpu", property(lambda _layer: False))
+    monkeypatch.setattr(exchange, "CudaCopyStream", HostStream)
+    for module in (gradient_exchange, kernel_notice):
+        monkeypatch.setattr(module, "why_on_cpu", lambda _device: NoCode("no code for 7.0", "use CUDA 12"))
+    monkeypatch.setattr(gradient_exchange, "DeviceSelector", None)
+    monkeypatch.setattr(kernel_notice, "_announced", set())
+    torch.manual_seed(0)
+    capsys.readouterr()
+    assert losses("gradients", "float32") == expected
+    said = capsys.readouterr()
+    assert (said.out + said.err).count(
+        "on the CPU, on copies of the GPU's tensors, which is slower: no code for 7.0"
+    ) == 1
