@@ -213,8 +213,36 @@ class ExchangeEngine:
         with _refusals("compress_chosen"):
             self._native.compress_chosen(sync_round, tensor, index, values, counted.found, counted.nonfinite)
 
+    def take_reference(self, tensor: int) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+        """Exchanging updates, of a tensor that was added without live: the blocks of the reference that are others than
+        when this was last called, or `set_live`, after which it is the master. The reference is what this rank's
+        weights would be if they lacked nothing, so that weight * (reference - live) is what `compress_live` chooses
+        from. Returns index [k], ascending, and values [k, 16].
+
+        `compress_chosen_live` of what was chosen follows before the next call, and before `changes` are taken."""
+        with _refusals("take_reference"):
+            return self._native.take_reference(tensor)
+
+    def drift_blocks(self, tensor: int) -> tuple[int, ...]:
+        """The blocks of a tensor whose differences `compress_chosen_live` is told, ascending."""
+        with _refusals("drift_blocks"):
+            return self._native.drift_blocks(tensor)
+
+    def compress_chosen_live(
+        self, sync_round: int, tensor: int, chosen: tuple[Any, Any, Counted], sample: Any, weight: float
+    ) -> None:
+        """As `compress_live`, of blocks of weight * (reference - live) that were chosen where both are, on a device.
+
+        chosen: index, values and counted as for `compress_chosen`. sample: float32 [S, 16] on the CPU, copied: the
+        difference's `drift_blocks` before the choice, the last one with zeros beyond the tensor's end. What rounding to
+        the wire takes away stays in the difference by itself."""
+        index, values, counted = chosen
+        found, nonfinite = counted.found, counted.nonfinite
+        with _refusals("compress_chosen_live"):
+            self._native.compress_chosen_live(sync_round, tensor, index, values, found, nonfinite, sample, weight)
+
     def selection_seed(self, sync_round: int, tensor: int) -> int:
-        """The seed that a selection of a tensor's part takes, the same on all ranks: for `compress_chosen`."""
+        """The seed that a selection of a tensor's part takes, the same on all ranks: for what is chosen elsewhere."""
         with _refusals("selection_seed"):
             return self._native.selection_seed(sync_round, tensor)
 

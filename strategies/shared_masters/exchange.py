@@ -4,21 +4,26 @@ feed it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any, Final, NamedTuple
 
 import torch
+from humanize import naturalsize
 
 from atoll.agent.runtime.agent_link.waiting import waiting
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.staging import CopyStream, CudaCopyStream, StagingRing
 from atoll.errors import DeadlineExceeded, PeerLost
-from atoll.kernels.exchange_engine import ExchangeEngine
+from atoll.kernels.cuda_device import why_on_cpu
+from atoll.kernels.exchange_engine import ExchangeEngine, Selection
+from atoll.strategies.shared_masters.device_selection import DeviceDifference, SelectionRoom
 from atoll.strategies.shared_masters.engine_tensors import EngineTensor
 from atoll.strategies.shared_masters.layout import Layer, zeros
 from atoll.strategies.shared_masters.offload import Offload
 from atoll.strategies.shared_masters.options import MOST_STALENESS, ExchangeOptions, ExchangePace
 from atoll.strategies.shared_masters.owners import owners_of, turns_of
+from atoll.v1.common_pb2 import LEVEL_WARNING
 
 _REMEMBERED: Final = 4
 """Sync rounds whose parts are kept for a checkpoint after a loss, at least."""
@@ -41,6 +46,7 @@ class LayerExchange:
         self._engine: ExchangeEngine | None = None
         self._offload: Offload | None = None
         self._stream: CopyStream | None = None
+        self._differences: dict[int, DeviceDifference] = {}  # by number
         self.leads = True
         """Whether this rank exchanges: alone in its island, or the first of a replica's."""
 
@@ -103,10 +109,35 @@ class LayerExchange:
             )
             tensor.given(number, owner_sum, islands[owner][0] if owned else None)
         self.change_pace(1, pace)
-        sizes = [tensor.live.nbytes for tensor in self.tensors if self.leads and not tensor.on_cpu]
-        if sizes:
-            self._stream = CudaCopyStream(session.device)
-            self._offload = Offload(self._stream, sizes, lambda one: self._await_engine([one]))
+        elsewhere = [tensor for tensor in self.tensors if self.leads and not tensor.on_cpu]
+        if elsewhere:
+            self._stream = stream = CudaCopyStream(session.device)
+            sizes = [tensor.live.nbytes for tensor in elsewhere]
+            self._offload = Offload(stream, sizes, lambda one: self._await_engine([one]))
+            if options.exchange == "updates":
+                self._differences = self._on_devices(session, stream, elsewhere, options.selection)
+
+    def _on_devices(
+        self, session: Session, stream: CopyStream, tensors: Sequence[EngineTensor], rule: Selection
+    ) -> dict[int, DeviceDifference]:
+        """Return, by number, tensors whose blocks are chosen on their device. Weights of 16 bits are copied to the CPU,
+        which knows what rounding others' updates to them took away, and all where this build has no code for the
+        device."""
+        wide = [one for one in tensors if one.live.dtype == torch.float32 and why_on_cpu(one.live.device) is None]
+        # References; and of the largest tensor the difference, and all its blocks with their numbers.
+        takes = sum(one.live.nbytes for one in wide) + 3 * max((one.live.nbytes for one in wide), default=0)
+        if not stream.has_room(takes):
+            text = (
+                f"the device has no {naturalsize(takes)} to choose there what is sent: all weights cross to the CPU in "
+                "every sync round. Use a smaller batch, or a device with more memory"
+            )
+            session.notice(LEVEL_WARNING, text)
+            return {}
+        rooms = {device: SelectionRoom(device) for device in {one.live.device for one in wide}}
+        return {
+            one.number: DeviceDifference(self.engine, one.number, one.live, rule, rooms[one.live.device])
+            for one in wide
+        }
 
     def exchanged_after(self, layer: Layer, sync_round: int) -> int:
         """The first sync round after this one in which it is the layer's turn."""
@@ -137,6 +168,19 @@ class LayerExchange:
         """Whether the engine reads it where it lies."""
         return self._offload is None or one.on_cpu
 
+    def send_live(self, tensor: EngineTensor, sync_round: int, weight: float, k_blocks: int) -> None:
+        """Exchanging updates, of what is not `on_cpu`: choose from its live weights, after all that was queued until
+        now. They may be written after `await_selected`."""
+        live, difference = tensor.live, self._differences.get(tensor.number)
+        if difference is not None:
+            self.on_device(tensor, partial(difference.select, sync_round, live, weight, k_blocks))
+            return
+
+        def compress(copied: torch.Tensor) -> None:
+            self.engine.compress_live(sync_round, tensor.number, copied, weight, k_blocks)
+
+        self.copy_from_gpu(tensor, live, compress)
+
     def copy_from_gpu(
         self, one: Layer | EngineTensor, flat: torch.Tensor, compress: Callable[[torch.Tensor], None]
     ) -> None:
@@ -144,8 +188,8 @@ class LayerExchange:
         assert self._offload is not None
         self._offload.submit(one.number, flat, compress)
 
-    def on_device(self, layer: Layer, work: Callable[[], None]) -> None:
-        """Of a layer that is not `on_cpu`: call `work` on the thread of copies, with their stream current and all that
+    def on_device(self, one: Layer | EngineTensor, work: Callable[[], None]) -> None:
+        """Of what is not `on_cpu`: call `work` on the thread of copies, with their stream current and all that
         was queued until now before it."""
         assert self._offload is not None
         assert self._stream is not None
@@ -155,7 +199,7 @@ class LayerExchange:
             with stream.after(mark):
                 work()
 
-        self._offload.run(layer.number, begin)
+        self._offload.run(one.number, begin)
 
     def set_live(self, tensor: EngineTensor, residual: torch.Tensor | None, weight: float) -> None:
         """Exchanging updates: its own weights become those of a rank that has not sent `residual`, float32 [N] on the
@@ -168,6 +212,8 @@ class LayerExchange:
             live = torch.empty_like(tensor.live, device="cpu")
             self.engine.set_live(tensor.number, residual, weight, live)
             tensor.live.copy_(live)
+            if tensor.number in self._differences:
+                self._differences[tensor.number].set(tensor.master)
 
     def read_residual(self, tensor: EngineTensor) -> torch.Tensor:
         """Exchanging updates: what this rank's weights are ahead of the masters and was not sent, float32 [N]; zeros

@@ -16,7 +16,7 @@ Ours; related: EF-SGD (Karimireddy et al., 2019), CHOCO-SGD (Koloskova et al., 2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -290,7 +290,7 @@ class UpdateExchange(MastersUpdate):
         self._exchange.engine.sum_updates(self._round, self._share, self._k_blocks, self._owner_blocks)
         for tensor in self._tensors:
             if not self._exchange.on_cpu(tensor) and self._exchange.is_due(tensor, self._round):
-                self._exchange.copy_from_gpu(tensor, tensor.live, self._later(tensor))
+                self._exchange.send_live(tensor, self._round, self._share, self._k_blocks[tensor.number])
 
     def clip(self, max_norm: float) -> bool:
         return False  # torch's own, of this rank's gradient
@@ -307,7 +307,3 @@ class UpdateExchange(MastersUpdate):
     def _share_of(self, batch: BatchSlice) -> float:
         """Of a whole batch, that this rank's island has where it is a replica."""
         return batch.share if self._replica is None else self._replica.share(batch.shares)
-
-    def _later(self, tensor: EngineTensor) -> Callable[[torch.Tensor], None]:
-        number, share, k_blocks = self._round, self._share, self._k_blocks[tensor.number]
-        return lambda copied: self._exchange.engine.compress_live(number, tensor.number, copied, share, k_blocks)

@@ -21,11 +21,11 @@ from atoll.agent.runtime.step.memory_order import flat_view
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.errors import BadInput
 from atoll.kernels.cuda_device import why_on_cpu
+from atoll.strategies.shared_masters.device_selection import DeviceSelector, SelectionRoom
 from atoll.strategies.shared_masters.engine_tensors import EngineTensor
 from atoll.strategies.shared_masters.layout import Layer
 from atoll.strategies.shared_masters.local_update import MastersUpdate, PaceOf
 from atoll.strategies.shared_masters.options import ExchangeOptions
-from atoll.strategies.stale_sparse.device_selection import DeviceSelector
 from atoll.strategies.stale_sparse.gradient_layout import adopt_optimizer_state, lay_out_for_gradients
 from atoll.strategies.stale_sparse.optimizer_rules import Rates
 from atoll.strategies.stale_sparse.settings import StaleSparse
@@ -228,13 +228,14 @@ class GradientExchange(MastersUpdate):
 
         Whole gradients are copied to the CPU where values have fewer bits, since what rounding takes away counts in the
         choice and the CPU alone knows it, and where this build has no code for the device."""
-        selectors = {}
+        selectors, rooms = {}, dict[torch.device, SelectionRoom]()
         for layer in self._layers:
             device = layer.parameter.device
             if layer.on_cpu or self._options.values not in ON_DEVICE or why_on_cpu(device) is not None:
                 continue
             entries, feedback = layer.master.numel(), self._options.error_feedback
-            selector = DeviceSelector(entries, device, self._options.selection, error_feedback=feedback)
+            room = rooms.setdefault(device, SelectionRoom(device))
+            selector = DeviceSelector(entries, device, self._options.selection, room, error_feedback=feedback)
             layer.device_residual, selectors[layer.order] = selector.residual, selector
         return selectors
 

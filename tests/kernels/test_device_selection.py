@@ -1,20 +1,22 @@
-"""Blocks of a gradient are chosen on its device: strategy stale-sparse with `exchange = "gradients"` on a GPU.
+"""Blocks of gradients and of live weights are chosen on their device: strategies stale-sparse and local-steps on a GPU.
 
 Here the CUDA kernels run on the CPU, with a stand-in for the device's stream.
 tests/strategies/stale_sparse/test_on_gpu.py is for a device, and skipped aloud where there is none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
-from exchange_job import normal
+from exchange_job import normal, same_bits
 from torch import nn
+from update_job import UpdateJob
 
 import atoll
 from atoll.agent.runtime import kernel_notice
@@ -24,9 +26,10 @@ from atoll.kernels.compress import Selection, block_count
 from atoll.kernels.cuda_device import CudaQueue, NoCode
 from atoll.kernels.exchange_engine import ExchangeEngine
 from atoll.strategies.shared_masters import exchange
+from atoll.strategies.shared_masters.device_selection import DeviceDifference, DeviceSelector, SelectionRoom
 from atoll.strategies.shared_masters.layout import Layer
+from atoll.strategies.shared_masters.publication import write_blocks
 from atoll.strategies.stale_sparse import gradient_exchange
-from atoll.strategies.stale_sparse.device_selection import DeviceSelector
 
 Rule = Literal["threshold", "topk", "random"]
 ENTRIES = 16 * 300 + 5
@@ -40,6 +43,9 @@ class HostStream:
 
     def mark(self) -> None: ...
 
+    def has_room(self, size: int) -> bool:
+        return True
+
     def pinned(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
 
@@ -50,6 +56,10 @@ class HostStream:
     def copy(self, source: torch.Tensor, into: torch.Tensor, after: None) -> Callable[[], None]:
         into.copy_(source)
         return lambda: None
+
+
+def room_on(device: str) -> SelectionRoom:
+    return SelectionRoom(torch.device(device))
 
 
 def engine_of(rule: Rule, values: Literal["float32", "float16"]) -> tuple[ExchangeEngine, torch.Tensor, torch.Tensor]:
@@ -65,7 +75,7 @@ def test_a_device_chooses_what_the_engine_does(device: str, rule: Rule) -> None:
     of a rank that contributes nothing and of gradients that are not finite."""
     here, _, residual = engine_of(rule, "float32")
     there, _, beside = engine_of(rule, "float32")
-    selector = DeviceSelector(ENTRIES, torch.device(device), rule, error_feedback=True)
+    selector = DeviceSelector(ENTRIES, torch.device(device), rule, room_on(device), error_feedback=True)
     try:
         for number in range(1, 7):
             gradient, weight, k_blocks = normal(ENTRIES, 2, number), 0.25, 10**9 if number == 5 else 31
@@ -90,7 +100,7 @@ def test_a_device_chooses_what_the_engine_does(device: str, rule: Rule) -> None:
 
 def test_what_rounding_takes_away_goes_when_its_block_is_next_chosen(device: str) -> None:
     engine, _, residual = engine_of("threshold", "float16")
-    selector = DeviceSelector(ENTRIES, torch.device(device), "threshold", error_feedback=True)
+    selector = DeviceSelector(ENTRIES, torch.device(device), "threshold", room_on(device), error_feedback=True)
     sent, given = torch.zeros(ENTRIES), torch.zeros(ENTRIES)
     try:
         for number in range(1, 5):
@@ -107,6 +117,99 @@ def test_what_rounding_takes_away_goes_when_its_block_is_next_chosen(device: str
     assert residual.any()
     assert selector.residual is not None
     assert torch.allclose(sent + residual + selector.residual.cpu(), given, atol=1e-5)
+
+
+class DeviceJob(UpdateJob):
+    """Ranks whose live weights are on a device, where what they send is chosen."""
+
+    def __init__(self, device: str, rule: Rule, islands: Sequence[Sequence[int]], sizes: Sequence[int], **how: Any):
+        super().__init__(islands, sizes, by_hand=True, selection=rule, **how)
+        room = room_on(device)
+        self.device = torch.device(device)
+        self.differences = [
+            [DeviceDifference(engine, number, one.live.to(device), rule, room) for number, one in enumerate(mine)]
+            for engine, mine in zip(self.engines, self.of, strict=True)
+        ]
+        for differences, mine in zip(self.differences, self.of, strict=True):
+            for difference, one in zip(differences, mine, strict=True):
+                difference.set(one.master)
+
+    def choose(self, rank: int, tensor: int, k_blocks: int) -> None:
+        live = self.of[rank][tensor].live.to(self.device)
+        self.differences[rank][tensor].select(self.sync_round[rank], live, self.weights[rank], k_blocks)
+
+
+@pytest.mark.parametrize("values", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("rule", ["threshold", "topk", "random"])
+@pytest.mark.parametrize("islands", [[[0], [1], [2]], [[0, 1], [2]]])
+def test_a_device_chooses_of_live_weights_what_the_engine_does(
+    device: str, rule: Rule, values: Literal["float32", "float16", "int8"], islands: list[list[int]]
+) -> None:
+    """1. Ranks update, and messages come in any order: own parts are on their way, totals are in the masters and not in
+    the live weights. 2. A share of the blocks is sent, then all. 3. Messages, masters, live weights and figures are
+    those of ranks whose weights all cross to the CPU, bit for bit. 4. A weight that is not finite is counted."""
+    sizes, order = [16 * 300 + 5, 16 * 7], random.Random(4)
+    here = UpdateJob(islands, sizes, by_hand=True, selection=rule, values=values, seed=3)
+    with here, DeviceJob(device, rule, islands, sizes, values=values, seed=3) as there:
+        jobs = here, there
+        for number in range(8):
+            for rank in here.ranks:
+                k_blocks = 10**9 if number == 5 else 31
+                for job in jobs:
+                    if number == 6:
+                        job.weigh([1, 2, 3])
+                    if number == 7 and rank == 2:
+                        job.of[rank][0].live[100] = torch.nan
+                    job.walk(rank, k_blocks)
+                for _ in range(order.randrange(len(here.wire) + 1)):
+                    moved = order.randrange(1000)
+                    for job in jobs:
+                        job.move_one(moved)
+                if order.random() < 0.7:
+                    for job in jobs:
+                        job.catch_up(rank)
+                assert here.wire == there.wire
+        for job in jobs:
+            job.drain()
+            for rank in job.ranks:
+                job.catch_up(rank)
+        for rank in here.ranks:
+            for ours, theirs in zip(here.of[rank], there.of[rank], strict=True):
+                assert same_bits(ours.live, theirs.live)
+                assert same_bits(ours.master, theirs.master)
+            ours, theirs = (job.engines[rank].take_stats() for job in jobs)
+            assert ours[6:11] == theirs[6:11]  # blocks and bytes
+            assert ours[12:14] == theirs[12:14]  # what is outstanding, and updates
+            assert bool(ours[9]) == (rank == 2)
+
+
+def test_a_reference_is_what_weights_would_be_that_lack_nothing() -> None:
+    """1. Nothing changed since the weights were set: nothing crosses. 2. A part on its way is out of the reference. 3.
+    Weights that are set again have the master as reference."""
+    with UpdateJob([[0], [1]], [ENTRIES], by_hand=True) as job:
+        engine, mine = job.engines[0], job.of[0][0]
+        assert len(engine.take_reference(0)[0]) == 0
+        job.walk(0, 31)
+        index, values = engine.take_reference(0)
+        sent = job.parts[0, 0, 0].view(-1)
+        reference = mine.master.clone()
+        write_blocks(reference, index, values)
+        assert 0 < len(index) <= 31
+        assert torch.equal(reference, (mine.master - 2 * sent.float()))
+        assert list(engine.take_reference(0)[0]) == list(index)  # it may be another the next time
+        with pytest.raises(BadInput, match="it must hold the blocks of drift_blocks"):
+            engine.compress_chosen_live(1, 0, (index, values, Selection(1, 1, 0)), torch.zeros(16), 0.5)
+        job.walk(1, 31)
+        job.drain()
+        job.catch_up(0)
+        engine.set_live(0, None, 0.5, mine.live)
+        assert len(engine.take_reference(0)[0]) == 0
+    engine, _, _ = engine_of("threshold", "float32")
+    try:
+        with pytest.raises(BadInput, match="this engine exchanges gradients"):
+            engine.take_reference(0)
+    finally:
+        engine.close()
 
 
 def test_what_makes_no_sense_is_refused_and_changes_nothing() -> None:
@@ -160,7 +263,8 @@ def losses(exchanged: Literal["updates", "gradients"], values: Literal["float32"
 
 @pytest.mark.timeout(900)  # the first test compiles the kernels
 @pytest.mark.parametrize(
-    ("exchanged", "values"), [("gradients", "float32"), ("gradients", "int8"), ("updates", "float32")]
+    ("exchanged", "values"),
+    [("gradients", "float32"), ("gradients", "int8"), ("updates", "float32"), ("updates", "int8")],
 )
 def test_training_off_the_cpu_is_the_same_bit_for_bit(
     exchanged: Literal["updates", "gradients"],
@@ -169,13 +273,19 @@ def test_training_off_the_cpu_is_the_same_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """1. Each step copied every layer's gradient to the CPU: 4 GB of a model of 1 B parameters. 2. Its blocks are
-    chosen where it is, and they alone cross; with values of few bits, and exchanging updates, all is copied."""
+    chosen where it is, and they alone cross; of gradients with values of few bits all is copied. 3. So are those of the
+    weights, exchanging updates: with any values."""
     torch.manual_seed(0)
     expected = losses(exchanged, values)
     monkeypatch.setattr(Layer, "on_cpu", property(lambda _layer: False))
     monkeypatch.setattr(exchange, "CudaCopyStream", HostStream)
     # Of the selections alone, which one thread calls: the stand-in for CUDA knows no second.
     monkeypatch.setattr(cuda_device, "queue_of", lambda _arguments: CudaQueue(cuda_kernels_on_cpu, 0))
+
+    def crosses(*_: object) -> None:
+        raise AssertionError("all weights of a layer crossed to the CPU")
+
+    monkeypatch.setattr(ExchangeEngine, "compress_live", crosses)
     torch.manual_seed(0)
     assert losses(exchanged, values) == expected
 

@@ -63,11 +63,16 @@ class UpdateJob(Job):
                 mine.live += scale * chance.to(mine.live.dtype)
             self.did[rank][tensor] += mine.live.double() - before
             if self.by_hand and self.is_due(tensor, sync_round):
-                engine.compress_live(sync_round, tensor, mine.live.clone(), self.weights[rank], k_blocks)
+                self.choose(rank, tensor, k_blocks)
         engine.sum_updates(sync_round, self.weights[rank], [k_blocks] * len(self.sizes))
         self.sync_round[rank] += 1
         if wait:
             self.compute(rank)
+
+    def choose(self, rank: int, tensor: int, k_blocks: int) -> None:
+        """By hand, what a rank sends of a tensor."""
+        live = self.of[rank][tensor].live.clone()
+        self.engines[rank].compress_live(self.sync_round[rank], tensor, live, self.weights[rank], k_blocks)
 
     def is_due(self, tensor: int, sync_round: int) -> bool:
         return True

@@ -58,6 +58,10 @@ void bind_exchange_engine(nb::module_& m) {
         .def("compress", &P::compress, "sync_round"_a, "tensor"_a, "gradient"_a.none(), "weight"_a, "k_blocks"_a)
         .def("compress_chosen", &P::compress_chosen, "sync_round"_a, "tensor"_a, "index"_a.none(), "values"_a.none(),
              "found"_a, "nonfinite"_a)
+        .def("compress_chosen_live", &P::compress_chosen_live, "sync_round"_a, "tensor"_a, "index"_a.none(),
+             "values"_a.none(), "found"_a, "nonfinite"_a, "sample"_a.none(), "weight"_a)
+        .def("take_reference", &P::take_reference, "tensor"_a)
+        .def("drift_blocks", &P::drift_blocks, "tensor"_a)
         .def("selection_seed", &P::selection_seed, "sync_round"_a, "tensor"_a)
         .def("compress_live", &P::compress_live, "sync_round"_a, "tensor"_a, "live"_a.none(), "weight"_a,
              "k_blocks"_a)

@@ -126,6 +126,47 @@ void PythonEngine::compress_chosen(std::int64_t sync_round, std::size_t tensor, 
                                    nb::handle values_object, std::size_t found, std::size_t nonfinite) {
     ExchangeEngine& engine = core();
     if (engine.exchanges_updates()) refuse("this engine exchanges updates; hand over live weights with compress_live");
+    engine.compress(sync_round, tensor,
+                    chosen_elsewhere(engine, tensor, index_object, values_object, found, nonfinite));
+}
+
+void PythonEngine::compress_chosen_live(std::int64_t sync_round, std::size_t tensor, nb::handle index_object,
+                                        nb::handle values_object, std::size_t found, std::size_t nonfinite,
+                                        nb::handle sample_object, double weight) {
+    ExchangeEngine& engine = core();
+    if (!engine.exchanges_updates()) refuse("this engine exchanges gradients; it does not follow live weights");
+    if (engine.live(tensor).data != nullptr) refuse("the tensor was added with its live weights; call compress_live");
+    Gradient gradient = chosen_elsewhere(engine, tensor, index_object, values_object, found, nonfinite);
+    const Loaded sample = required(sample_object, "sample", Access::read);
+    check_entries(sample, engine.drift_blocks(tensor).size() * block_entries, "it must hold the blocks of drift_blocks");
+    gradient.sample.assign(sample.data, sample.data + sample.entries);
+    gradient.weight = checked_share(weight);
+    gradient.is_live = true;
+    engine.compress(sync_round, tensor, std::move(gradient));
+}
+
+nb::tuple PythonEngine::take_reference(std::size_t tensor) {
+    ExchangeEngine& engine = core();
+    if (!engine.exchanges_updates()) refuse("this engine exchanges gradients; it does not follow live weights");
+    if (engine.live(tensor).data != nullptr) refuse("the tensor was added with its live weights; call compress_live");
+    Part reference;
+    {
+        const GilReleased released(always);
+        reference = engine.take_reference(tensor);
+    }
+    return as_arrays(std::move(reference));
+}
+
+nb::tuple PythonEngine::drift_blocks(std::size_t tensor) {
+    const std::vector<std::uint32_t>& blocks = core().drift_blocks(tensor);
+    nb::list listed;
+    for (const std::uint32_t block : blocks) listed.append(block);
+    return nb::tuple(listed);
+}
+
+// Blocks that a selection on a device wrote.
+Gradient PythonEngine::chosen_elsewhere(ExchangeEngine& engine, std::size_t tensor, nb::handle index_object,
+                                        nb::handle values_object, std::size_t found, std::size_t nonfinite) {
     const Loaded index = required(index_object, "index", Access::read, index_entries);
     const Loaded values = required(values_object, "values", Access::read);
     check_entries(values, index.entries * block_entries, "it must hold 16 values for every index");
@@ -139,7 +180,7 @@ void PythonEngine::compress_chosen(std::int64_t sync_round, std::size_t tensor, 
     Gradient gradient{nullptr, ValueFormat::float32, 0, 1, {}};
     gradient.chosen = copied(units);
     gradient.selection = {units.count, found, nonfinite};
-    engine.compress(sync_round, tensor, std::move(gradient));
+    return gradient;
 }
 
 // The tensor's own live buffer, or one handed over for it, which `buffer` keeps alive.

@@ -50,6 +50,11 @@ class PythonEngine {
                   std::int64_t k_blocks);
     void compress_chosen(std::int64_t sync_round, std::size_t tensor, nb::handle index_object, nb::handle values_object,
                          std::size_t found, std::size_t nonfinite);
+    void compress_chosen_live(std::int64_t sync_round, std::size_t tensor, nb::handle index_object,
+                              nb::handle values_object, std::size_t found, std::size_t nonfinite,
+                              nb::handle sample_object, double weight);
+    nb::tuple take_reference(std::size_t tensor);
+    nb::tuple drift_blocks(std::size_t tensor);
     void compress_live(std::int64_t sync_round, std::size_t tensor, nb::handle live_object, double weight,
                        std::int64_t k_blocks);
     void await_compressed(double deadline_s, const std::vector<std::size_t>& tensors);
@@ -87,6 +92,8 @@ class PythonEngine {
     nb::tuple take_stats();
 
   private:
+    static Gradient chosen_elsewhere(ExchangeEngine& engine, std::size_t tensor, nb::handle index_object,
+                                     nb::handle values_object, std::size_t found, std::size_t nonfinite);
     static Live live_for(ExchangeEngine& engine, std::size_t tensor, nb::handle object, std::optional<Loaded>& buffer,
                          Access access = Access::read);
     bool forked() const { return getpid() != process_; }

@@ -96,7 +96,7 @@ std::size_t ExchangeEngine::add_tensor(const TensorSettings& settings) {
 void ExchangeEngine::compress(std::int64_t sync_round, std::size_t tensor, Gradient gradient) {
     Tensor& t = at(tensor);
     if (islands_.follows()) refuse("this rank follows its island's leader, which sends for it; call sum_updates alone");
-    if (gradient.is_live && !t.weights.has_live()) note_copy(sync_round, t, gradient);
+    if (gradient.is_live && gradient.chosen == nullptr && !t.weights.has_live()) note_copy(sync_round, t, gradient);
     const std::lock_guard<std::mutex> lock(mutex_);
     check_open();
     check_compress(sync_round, t);

@@ -172,6 +172,12 @@ class ExchangeEngine {
     // Exchanging updates, at once: out [entries] becomes the master, at whatever round it is.
     void read_master(std::size_t tensor, float* out);
 
+    // Exchanging updates, of a tensor whose live weights and difference are elsewhere: the blocks in which the reference
+    // is another than when it was last taken. The reference is what live would be if it lacked nothing; a choice of
+    // blocks of weight * (reference - live) follows before the next call, and before changes are taken.
+    Part take_reference(std::size_t tensor);
+    const std::vector<std::uint32_t>& drift_blocks(std::size_t tensor) const { return at(tensor).drift.blocks(); }
+
     // Exchanging updates, between two updates and with nothing on the way: live, this rank's own weights or a buffer
     // for those kept elsewhere, becomes what it is for a rank that has not sent `residual` [entries], null: nothing,
     // and whose updates count `weight` until the next round says otherwise.

@@ -129,7 +129,10 @@ Selected ExchangeEngine::compress_live(Tensor& tensor, std::int64_t sync_round, 
     const std::lock_guard<std::mutex> lock(tensor.weights_mutex);
     if (std::exchange(tensor.weight, live.weight) != live.weight) tensor.drift.forget();
     Selected own;
-    {
+    if (live.chosen != nullptr) {
+        tensor.drift.before(live.sample);
+        own = tensor.selector.encode(live, format_of(tensor, sync_round), scratch);
+    } else {
         const Shifted shifted(tensor.weights, tensor.pending.missing_from_copy(live.takes), scratch);
         const Copies copies{tensor.weights.master(), live.data,     live.format,
                             live.weight,             live.k_blocks, tensor.rounding.lost()};
@@ -141,6 +144,31 @@ Selected ExchangeEngine::compress_live(Tensor& tensor, std::int64_t sync_round, 
     tensor.pending.forget(live.takes);
     tensor.pending.add(sync_round, own.encoded.part, 1 / live.weight);
     return own;
+}
+
+// What Shifted makes of the master, entry by entry in the same order, of a copy of the blocks that may have changed.
+Part ExchangeEngine::take_reference(std::size_t tensor) {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        check_open();
+    }
+    Tensor& t = at(tensor);
+    const std::lock_guard<std::mutex> lock(t.weights_mutex);
+    const std::vector<PendingUpdate> pending = t.pending.missing_from_copy(t.pending.takes());
+    for (const PendingUpdate& one : pending) t.weights.mark_changed(one.units);
+    Part reference(t.weights.changed_blocks());
+    t.weights.take_changes(reference.index.get(), reference.values.get());
+    for (const auto& [units, factor] : pending) {
+        const float shift = -factor;
+        std::size_t at = 0;
+        for (std::size_t k = 0; k < units.count; ++k) {
+            while (reference.index[at] != units.index[k]) ++at;  // it is there, and both ascend
+            for (std::size_t i = 0; i < block_entries; ++i)
+                reference.values[at * block_entries + i] += shift * units.values[k * block_entries + i];
+        }
+        t.weights.mark_changed(units);  // what is pending now is not the next time
+    }
+    return reference;
 }
 
 void ExchangeEngine::note_copy(std::int64_t sync_round, Tensor& tensor, const Gradient& live) {
@@ -163,7 +191,10 @@ void ExchangeEngine::set_live(std::size_t tensor, const Live& live, const float*
     t.weight = weight;
     t.drift.forget();
     t.rounding.set(live, t.weights.master(), residual, 1 / weight);
-    if (!t.weights.has_live()) t.rounding.note_copy(live);
+    if (!t.weights.has_live()) {
+        t.rounding.note_copy(live);
+        t.weights.forget_changes();
+    }
     t.pending.mark_published();
 }
 

@@ -25,8 +25,13 @@ class Drift {
     // What is outstanding changed otherwise than by an update and a choice; so is an update before the first choice.
     void forget() { known_ = false; }
 
+    // The blocks of the sample, ascending.
+    const std::vector<std::uint32_t>& blocks() const { return index_; }
+
     // Before the choice: `of` is what was outstanding after the last one, and the updates since.
     void before(const Difference& of);
+    // The same of a difference that is elsewhere: its blocks of the sample, [blocks(), 16].
+    void before(const std::vector<float>& sample) { before_ = sample; }
 
     // After it: `sent` is what the receivers read. Of a first choice nothing is known of the update, and all is 0.
     DriftSquares after(const Units& sent);

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "../../cpu/select/compress.hpp"
 #include "../../cpu/select/difference.hpp"
@@ -21,8 +22,9 @@ struct Gradient {
     std::shared_ptr<const void> owner{};  // keeps `data` alive
     bool is_live = false;               // no gradient: this rank's own weights, after its own update
     std::uint64_t takes = 0;            // how often changes for those weights were taken before they were copied
-    SharedPart chosen{};                // not null: blocks of a gradient elsewhere, with what `selection` counted there
+    SharedPart chosen{};  // not null: blocks of a gradient or difference elsewhere, with what `selection` counted there
     Selection selection{0, 0, 0};
+    std::vector<float> sample{};        // of chosen blocks of live weights elsewhere: as Drift::before takes it
 };
 
 // Two copies of one tensor, of which the difference is what this rank has not sent.

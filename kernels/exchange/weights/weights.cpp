@@ -41,10 +41,16 @@ Weights::Weights(const Parameters& parameters)
 
 std::size_t Weights::update(const Units& total, const Hyperparameters& hyper) {
     const std::size_t left_out = apply_update(parameters_, total, hyper, 1, best_path());
-    for (std::size_t k = 0; k < total.count; ++k)
-        changed_[total.index[k] / 64] |= std::uint64_t{1} << (total.index[k] % 64);
+    mark_changed(total);
     return left_out;
 }
+
+void Weights::mark_changed(const Units& blocks) {
+    for (std::size_t k = 0; k < blocks.count; ++k)
+        changed_[blocks.index[k] / 64] |= std::uint64_t{1} << (blocks.index[k] % 64);
+}
+
+void Weights::forget_changes() { std::fill(changed_.begin(), changed_.end(), 0); }
 
 template <typename Visit>
 void Weights::visit_changed(const Visit& visit) {

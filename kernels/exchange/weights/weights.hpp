@@ -32,6 +32,11 @@ class Weights {
     // Copies the blocks changed since the last call into live.
     void publish();
 
+    // Blocks that somebody who keeps a copy shall be told again.
+    void mark_changed(const Units& blocks);
+    // Somebody has all of the master as it is.
+    void forget_changes();
+
     std::size_t changed_blocks() const;
 
     // The same blocks for somebody who keeps the copy: index [changed_blocks], values [changed_blocks, 16], the last
