@@ -23,5 +23,5 @@ def announce_cpu_kernels(session: Session, device: torch.device) -> None:
     session.notice(
         LEVEL_WARNING,
         f"rank {session.place.rank} runs Atoll's kernels on the CPU, on copies of the GPU's tensors, which is slower: "
-        f"{missing.reason}. To run them on the GPU, {missing.next_step}",
+        f"{missing.reason}; {missing.next_step}",
     )

@@ -14,6 +14,7 @@ import torch
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.kernel_notice import announce_cpu_kernels
 from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
 from atoll.agent.runtime.step.optimizers.as_one import as_one
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
@@ -58,6 +59,8 @@ class MastersUpdate(ABC):
         self._first_step = 0
         self._share = 1.0  # of this rank, of a whole batch
         self._open = self._muted = False  # muted: a rehearsal: nothing of it is exchanged
+        for device in {tensor.live.device for tensor in tensors}:
+            announce_cpu_kernels(context.session, device)
         self._exchange = LayerExchange(tensors, context.session.collective_timeout_s)
         self._tensors, self._layers = tensors, self._exchange.layers
         shared = 0 if context.session.device.type == "cuda" else max(1, torch.get_num_threads())

@@ -13,7 +13,6 @@ from typing import Final
 import torch
 
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.kernel_notice import announce_cpu_kernels
 from atoll.agent.runtime.step.backward.gradient_passes import refuse_second, refuse_sparse
 from atoll.agent.runtime.step.backward.local_passes import LocalPasses
 from atoll.agent.runtime.step.capabilities import Pass, WorkerContext
@@ -53,8 +52,6 @@ class GradientExchange(MastersUpdate):
         layers = lay_out_for_gradients(context.model, self._only, self._rates, lazy=settings.momentum == "lazy")
         tensors = [EngineTensor.of(layer) for layer in layers]
         super().__init__(context, options, pace, tensors, "engine" if settings.error_feedback else "none")
-        for device in {layer.parameter.device for layer in layers}:
-            announce_cpu_kernels(context.session, device)
         self._selectors = self._on_devices()
         self._taken = [TakenGradient.like(layer.parameter) for layer in layers]
         self._written = WrittenWeights(layers)

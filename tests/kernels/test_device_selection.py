@@ -290,22 +290,24 @@ def test_training_off_the_cpu_is_the_same_bit_for_bit(
     assert losses(exchanged, values) == expected
 
 
+@pytest.mark.parametrize("exchanged", ["gradients", "updates"])
 def test_a_device_without_code_trains_to_the_same_bits_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    exchanged: Literal["updates", "gradients"], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """1. A V100 and a build of nvcc 13: the first backward pass failed. 2. Whole gradients go to the CPU, no block is
-    chosen on the device, and run.prepare says why."""
+    """1. A V100 and a build of nvcc 13: the first backward pass failed. 2. Whole gradients, or weights, go to the CPU,
+    no block is chosen on the device, and run.prepare says why."""
     torch.manual_seed(0)
-    expected = losses("gradients", "float32")
+    expected = losses(exchanged, "float32")
     monkeypatch.setattr(Layer, "on_cpu", property(lambda _layer: False))
     monkeypatch.setattr(exchange, "CudaCopyStream", HostStream)
-    for module in (gradient_exchange, kernel_notice):
+    for module in (exchange, gradient_exchange, kernel_notice):
         monkeypatch.setattr(module, "why_on_cpu", lambda _device: NoCode("no code for 7.0", "use CUDA 12"))
     monkeypatch.setattr(gradient_exchange, "DeviceSelector", None)
+    monkeypatch.setattr(exchange, "DeviceDifference", None)
     monkeypatch.setattr(kernel_notice, "_announced", set())
     torch.manual_seed(0)
     capsys.readouterr()
-    assert losses("gradients", "float32") == expected
+    assert losses(exchanged, "float32") == expected
     said = capsys.readouterr()
     assert (said.out + said.err).count(
         "on the CPU, on copies of the GPU's tensors, which is slower: no code for 7.0"

@@ -25,4 +25,4 @@ def test_a_worker_says_once_for_each_device_that_kernels_run_on_the_cpu(monkeypa
         kernel_notice.announce_cpu_kernels(session, device)
     (text,) = said
     assert text.startswith("rank 3 runs Atoll's kernels on the CPU")
-    assert text.endswith("the build has no code for 7.0. To run them on the GPU, use CUDA 12")
+    assert text.endswith("the build has no code for 7.0; use CUDA 12")
