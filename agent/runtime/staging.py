@@ -22,6 +22,8 @@ DEPTH: Final = 4
 LEFT_FREE_BYTES: Final = 1 << 30
 LEFT_FREE_SHARE: Final = 1 / 20
 """Of a device's memory. Clones leave so much to the training that goes on beside them, and LEFT_FREE_BYTES at least."""
+MOST_UPLOADED_BYTES: Final = 256 << 20
+"""Of pinned memory that a device may have yet to read, unless one tensor alone has more: some 10 ms of its link."""
 MOST_CPU_BYTES: Final = 32 << 20
 """Of tensors in the CPU's memory beside a device's that are cloned on the training thread: some 5 ms."""
 _CLONE_ALIGNED: Final = 512  # bytes, as torch aligns what it allocates
@@ -43,6 +45,10 @@ class CopyStream(Protocol):
 
     def copy(self, source: torch.Tensor, into: torch.Tensor, after: Any) -> Callable[[], None]:
         """Queue a copy for after a mark; calling what is returned waits for it."""
+
+    def upload(self, source: torch.Tensor, into: torch.Tensor) -> Callable[[], None]:
+        """Queue a copy from pinned memory into a device's tensor of any floating dtype, among what the calling thread
+        queues; calling what is returned waits for it."""
 
     def has_room(self, size: int) -> bool:
         """Whether clones of so many bytes leave enough of the device's memory to training."""
@@ -81,6 +87,14 @@ class CudaCopyStream:
             into.copy_(source, non_blocking=True)
         copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # its waiter sleeps
         copied.record(self._stream)
+        return copied.synchronize
+
+    def upload(self, source: torch.Tensor, into: torch.Tensor) -> Callable[[], None]:
+        # Of another dtype torch would convert on the CPU, into pageable memory, and wait for the copy.
+        there = source if source.dtype == into.dtype else source.to(into.device, non_blocking=True)
+        into.copy_(there, non_blocking=True)
+        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # its waiter sleeps
+        copied.record(torch.cuda.current_stream(into.device))
         return copied.synchronize
 
     def has_room(self, size: int) -> bool:
@@ -216,6 +230,25 @@ class StagingRing:
         plain = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor.resolve_neg()
         flat = plain.detach().reshape(-1).view(torch.uint8)
         return ahead(self.begin(flat[at : at + PIECE_BYTES]) for at in range(0, flat.numel(), PIECE_BYTES))
+
+
+class PinnedUploads:
+    """Copies of the CPU's memory into a device's tensors, among what the calling thread queues there: it waits for none
+    as long as MOST_UPLOADED_BYTES suffice. One thread at a time."""
+
+    def __init__(self, stream: CopyStream) -> None:
+        self._stream = stream
+        self._under_way: deque[tuple[torch.Tensor, Callable[[], None]]] = deque()  # oldest first
+
+    def write(self, fill: Callable[[torch.Tensor], None], into: torch.Tensor) -> None:
+        """fill: writes the content, float32 of `into`'s length, into what it is given."""
+        size = into.numel() * torch.float32.itemsize
+        while self._under_way and sum(one.nbytes for one, _ in self._under_way) + size > MOST_UPLOADED_BYTES:
+            _, wait = self._under_way.popleft()
+            wait()
+        memory = self._stream.pinned(size).view(torch.float32)  # torch keeps it for the next of its size
+        fill(memory)
+        self._under_way.append((memory, self._stream.upload(memory, into)))
 
 
 def staging_ring(device: torch.device) -> StagingRing | None:

@@ -13,7 +13,7 @@ from humanize import naturalsize
 
 from atoll.agent.runtime.agent_link.waiting import waiting
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.staging import CopyStream, CudaCopyStream, StagingRing
+from atoll.agent.runtime.staging import CopyStream, CudaCopyStream, PinnedUploads, StagingRing
 from atoll.errors import DeadlineExceeded, PeerLost
 from atoll.kernels.cuda_device import why_on_cpu
 from atoll.kernels.exchange_engine import ExchangeEngine, Selection
@@ -46,6 +46,7 @@ class LayerExchange:
         self._engine: ExchangeEngine | None = None
         self._offload: Offload | None = None
         self._stream: CopyStream | None = None
+        self._uploads: PinnedUploads | None = None
         self._differences: dict[int, DeviceDifference] = {}  # by number
         self.leads = True
         """Whether this rank exchanges: alone in its island, or the first of a replica's."""
@@ -109,6 +110,8 @@ class LayerExchange:
             )
             tensor.given(number, owner_sum, islands[owner][0] if owned else None)
         self.change_pace(1, pace)
+        if not all(tensor.on_cpu for tensor in self.tensors):
+            self._uploads = PinnedUploads(CudaCopyStream(session.device))
         elsewhere = [tensor for tensor in self.tensors if self.leads and not tensor.on_cpu]
         if elsewhere:
             self._stream = stream = CudaCopyStream(session.device)
@@ -237,6 +240,16 @@ class LayerExchange:
         copy = torch.empty_like(tensor.master)
         self.engine.read_master(tensor.number, copy)
         return copy
+
+    def write_master(self, tensor: EngineTensor, into: torch.Tensor) -> None:
+        """Exchanging updates: write the master at whatever sync round it is into memory [N] as the live weights have.
+        On a device it is there for what is queued from now on."""
+        if self._uploads is not None and not tensor.on_cpu:
+            self._uploads.write(partial(self.engine.read_master, tensor.number), into)
+        elif into.dtype == torch.float32:
+            self.engine.read_master(tensor.number, into)
+        else:
+            into.copy_(self.read_master(tensor))
 
     def await_masters(self, tensors: Sequence[EngineTensor], number: int) -> None:
         """Of a rank that does not lead: until those of these tensors are at sync round `number`. Raises PeerLost."""

@@ -83,10 +83,7 @@ class ForwardWeights:
         values = self._values.get(tensor.number)
         if values is None:
             values = self._values[tensor.number] = torch.empty_like(tensor.live)
-        if tensor.on_cpu and values.dtype == torch.float32:
-            self._exchange.engine.read_master(tensor.number, values)
-        else:
-            values.copy_(self._exchange.read_master(tensor))
+        self._exchange.write_master(tensor, values)
         for layer, part in tensor.parts(values):
             layer.aside, layer.parameter.data = layer.parameter.data, layer.shaped(part)
             self._versions[id(layer.parameter)] = layer.parameter._version

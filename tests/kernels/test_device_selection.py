@@ -54,6 +54,9 @@ class HostStream:
         yield
 
     def copy(self, source: torch.Tensor, into: torch.Tensor, after: None) -> Callable[[], None]:
+        return self.upload(source, into)
+
+    def upload(self, source: torch.Tensor, into: torch.Tensor) -> Callable[[], None]:
         into.copy_(source)
         return lambda: None
 
@@ -227,9 +230,14 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing() -> None:
 
 
 def losses(exchanged: Literal["updates", "gradients"], values: Literal["float32", "int8"]) -> list[float]:
+    return trained(atoll.StaleSparse(exchange=exchanged, sparsity=0.5, values=values, staleness=0))
+
+
+def trained(strategy: atoll.StaleSparse | atoll.LocalSteps) -> list[float]:
+    """Return the losses, and what each tensor has of the rank's own and at the end, as a sum."""
     inputs = torch.randn(60, 41, generator=torch.Generator().manual_seed(1))
     data = torch.utils.data.TensorDataset(inputs, inputs[:, :1] * 2)
-    run = atoll.init(seed=5, strategy=atoll.StaleSparse(exchange=exchanged, sparsity=0.5, values=values, staleness=0))
+    run = atoll.init(seed=5, strategy=strategy)
     try:
         model = nn.Sequential(nn.Linear(41, 40), nn.Tanh(), nn.Linear(40, 1), nn.Linear(1, 1, bias=False))
         unused = nn.Linear(3, 2)
@@ -245,7 +253,9 @@ def losses(exchanged: Literal["updates", "gradients"], values: Literal["float32"
                 optimizer.step()
                 optimizer.zero_grad()
                 found.append(loss.item())
-        if exchanged == "gradients":  # what a checkpoint in memory has of this rank's own, and one on disk
+        if (
+            isinstance(strategy, atoll.StaleSparse) and strategy.exchange == "gradients"
+        ):  # what a checkpoint in memory has of this rank's own, and one on disk
             assert run._training is not None
             durable = run._training._exchange.durable
             kept = {name: np.zeros(entries, np.float32) for name, entries in durable.rolling().residuals().items()}
@@ -288,6 +298,27 @@ def test_training_off_the_cpu_is_the_same_bit_for_bit(
     monkeypatch.setattr(ExchangeEngine, "compress_live", crosses)
     torch.manual_seed(0)
     assert losses(exchanged, values) == expected
+
+
+def test_passes_at_the_masters_take_them_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. Each forward pass brought the whole model from pageable memory. 2. It comes through pinned memory, and passes
+    see the same values, bit for bit."""
+    strategy = atoll.LocalSteps(gradients="masters", density=0.5, staleness=0)
+    torch.manual_seed(0)
+    expected = trained(strategy)
+    written: list[int] = []
+
+    def upload(self: HostStream, source: torch.Tensor, into: torch.Tensor) -> Callable[[], None]:
+        written.append(len(into))
+        into.copy_(source)
+        return lambda: None
+
+    monkeypatch.setattr(HostStream, "upload", upload)
+    monkeypatch.setattr(Layer, "on_cpu", property(lambda _layer: False))
+    monkeypatch.setattr(exchange, "CudaCopyStream", HostStream)
+    torch.manual_seed(0)
+    assert trained(strategy) == expected
+    assert len(written) >= 24  # a step each, at the least
 
 
 @pytest.mark.parametrize("exchanged", ["gradients", "updates"])

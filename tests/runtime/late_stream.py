@@ -52,6 +52,9 @@ class LateStream:
 
         return wait
 
+    def upload(self, source: torch.Tensor, into: torch.Tensor) -> Callable[[], None]:
+        return self.copy(source, into, self.mark())
+
     def has_room(self, size: int) -> bool:
         return size <= self.room
 

@@ -12,9 +12,10 @@ import torch
 from late_stream import LateStream, count_as_a_devices
 from torch import nn
 
+from atoll.agent.runtime import staging
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of, deserialized, serialized
 from atoll.agent.runtime.checkpoints.memory.shards.live_state import Piece, Sources
-from atoll.agent.runtime.staging import DEPTH, PIECE_BYTES, CudaCopyStream, StagingRing, to_cpu
+from atoll.agent.runtime.staging import DEPTH, PIECE_BYTES, CudaCopyStream, PinnedUploads, StagingRing, to_cpu
 from atoll.errors import AtollError
 from atoll.strategies.shared_masters.offload import Offload, PinnedRing
 
@@ -94,6 +95,23 @@ def test_tensors_cross_when_the_thread_that_needs_them_asks() -> None:
         assert all(torch.equal(copy, one) for copy, one in zip(copies, tensors, strict=False))
     assert stream.copied_after == [2] * 4 + [3] * 5  # the first mark is the ring's own
     assert stream.pinned_bytes == DEPTH * PIECE_BYTES
+
+
+def test_uploads_wait_for_the_oldest_alone_once_pinned_memory_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. Three tensors of a third of the bound are queued without a wait. 2. The fourth waits for the first. 3. One
+    that is larger than the bound waits for all before it. 4. Each arrives as it was written, in the device's dtype."""
+    monkeypatch.setattr(staging, "MOST_UPLOADED_BYTES", 3 * 4 * 10)
+    stream = LateStream()
+    uploads, arrived = PinnedUploads(stream), [torch.zeros(10, dtype=torch.bfloat16) for _ in range(4)]
+    arrived.append(torch.zeros(50))
+    under_way = []
+    for value, into in enumerate(arrived, 1):
+        uploads.write(lambda memory, value=value: memory.fill_(value), into)  # type: ignore[misc]
+        under_way.append(len(stream.queued))
+    assert under_way == [1, 2, 3, 3, 1]
+    assert [float(one.sum()) for one in arrived] == [10.0, 20.0, 30.0, 40.0, 0.0]
+    stream.queued[0].into.copy_(stream.queued[0].source)
+    assert float(arrived[-1].sum()) == 250.0
 
 
 def test_the_state_is_not_cloned_where_training_needs_the_room() -> None:
@@ -183,3 +201,10 @@ def test_on_a_gpu() -> None:
         ring.follow()
         seen = np.concatenate([piece.copy() for piece in ring.staged(tensor)])
         assert np.array_equal(seen, np.frombuffer(bytes_of(tensor.cpu()), np.uint8))
+    uploads = PinnedUploads(CudaCopyStream(device))
+    for dtype in (torch.float32, torch.bfloat16):
+        into = [torch.empty(BIG, dtype=dtype, device=device) for _ in range(8)]
+        torch.cuda._sleep(10**8)
+        for value, one in enumerate(into):
+            uploads.write(lambda memory, value=value: memory.fill_(value), one)  # type: ignore[misc]
+        assert all(bool((one == value).all()) for value, one in enumerate(into))
