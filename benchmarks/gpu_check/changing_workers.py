@@ -38,14 +38,15 @@ SHAPES: Final = {
     "cuda": Shape("2 M", width=128, layers=4, heads=4, context=64, vocabulary=4096, batch=12),
     "cpu": Shape("0.1 M", width=64, layers=2, heads=2, context=32, vocabulary=256, batch=12),
 }
-EPOCH_STEPS: Final = 20
+EPOCH_STEPS: Final = 100
 EPOCHS: Final = 10_000
 """More than are trained: OUT/last-epoch ends it."""
 SAMPLE_S: Final = 0.01
 KILLED: Final = 1
 """Rank."""
-KILLED_AFTER: Final = 20
-"""Steps, after which a worker is killed."""
+KILLED_BETWEEN: Final = (40, 70)
+"""Steps of an epoch. `local-steps` goes back to the newest state in memory, some ten steps, and in place only within an
+epoch."""
 JOINED_STEPS: Final = 10
 """Steps of the worker that joins, after which training may end."""
 UP_LIMIT_S: Final = {"cuda": 45.0, "cpu": 90.0}
@@ -182,9 +183,11 @@ async def _outcome(client: AsyncClient, device: str, strategy: str, out: Path) -
 
 
 async def _trial(client: AsyncClient, job: str, out: Path, limit_s: float) -> Trial:
-    begun = await _seen(
-        client, job, "trains", limit_s, lambda now: len(now.workers) == AGENTS and now.progress.step >= KILLED_AFTER
-    )
+    def is_in_mid_epoch(now: pb.Job) -> bool:
+        first, last = KILLED_BETWEEN
+        return len(now.workers) == AGENTS and first <= now.progress.step % EPOCH_STEPS <= last
+
+    begun = await _seen(client, job, "trains in the middle of an epoch", limit_s, is_in_mid_epoch)
     pids = {worker.rank: worker.status.pid for worker in begun.workers}
     killed_s = time.monotonic()
     os.kill(pids.pop(KILLED), signal.SIGKILL)
@@ -233,10 +236,10 @@ def _trained(out: Path, rank: int, since_s: float) -> int:
 
 
 def _end_after_next_epoch(out: Path) -> None:
-    """Ranks are less than an epoch apart, so that each reads the number before that epoch ends."""
+    """Ranks are a step apart, and an epoch takes seconds: each reads the number before that epoch ends."""
     newest = max(_lines(out, int(path.stem.partition("-")[2]))[-1]["epoch"] for path in out.glob("steps-*.jsonl"))
     part = out / "last-epoch.part"
-    part.write_text(str(newest + 2))
+    part.write_text(str(newest + 1))
     part.rename(out / "last-epoch")
 
 
