@@ -19,6 +19,8 @@ from atoll.controller.state.store import Delete, DeletePrefix, Fence, Put
 
 GONE, NEW = "gone-0001", "new-0001"
 MOST_CALLS = 60
+TTL_S = 6
+"""A machine at load 10 once renewed no lease for 3 s, and the leader was right to give up."""
 
 
 async def put(store: EtcdStore, name: str, **fields: object) -> None:
@@ -85,7 +87,7 @@ async def test_whatever_answer_of_etcd_is_lost_a_candidate_leads_in_the_end(stor
         await store.commit([DeletePrefix("/atoll/")])
         losing = LosingAnswers(store)
         losing.arm(at)
-        leadership = await asyncio.wait_for(Election(losing, keys.LEADER, b"me", 3).campaign(), 30)
+        leadership = await asyncio.wait_for(Election(losing, keys.LEADER, b"me", TTL_S).campaign(), 30)
         async with asyncio.timeout(30):
             while not losing.lost:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
