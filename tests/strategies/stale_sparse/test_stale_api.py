@@ -259,7 +259,8 @@ def test_weights_that_the_script_writes_are_refused_where_no_shared_parameter_ta
 
     with pytest.raises(BadInput, match=r'the script wrote parameter 0\.weight .* Use exchange = "updates"'):
         train()
-    assert steps == (4 if through_data else 1)  # at the epoch's end, or at the next step
+    # At an epoch's end, of the first one that has blocks which no later round wrote anew; else at the next step.
+    assert steps in ({4, 8} if through_data else {1})
 
 
 def test_shared_values_that_a_pass_uses_are_not_to_be_written(job: Job) -> None:
