@@ -59,7 +59,7 @@ class AgentSettings:
     """Slows this node's devices down to this share of their speed, for tests and demos on equal hardware."""
 
     share_gpu: int = 1
-    """How many agents share each of this node's GPUs: it announces that part of a GPU's memory and speed."""
+    """Agents that share each of this node's GPUs. This one announces its part of their memory and speed."""
 
     threads: int | None = None
     """OMP_NUM_THREADS of workers. None: the cores that this agent may use, or of a worker bound to a NUMA node

@@ -231,7 +231,7 @@ class ExchangeEngine:
     def compress_chosen_live(
         self, sync_round: int, tensor: int, chosen: tuple[Any, Any, Counted], sample: Any, weight: float
     ) -> None:
-        """As `compress_live`, of blocks of weight * (reference - live) that were chosen where both are, on a device.
+        """Send blocks of weight * (reference - live) that a device chose, as `compress_live` sends its own.
 
         chosen: index, values and counted as for `compress_chosen`. sample: float32 [S, 16] on the CPU, copied: the
         difference's `drift_blocks` before the choice, the last one with zeros beyond the tensor's end. What rounding to

@@ -51,7 +51,7 @@ class CopyStream(Protocol):
         queues; calling what is returned waits for it."""
 
     def has_room(self, size: int) -> bool:
-        """Whether clones of so many bytes leave enough of the device's memory to training."""
+        """Return whether clones of so many bytes leave enough of the device's memory to training."""
 
     def clone(self, tensors: Sequence[torch.Tensor], after: Any) -> tuple[list[torch.Tensor], Any]:
         """Queue clones of the device's tensors for after a mark, each contiguous; returns them and the mark of their
@@ -85,17 +85,13 @@ class CudaCopyStream:
     def copy(self, source: torch.Tensor, into: torch.Tensor, after: torch.cuda.Event) -> Callable[[], None]:
         with self.after(after):
             into.copy_(source, non_blocking=True)
-        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # its waiter sleeps
-        copied.record(self._stream)
-        return copied.synchronize
+        return _end_of(self._stream)
 
     def upload(self, source: torch.Tensor, into: torch.Tensor) -> Callable[[], None]:
         # Of another dtype torch would convert on the CPU, into pageable memory, and wait for the copy.
         there = source if source.dtype == into.dtype else source.to(into.device, non_blocking=True)
         into.copy_(there, non_blocking=True)
-        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # its waiter sleeps
-        copied.record(torch.cuda.current_stream(into.device))
-        return copied.synchronize
+        return _end_of(torch.cuda.current_stream(into.device))
 
     def has_room(self, size: int) -> bool:
         free, total = torch.cuda.mem_get_info(self._device)
@@ -119,6 +115,13 @@ class CudaCopyStream:
 
     def hold(self, mark: torch.cuda.Event) -> None:
         torch.cuda.current_stream(self._device).wait_event(mark)
+
+
+def _end_of(stream: torch.cuda.Stream) -> Callable[[], None]:
+    """Return what waits, asleep, for all that was queued on this stream so far."""
+    end = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # its waiter sleeps
+    end.record(stream)
+    return end.synchronize
 
 
 @cache
@@ -265,9 +268,7 @@ def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.cpu()
     copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
     copy.copy_(tensor, non_blocking=True)
-    copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # its waiter sleeps
-    copied.record(torch.cuda.current_stream(tensor.device))
-    copied.synchronize()
+    _end_of(torch.cuda.current_stream(tensor.device))()
     return copy
 
 

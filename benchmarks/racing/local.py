@@ -130,7 +130,7 @@ class SparseLoCo:
 
 
 def largest_of_chunks(values_N: torch.Tensor, kept: int) -> torch.Tensor:
-    """What the receiver sees [N] of the `kept` largest entries of each CHUNK, in 2 bits."""
+    """Return the `kept` largest entries of each CHUNK as the receiver reads them in 2 bits [N]; zeros elsewhere."""
     chunks = -(-values_N.numel() // CHUNK)
     padded = values_N.new_zeros(chunks * CHUNK)
     padded[: values_N.numel()] = values_N

@@ -75,7 +75,7 @@ class DeviceSelector:
         self._controller = _native.ThresholdController(1)
 
     def select(self, gradient: torch.Tensor | None, weight: float, k_blocks: int, seed: int) -> ChosenBlocks:
-        """At most `k_blocks` blocks of residual + weight * gradient; the rest becomes the residual.
+        """Choose at most `k_blocks` blocks of residual + weight * gradient; the rest becomes the residual.
 
         gradient: float32, float16 or bfloat16 [N] of the device; None, or weight 0: the residual alone. seed: for
         `random` selection, the same on all ranks. Waits for the device."""
@@ -107,7 +107,7 @@ class DeviceSelector:
 
 
 class DeviceDifference:
-    """What this rank's own live weights of a tensor, float32 on a device, are ahead of the masters. Takes 4 bytes an
+    """Difference of this rank's live weights of a tensor, float32 on a device, from the masters. It takes 4 bytes an
     entry there. `set` on the training thread, with nothing on the way; `select` on one thread, with the stream current
     on which it shall work, which follows the last update of the weights."""
 

@@ -49,7 +49,7 @@ class LoaderSettings:
     num_workers: int = 0
     collate_fn: Callable[[list[Any]], Any] | None = None
     pin_memory: bool | None = None
-    """Whether torch pins batches; None: on a CUDA device the loader copies them through pinned memory itself."""
+    """True: torch pins batches. None: on a CUDA device the loader copies them through pinned memory itself."""
     prefetch_factor: int | None = None
     persistent_workers: bool = False
     worker_init_fn: Callable[[int], None] | None = None

@@ -57,7 +57,7 @@ def _moved_tensor(tensor: torch.Tensor, device: torch.device, pinned: bool | Non
 
 
 def _can_be_pinned(tensor: torch.Tensor) -> bool:
-    """Whether a copy in pinned memory is the same tensor: subclasses and autograd's know more than their bytes."""
+    """Return whether a copy in pinned memory is the same tensor. Subclasses and autograd's tensors are more."""
     plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
     return plain and not tensor.requires_grad and not tensor.is_pinned()
 
