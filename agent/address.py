@@ -8,7 +8,7 @@ import socket
 
 from atoll.agent.routes import address_towards
 from atoll.errors import BadInput
-from atoll.rpc import is_loopback, split_address
+from atoll.network.rpc import is_loopback, split_address
 
 
 def route_address(controller: str) -> str:

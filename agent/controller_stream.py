@@ -21,8 +21,8 @@ from atoll.agent.settings import AgentSettings
 from atoll.agent.supervisor.shell import Supervisor
 from atoll.agent.telemetry.devices import Device
 from atoll.errors import AtollError, BadInput, Conflict, ControllerUnreachable, NotAllowed
-from atoll.handshakes import certificate_problem, ended_at_once, refused_in_silence
-from atoll.rpc import CODE_CHUNK_BYTES, controller_errors, leader_hint, open_channel, split_address, translate
+from atoll.network.rpc import CODE_CHUNK_BYTES, controller_errors, leader_hint, open_channel, split_address, translate
+from atoll.security.handshakes import certificate_problem, ended_at_once, refused_in_silence
 from atoll.v1.agents_pb2 import (
     AgentMessage,
     ControllerMessage,

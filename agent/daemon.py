@@ -23,7 +23,7 @@ from atoll.agent.telemetry.sampler import Sampler
 from atoll.agent.telemetry.shared_gpu import lock_files
 from atoll.agent.telemetry.work import measured
 from atoll.errors import BadInput, Conflict
-from atoll.exposition import exposed
+from atoll.telemetry.prometheus import exposed
 
 logger = logging.getLogger(__name__)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from atoll import jobspec
-from atoll.agent.passages.passages import RelayAccess
+from atoll.agent.tunnels.passages import RelayAccess
 from atoll.errors import BadInput
-from atoll.jobspec import MAX_REPLICAS, MAX_WORKERS
-from atoll.message_limits import HOST, JOB_ID, MAX_HOLDERS, MAX_RANK, MAX_TEXT
-from atoll.ports import host_and_port
-from atoll.rpc import split_address
+from atoll.host.ports import host_and_port
+from atoll.jobs import job_spec
+from atoll.jobs.job_spec import MAX_REPLICAS, MAX_WORKERS
+from atoll.jobs.worker_key import WorkerKey
+from atoll.network.message_limits import HOST, JOB_ID, MAX_HOLDERS, MAX_RANK, MAX_TEXT
+from atoll.network.rpc import split_address
 from atoll.strategies import registry
 from atoll.strategies.declaration import MAX_JSON_BYTES
 from atoll.v1.agents_pb2 import (
@@ -26,7 +27,6 @@ from atoll.v1.agents_pb2 import (
     View,
 )
 from atoll.v1.common_pb2 import Plan, StrategyMessage, WorkerId
-from atoll.worker_key import WorkerKey
 
 MAX_S: Final = 7 * 86_400.0
 KEY_BYTES: Final = 32
@@ -76,7 +76,7 @@ def check_launch(launch: Launch, devices: Collection[int]) -> None:
     _need(launch.device in devices, "device", launch.device, f"is not one of this node's: {sorted(devices)}")
     _check_meeting(launch.master_address, launch.master_port)
     _check_outside(launch)
-    spec = jobspec.from_wire(launch.spec)
+    spec = job_spec.from_wire(launch.spec)
     check_plan("plan", launch.plan, key.run, launch.world_size - launch.HasField("joins"))
     strategy = registry.find(spec.strategy)
     strategy.read_plan_parameters(launch.plan.strategy_params, "plan.strategy_params")
@@ -202,13 +202,13 @@ def relay_access(message: UseRelay, controller: str) -> RelayAccess:
 
 def check_take_inventory(asked: TakeInventory) -> None:
     check_job("take_inventory.job", asked.job)
-    jobspec.check_directory("take_inventory.directory", asked.directory)
+    job_spec.check_directory("take_inventory.directory", asked.directory)
 
 
 def check_plan(name: str, plan: Plan, run: int, world_size: int) -> None:
     _need(plan.id >= 1, f"{name}.id", plan.id, "must be at least 1")
     _need(plan.run == run, f"{name}.run", plan.run, f"must be {run}")
-    jobspec.check_shares(plan.shares, world_size, f"{name}.shares")
+    job_spec.check_shares(plan.shares, world_size, f"{name}.shares")
     count = len(plan.strategy_params)
     _need(count <= MAX_JSON_BYTES, f"{name}.strategy_params", f"{count} characters", f"at most {MAX_JSON_BYTES}")
     _text(f"{name}.planner", plan.planner)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from atoll.agent.supervisor.machine import Worker
-from atoll.exposition import Measured, Measurement
+from atoll.telemetry.prometheus import Measured, Measurement
 
 CONNECTED: Final = Measurement("atoll_agent_connected", "Whether a controller that leads is connected")
 DEVICES: Final = Measurement("atoll_agent_devices", "Devices of this node")

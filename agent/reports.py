@@ -15,7 +15,7 @@ from atoll.agent.supervisor.machine import Phase, Worker
 from atoll.agent.supervisor.memory import MemoryFolders
 from atoll.agent.supervisor.shard_server import ShardServer
 from atoll.agent.telemetry.devices import Device
-from atoll.message_limits import MAX_REASON, PROTOCOL
+from atoll.network.message_limits import MAX_REASON, PROTOCOL
 from atoll.v1 import common_pb2
 from atoll.v1.agents_pb2 import Register
 

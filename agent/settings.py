@@ -8,9 +8,9 @@ from pathlib import Path
 
 from atoll.agent.owner import OwnersLimits
 from atoll.errors import BadInput, SettingError
-from atoll.exposition import check_address
-from atoll.message_limits import MAX_SHARERS, NODE_NAME
-from atoll.rpc import Tls, split_address
+from atoll.network.message_limits import MAX_SHARERS, NODE_NAME
+from atoll.network.rpc import Tls, split_address
+from atoll.telemetry.prometheus import check_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

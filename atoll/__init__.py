@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from atoll.agent.runtime.api.run import Run, init
     from atoll.cli.render.wire import to_plain
-    from atoll.client import AsyncClient, Client
+    from atoll.client.client import AsyncClient, Client
+    from atoll.client.submission import submit
     from atoll.strategies.compressed.settings import Compressed
     from atoll.strategies.dense.settings import Dense
     from atoll.strategies.groups.settings import Groups
     from atoll.strategies.local_steps.settings import LocalSteps
     from atoll.strategies.stale_sparse.settings import StaleSparse
     from atoll.strategies.zen.settings import Zen
-    from atoll.submission import submit
 
 __all__ = [
     "AsyncClient",
@@ -36,9 +36,9 @@ __all__ = [
 ]
 
 _WITHOUT_TORCH = {
-    "AsyncClient": "atoll.client",
-    "Client": "atoll.client",
-    "submit": "atoll.submission",
+    "AsyncClient": "atoll.client.client",
+    "Client": "atoll.client.client",
+    "submit": "atoll.client.submission",
     "to_plain": "atoll.cli.render.wire",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from atoll.exit_codes import PEER_LOST, TIMEOUT
+from atoll.jobs.exit_codes import PEER_LOST, TIMEOUT
 
 
 class AtollError(Exception):

@@ -33,8 +33,8 @@ from typing import Any, Final
 import grpc.aio
 import psutil
 
-from atoll.bundle import pack
-from atoll.rpc import open_channel
+from atoll.jobs.code_bundle import pack
+from atoll.network.rpc import open_channel
 from atoll.v1 import common_pb2, jobs_pb2, jobs_pb2_grpc
 
 AGENTS: Final = Path(__file__).resolve().parent / "scripts" / "simulated_agents.py"

@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE / "scripts"))
 
 from identity_train import CASES
 
-from atoll.ports import hold_port
+from atoll.host.ports import hold_port
 
 DEADLINE_S = 300.0
 

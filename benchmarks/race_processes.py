@@ -162,7 +162,7 @@ def left_and_back(options: argparse.Namespace, way: str, seed: str) -> list[dict
         def step_is(share: float) -> None:
             agent.wait_until(lambda: agent.alive.get(0, (0, 0))[0] >= share * options.steps, MOST_S)
 
-        def goes_on(view: int) -> int:
+        def resumed_at(view: int) -> int:
             """The step from which it does."""
             agent.put_in_force()
             return next(one.step for one in agent.stands[0] if (one.view, one.stage) == (view, VIEW_STAGE_TRAINING))
@@ -173,13 +173,13 @@ def left_and_back(options: argparse.Namespace, way: str, seed: str) -> list[dict
         agent.wait_for_stage(1, VIEW_STAGE_BROKEN, *left)
         killed_at = agent.stands[0][-1].step
         agent.send_view(2, left, agent.shares[: len(left)], plan_id=2)
-        from_memory = goes_on(2)
+        from_memory = resumed_at(2)
         back = agent.start_joiner(script, *arguments)
         agent.wait_until(lambda: agent.stands_at(back)[1] == VIEW_STAGE_READY, MOST_S)
         step_is(0.6)
         members = [*left, back]
         agent.send_view(3, members, agent.shares, plan_id=3, in_force=2, without_state=[back], at_boundary=True)
-        print(f"{way}, seed {seed}: lost in step {killed_at}, the others from {from_memory}, back from {goes_on(3)}")
+        print(f"{way}, seed {seed}: lost in step {killed_at}, the others from {from_memory}, back from {resumed_at(3)}")
         codes = agent.exit_codes(MOST_S)
         if codes != [0] * len(left) + [-signal.SIGKILL, 0] or any("is lost" in text for text in agent.warnings):
             raise SystemExit(f"race_processes: the islands of {way} ended with {codes}\n{agent.said()}")

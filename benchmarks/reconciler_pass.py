@@ -43,8 +43,8 @@ from atoll.controller.state.store import (
     StoreSnapshot,
     WatchBatch,
 )
+from atoll.jobs.worker_key import WorkerKey
 from atoll.v1 import agents_pb2, common_pb2
-from atoll.worker_key import WorkerKey
 
 STEPS_TOLD: Final = 10
 BATCH: Final = 32

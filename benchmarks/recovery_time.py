@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
 from lab.machine import processor
 
-from atoll.client import AsyncClient
+from atoll.client.client import AsyncClient
 from atoll.drill import evidence, report, training
 from atoll.drill.cluster import DrillCluster, fresh_folder
 from atoll.drill.figures import Distribution, StrikeCost, recoveries

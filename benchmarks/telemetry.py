@@ -43,8 +43,8 @@ from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import find_devices
 from atoll.agent.telemetry.gauges import gauges_of
 from atoll.controller.services.checks import check_telemetry
+from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.common_pb2 import WorkerId
-from atoll.worker_key import WorkerKey
 
 BATCH_STEPS = 10  # that one message carries
 REPEATS = 7

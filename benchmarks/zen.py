@@ -38,7 +38,7 @@ from lab.network import Network, refuse_without_tools
 from numpy.typing import NDArray
 
 from atoll.errors import AtollError
-from atoll.sparse_scheme import SCHEMES, Scheme, SparseSchemeInput, costs
+from atoll.planning.sparse_scheme import SCHEMES, Scheme, SparseSchemeInput, costs
 from atoll.strategies.zen.blocks import BLOCK_ENTRIES, to_blocks
 from atoll.strategies.zen.coordinates import Coordinates, UnitShape, distinct_values
 

@@ -38,9 +38,9 @@ from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.leases import LeaseKeeper
 from atoll.controller.state.store import Fence
 from atoll.errors import LeadershipLost, SettingError, StoreUnavailable
-from atoll.exposition import exposed
-from atoll.ports import host_and_port
-from atoll.rpc import SERVER_OPTIONS, is_loopback, server_credentials, split_address
+from atoll.host.ports import host_and_port
+from atoll.network.rpc import SERVER_OPTIONS, is_loopback, server_credentials, split_address
+from atoll.telemetry.prometheus import exposed
 from atoll.v1 import agents_pb2_grpc, jobs_pb2_grpc
 
 logger = logging.getLogger(__name__)

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from atoll import die_with_parent
 from atoll.controller import child_process
 from atoll.controller.settings import ControllerSettings
 from atoll.errors import SettingError
-from atoll.ports import host_and_port
+from atoll.host import die_with_parent
+from atoll.host.ports import host_and_port
+from atoll.network.rpc import split_address
 from atoll.relay.handshake import node_key
 from atoll.relay.server import read_secret
-from atoll.rpc import split_address
 from atoll.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)

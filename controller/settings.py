@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.errors import SettingError
-from atoll.exposition import check_address
-from atoll.ports import DEFAULT_ADDRESS, DEFAULT_ETCD_PORT
-from atoll.rpc import Tls, is_loopback, split_address
+from atoll.host.ports import DEFAULT_ADDRESS, DEFAULT_ETCD_PORT
+from atoll.network.rpc import Tls, is_loopback, split_address
+from atoll.telemetry.prometheus import check_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

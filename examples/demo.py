@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from atoll.client import Client
+from atoll.client.client import Client
 
 HERE = Path(__file__).resolve().parent
 ATOLL = (sys.executable, "-P", "-m", "atoll.cli.main")  # -P: the installed one, whatever lies in this folder

@@ -6,7 +6,7 @@ import atexit
 import socket
 from typing import Final
 
-from atoll.ports import hold_port
+from atoll.host.ports import hold_port
 
 _HELD: Final[list[socket.socket]] = []  # until this process ends: what a test starts may listen, end and listen again
 

@@ -24,28 +24,16 @@ PACKAGES = {
 }
 SHARED = (
     "atoll.errors",
-    "atoll.bundle",
-    "atoll.rpc",
-    "atoll.revocation_list",
     "atoll.v1",
     "atoll.kernels",
-    "atoll.chunks",
-    "atoll.sparse_scheme",
-    "atoll.stage_cut",
-    "atoll.replica_room",
-    "atoll.handshakes",
-    "atoll.jobspec",
-    "atoll.etcd_record",
-    "atoll.exit_codes",
-    "atoll.telemetry_limits",
-    "atoll.message_limits",
-    "atoll.die_with_parent",
-    "atoll.worker_key",
-    "atoll.volunteer_ticket",
+    "atoll.jobs",
+    "atoll.network",
+    "atoll.security",
+    "atoll.planning",
+    "atoll.telemetry",
+    "atoll.host",
     "atoll.step_estimators",
-    "atoll.exposition",
     "atoll.relay",
-    "atoll.ports",
 )
 
 STRATEGIES = ("atoll.strategies.registry", "atoll.strategies.declaration")
@@ -132,7 +120,7 @@ def test_the_rules_see_the_code() -> None:
 @pytest.mark.parametrize(
     ("room", "may_import"),
     [
-        ("atoll.controller", ("atoll.controller", "atoll.documents", *STRATEGIES, *SHARED)),
+        ("atoll.controller", ("atoll.controller", *STRATEGIES, *SHARED)),
         (
             "atoll.agent",
             ("atoll.agent", *STRATEGIES, "atoll.strategies.dense", "atoll.strategies.stale_sparse", *SHARED),
@@ -180,6 +168,12 @@ def test_nothing_but_the_registry_knows_a_strategy_by_its_name() -> None:
     assert [place for place in STRATEGIES_BY_NAME if not any(where.startswith(place) for where in found)] == []
 
 
+def test_the_package_has_no_loose_modules() -> None:
+    """What users import is `atoll` itself and its exceptions; everything else is in a room with one idea."""
+    loose = {path.name for path in (ROOT / "atoll").glob("*.py")}
+    assert loose == {"__init__.py", "errors.py"}
+
+
 def test_every_room_is_where_tools_that_read_imports_look_for_it() -> None:
     """From a plain clone, before anything is built or installed: `atoll/controller` leads to `controller/`."""
     for folder, package in PACKAGES.items():
@@ -189,8 +183,8 @@ def test_every_room_is_where_tools_that_read_imports_look_for_it() -> None:
 
 
 def test_planners_import_the_standard_library_numerics_their_own_data_classes_and_nothing_else() -> None:
-    own = ("atoll.controller.planners", "atoll.chunks", "atoll.sparse_scheme", "atoll.replica_room", "atoll.stage_cut")
-    own += ("atoll.errors", "atoll.documents")  # the latter words refusals
+    own = ("atoll.controller.planners", "atoll.planning", "atoll.errors")
+    own += ("atoll.host.documents",)  # it words refusals
     allowed = (*own, "atoll.kernels.timeline", "numpy", "scipy", "pydantic", *sys.stdlib_module_names)
     wrong = [i for i in all_imports("atoll.controller.planners") if not is_in(i.imported, *allowed)]
     assert not wrong, listed(wrong)
@@ -229,7 +223,7 @@ def test_a_training_process_loads_no_grpc() -> None:
     """Neither by itself nor through what it imports: a gRPC channel and forked DataLoader workers crash together."""
     runtime = [name for name in modules() if is_in(name, "atoll.agent.runtime")]
     found = chains([*runtime, "atoll"], ("grpc", "grpc_health", "grpc_reflection"))
-    found += [str(i) for i in all_imports("atoll.agent.runtime") if is_in(i.imported, "grpc", "atoll.rpc")]
+    found += [str(i) for i in all_imports("atoll.agent.runtime") if is_in(i.imported, "grpc", "atoll.network.rpc")]
     assert not found, "\n".join(found)
 
 

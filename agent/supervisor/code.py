@@ -17,10 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from atoll.bundle import members
 from atoll.errors import BadInput, ControllerUnreachable, DeadlineExceeded
-from atoll.message_limits import SHA256
-from atoll.rpc import MAX_CODE_BYTES
+from atoll.jobs.code_bundle import members
+from atoll.network.message_limits import SHA256
+from atoll.network.rpc import MAX_CODE_BYTES
 
 logger = logging.getLogger(__name__)
 

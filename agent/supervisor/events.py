@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.common_pb2 import ViewReport
-from atoll.worker_key import WorkerKey
 
 
 class ExitKind(Enum):

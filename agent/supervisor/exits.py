@@ -6,9 +6,9 @@ import re
 import signal
 from typing import Final
 
-from atoll import exit_codes
 from atoll.agent.supervisor.events import Ended, Exit, ExitKind
-from atoll.message_limits import MAX_REASON
+from atoll.jobs import exit_codes
+from atoll.network.message_limits import MAX_REASON
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _RANK: Final = re.compile(r"^\[rank\d+\]: ")

@@ -11,8 +11,8 @@ from typing import Final
 
 from atoll.agent.supervisor.flood import dropped_line
 from atoll.agent.supervisor.spool import Spool, prune
+from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.agents_pb2 import LogAck, LogBatch
-from atoll.worker_key import WorkerKey
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from atoll import exit_codes
 from atoll.agent.supervisor import liveness
 from atoll.agent.supervisor.events import (
     CloseRequested,
@@ -42,8 +41,9 @@ from atoll.agent.supervisor.events import (
 )
 from atoll.agent.supervisor.exits import classify
 from atoll.agent.supervisor.progress import Progress
+from atoll.jobs import exit_codes
+from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.common_pb2 import ViewReport
-from atoll.worker_key import WorkerKey
 
 TERM_S: Final = 2.0
 """From SIGTERM to SIGKILL."""

@@ -2,8 +2,8 @@
 
     python -I -S on_numa_node.py NODE CPU,CPU,... PROGRAM [ARGUMENT...]
 
-A wrapper that becomes the command, as atoll/die_with_parent.py is: both are inherited by what it becomes, its threads
-and its children, from their first page on. It imports nothing of the project.
+A wrapper that becomes the command, as atoll/host/die_with_parent.py is. The command, its threads and its children
+inherit both, from their first page on. It imports nothing of the project.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from pathlib import Path
 from atoll.agent.supervisor import code_writes
 from atoll.agent.supervisor.code import CodeStore, Fetch, find_script
 from atoll.agent.supervisor.environments.store import EnvironmentStore
+from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.common_pb2 import JobSpec
-from atoll.worker_key import WorkerKey
 
 
 @dataclass(frozen=True, slots=True)

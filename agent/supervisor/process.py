@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from atoll import die_with_parent
 from atoll.agent.supervisor.leftovers import PidFile
+from atoll.host import die_with_parent
 
 
 class BegunProcess(NamedTuple):

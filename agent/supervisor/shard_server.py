@@ -19,8 +19,8 @@ from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ALL_SLOTS, ShardFolders, place_of
 from atoll.agent.runtime.transport.keys import Gatekeeper, Keys, generate, secure_server
 from atoll.errors import CheckpointError
-from atoll.message_limits import MAX_SHARD_PIECE
-from atoll.ports import bracketed
+from atoll.host.ports import bracketed
+from atoll.network.message_limits import MAX_SHARD_PIECE
 from atoll.v1.worker_pb2 import ShardReply, ShardRequest
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from atoll import exit_codes
-from atoll.agent.passages.passages import OwnWorkers, Passages
 from atoll.agent.ports import RendezvousPorts
 from atoll.agent.settings import AgentSettings
 from atoll.agent.supervisor import machine
@@ -58,13 +56,15 @@ from atoll.agent.supervisor.strategy_messages import StrategyMessages
 from atoll.agent.supervisor.workers import WorkerSocket
 from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import Device
+from atoll.agent.tunnels.passages import OwnWorkers, Passages
 from atoll.errors import AtollError, EnvironmentFailed
-from atoll.message_limits import MAX_REASON
+from atoll.jobs import exit_codes
+from atoll.jobs.worker_key import WorkerKey
+from atoll.network.message_limits import MAX_REASON
 from atoll.strategies import registry
 from atoll.v1.agents_pb2 import Inventory, Launch, PlanForJob, StopWorkers, TakeInventory, View
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, JobSpec, StrategyMessage
 from atoll.v1.worker_pb2 import Alive, Welcome
-from atoll.worker_key import WorkerKey
 
 logger = logging.getLogger(__name__)
 

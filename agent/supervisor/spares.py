@@ -25,7 +25,7 @@ from atoll.agent.supervisor.fork_server import ForkServer
 from atoll.agent.supervisor.interpreter import Interpreter
 from atoll.agent.supervisor.machine import Phase, Worker
 from atoll.agent.supervisor.process import WorkerProcess
-from atoll.worker_key import WorkerKey
+from atoll.jobs.worker_key import WorkerKey
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from atoll.agent.supervisor.process import WorkerProcess, executed
 from atoll.agent.supervisor.spares import Spares
 from atoll.agent.telemetry.devices import Device
 from atoll.agent.telemetry.numa import bindings, read_nodes
+from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.agents_pb2 import Launch
-from atoll.worker_key import WorkerKey
 
 
 class WorkerStarter:

@@ -18,12 +18,12 @@ import zmq.asyncio
 from google.protobuf.message import DecodeError
 
 from atoll.agent.telemetry.collect import Collector
-from atoll.rpc import MAX_MESSAGE_BYTES
+from atoll.jobs.worker_key import WorkerKey
+from atoll.network.rpc import MAX_MESSAGE_BYTES
 from atoll.strategies.declaration import MAX_JSON_BYTES
 from atoll.v1.agents_pb2 import PlanForJob, View
 from atoll.v1.common_pb2 import LEVEL_WARNING, Plan, StrategyMessage
 from atoll.v1.worker_pb2 import Alive, OpenPassage, Passage, Stop, SupervisorMessage, Welcome, WorkerMessage
-from atoll.worker_key import WorkerKey
 
 logger = logging.getLogger(__name__)
 

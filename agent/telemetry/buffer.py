@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from atoll.message_limits import MAX_TEXT
-from atoll.telemetry_limits import MAX_LINKS, MAX_NOTICES, MAX_REPORTS, MAX_STEPS
+from atoll.network.message_limits import MAX_TEXT
+from atoll.telemetry.telemetry_limits import MAX_LINKS, MAX_NOTICES, MAX_REPORTS, MAX_STEPS
 from atoll.v1.agents_pb2 import Notice, Prepared, Resumed, WorkerTelemetry
 from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample, WorkerId
 

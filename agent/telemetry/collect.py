@@ -7,8 +7,9 @@ from typing import Final
 
 from atoll.agent.telemetry.buffer import TelemetryBuffer
 from atoll.agent.telemetry.steps import StepEstimates
-from atoll.message_limits import SHA256
-from atoll.telemetry_limits import (
+from atoll.jobs.worker_key import WorkerKey
+from atoll.network.message_limits import SHA256
+from atoll.telemetry.telemetry_limits import (
     FAMILIES,
     MAX_DROP_REASONS,
     MAX_LINKS,
@@ -22,7 +23,6 @@ from atoll.telemetry_limits import (
 )
 from atoll.v1.agents_pb2 import Telemetry, WorkerTelemetry
 from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample
-from atoll.worker_key import WorkerKey
 
 MAX_METRIC_NAME: Final = 256
 MAX_DROP_REASON: Final = 256

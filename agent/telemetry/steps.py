@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from atoll.jobs.worker_key import WorkerKey
 from atoll.step_estimators.rank import RankEstimator
 from atoll.step_estimators.sums import NormSums, SyncSums, norms_of, sync_of
 from atoll.step_estimators.wire import estimate_to_wire, step_from_wire, sums_to_wire
-from atoll.telemetry_limits import MAX_STEPS
+from atoll.telemetry.telemetry_limits import MAX_STEPS
 from atoll.v1.agents_pb2 import RankEstimate, StepSums
 from atoll.v1.common_pb2 import StepSample
-from atoll.worker_key import WorkerKey
 
 
 @dataclass(slots=True)

@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from atoll import die_with_parent
 from atoll.agent.telemetry.devices import MIG, Device
 from atoll.agent.telemetry.shared_gpu import keep_shared
+from atoll.host import die_with_parent
 
 logger = logging.getLogger(__name__)
 

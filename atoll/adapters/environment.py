@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Final
 
 from atoll.agent.runtime.api.run import Run, init
-from atoll.telemetry_limits import MAX_METRICS
+from atoll.telemetry.telemetry_limits import MAX_METRICS
 
 _SAID_BY_TORCHRUN: Final = ("LOCAL_RANK", "RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

@@ -16,8 +16,8 @@ import typer
 from atoll.errors import BadInput
 
 if TYPE_CHECKING:
-    from atoll.client import AsyncClient
-    from atoll.rpc import Tls
+    from atoll.client.client import AsyncClient
+    from atoll.network.rpc import Tls
 
 _T = TypeVar("_T")
 
@@ -32,7 +32,7 @@ class Connection:
 
     def client(self) -> AsyncClient:
         """A client for them; the caller closes it."""
-        from atoll.client import AsyncClient
+        from atoll.client.client import AsyncClient
 
         return AsyncClient(self.controllers, tls=self.tls, timeout_s=self.timeout_s)
 
@@ -70,7 +70,7 @@ def described(given: Options) -> Connection:
     # says the same in one line.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if not sys.stderr.isatty():  # there somebody waits; a script gets the one line of the end
-        logging.getLogger("atoll.leader.waiting").setLevel(logging.ERROR)
+        logging.getLogger("atoll.client.leader_connection.waiting").setLevel(logging.ERROR)
     addresses = tuple(part.strip() for part in given.controllers.split(",") if part.strip())
     if not addresses:
         raise BadInput(f"--controller {given.controllers!r} names none. Give HOST:PORT, several with commas between")
@@ -80,7 +80,7 @@ def described(given: Options) -> Connection:
 
 
 def _tls(ca: Path | None, certificate: Path | None, key: Path | None) -> Tls | None:
-    from atoll.rpc import Tls
+    from atoll.network.rpc import Tls
 
     if own := Tls.of_environment():
         ca, certificate, key = ca or own.ca, certificate or own.certificate, key or own.key

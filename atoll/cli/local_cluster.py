@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from atoll import die_with_parent
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, Conflict, ControllerUnreachable, DeadlineExceeded
-from atoll.ports import DEFAULT_ADDRESS
+from atoll.host import die_with_parent
+from atoll.host.ports import DEFAULT_ADDRESS
 
 READY_WITHIN_S: Final = 60.0
 _STOP_WITHIN_S: Final = 10.0
@@ -106,7 +106,7 @@ class LocalCluster:
 
     async def announce_when_ready(self) -> None:
         """Say so once all agents are connected. Raises DeadlineExceeded where that does not happen in time."""
-        from atoll.client import AsyncClient
+        from atoll.client.client import AsyncClient
 
         wanted, connected = {f"local-{number}" for number in range(len(self._speeds))}, set[str]()
         try:

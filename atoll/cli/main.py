@@ -38,7 +38,7 @@ from atoll.cli.commands import (
 )
 from atoll.cli.group import AtollGroup
 from atoll.cli.render import terminal
-from atoll.ports import DEFAULT_ADDRESS
+from atoll.host.ports import DEFAULT_ADDRESS
 
 app = typer.Typer(
     name="atoll",

@@ -25,7 +25,7 @@ from atoll.errors import AtollError, BadInput, Conflict, ControllerUnreachable, 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from atoll.client import AsyncClient
+    from atoll.client.client import AsyncClient
 
 ASSETS: Final = Path(__file__).parent / "assets"
 STREAMS: Final = 32

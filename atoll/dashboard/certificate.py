@@ -6,7 +6,7 @@ import logging
 import ssl
 
 from atoll.errors import BadInput
-from atoll.rpc import Tls
+from atoll.network.rpc import Tls
 
 logger = logging.getLogger(__name__)
 

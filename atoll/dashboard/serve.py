@@ -16,13 +16,13 @@ from typing import Final
 
 import uvicorn
 
-from atoll import ports
-from atoll.client import AsyncClient
+from atoll.client.client import AsyncClient
 from atoll.dashboard.app import dashboard
 from atoll.dashboard.certificate import RenewedCertificate
 from atoll.dashboard.door import HOSTS
 from atoll.errors import BadInput
-from atoll.rpc import Tls, split_address
+from atoll.host import ports
+from atoll.network.rpc import Tls, split_address
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from atoll.dashboard import pages
 from atoll.errors import AtollError
 
 if TYPE_CHECKING:
-    from atoll.client import AsyncClient
+    from atoll.client.client import AsyncClient
 
 REFRESH_S: Final = 1.0
 KEEP_ALIVE_S: Final = 10.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from atoll.client import ENDED, AsyncClient
+from atoll.client.client import ENDED, AsyncClient
 from atoll.drill import evidence as evidence_
 from atoll.drill import invariants, overflow, training
 from atoll.drill.cluster import DrillCluster

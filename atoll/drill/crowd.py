@@ -13,10 +13,10 @@ from typing import Final
 
 import grpc.aio
 
-from atoll.client import AsyncClient
+from atoll.client.client import AsyncClient
 from atoll.errors import AtollError
-from atoll.message_limits import PROTOCOL
-from atoll.rpc import open_channel
+from atoll.network.message_limits import PROTOCOL
+from atoll.network.rpc import open_channel
 from atoll.v1 import agents_pb2, agents_pb2_grpc, common_pb2, jobs_pb2
 
 SIZE: Final = 300

@@ -9,11 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from atoll.bundle import pack
-from atoll.client import ENDED, AsyncClient
+from atoll.client.client import ENDED, AsyncClient
 from atoll.drill.settings import Settings
 from atoll.drill.watch import Watch
 from atoll.errors import DeadlineExceeded
+from atoll.jobs.code_bundle import pack
 from atoll.strategies.declaration import as_json
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb

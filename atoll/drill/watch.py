@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from atoll.client import AsyncClient
+from atoll.client.client import AsyncClient
 from atoll.drill.figures import Noticed
 from atoll.drill.schedule import Hit, Strike
 from atoll.errors import ControllerUnreachable

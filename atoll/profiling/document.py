@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from atoll.documents import read_document
 from atoll.errors import BadInput
+from atoll.host.documents import read_document
 
 MAX_BYTES: Final = 256 * 1024  # what a job may carry
 MAX_PROBES: Final = 1000

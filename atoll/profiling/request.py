@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from atoll.errors import BadInput
-from atoll.jobspec import Rule
+from atoll.jobs.job_spec import Rule
 from atoll.profiling import surrogate, trials
 from atoll.profiling.document import Conditions, Document, ProfiledModel
 from atoll.profiling.trials import Command

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
-from atoll import die_with_parent
 from atoll.agent.ports import RendezvousPorts
 from atoll.agent.runtime.step.state.fingerprint import fingerprint_of
 from atoll.agent.supervisor.environment import PLACE
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, JobFailed
-from atoll.exit_codes import PEER_LOST
+from atoll.host import die_with_parent
+from atoll.jobs.exit_codes import PEER_LOST
 from atoll.profiling.losses import StepLoss
 
 PREPARED_S: Final = 300.0  # imports, reading data, building the model

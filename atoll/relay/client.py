@@ -7,10 +7,10 @@ import socket
 from typing import Final
 
 from atoll.errors import ControllerUnreachable, NotAllowed
+from atoll.network.rpc import split_address
 from atoll.relay.frames import exactly, read_frame, write_frame
 from atoll.relay.handshake import NONCE_BYTES, Call, proven
 from atoll.relay.server import keep_alive
-from atoll.rpc import split_address
 
 CONNECT_S: Final = 5.0
 KEEPALIVE_S: Final = 10

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from atoll.errors import BadInput
-from atoll.message_limits import NODE_NAME
+from atoll.network.message_limits import NODE_NAME
 
 NONCE_BYTES: Final = 32
 KEY_BYTES: Final = 32

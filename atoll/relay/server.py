@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from atoll.errors import AtollError, BadInput, SettingError
-from atoll.exposition import Measured, Measurement
-from atoll.ports import host_and_port, listening
+from atoll.host.ports import host_and_port, listening
+from atoll.network.rpc import split_address
 from atoll.relay.frames import read_frame, write_frame
 from atoll.relay.handshake import NONCE_BYTES, Call, checked
 from atoll.relay.splice import join
-from atoll.rpc import split_address
+from atoll.telemetry.prometheus import Measured, Measurement
 
 logger = logging.getLogger(__name__)
 

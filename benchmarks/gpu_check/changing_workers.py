@@ -21,8 +21,8 @@ from held_ports import free_port
 
 from atoll.agent.telemetry.devices import find_devices
 from atoll.agent.telemetry.gauges import gauges_of
-from atoll.bundle import pack
-from atoll.client import AsyncClient
+from atoll.client.client import AsyncClient
+from atoll.jobs.code_bundle import pack
 from atoll.v1 import common_pb2
 from atoll.v1 import jobs_pb2 as pb
 from gpu_check.rows import Measured, Rows

@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lab.lifeline import end_with_parent
 
-from atoll.agent.passages.sealed import PURPOSE, join_sealed
 from atoll.agent.runtime.checkpoints.memory.replication.sealing import Sealer
 from atoll.agent.runtime.transport.keys import Keys
-from atoll.ports import listening
+from atoll.agent.tunnels.sealed import PURPOSE, join_sealed
+from atoll.host.ports import listening
 from atoll.relay.client import call_relay, connected
 from atoll.relay.frames import exactly, read_frame
 from atoll.relay.handshake import Call, node_key

@@ -18,7 +18,7 @@ from typing import Final
 import grpc.aio
 
 from atoll.agent.incoming import each_worker
-from atoll.rpc import CLIENT_OPTIONS
+from atoll.network.rpc import CLIENT_OPTIONS
 from atoll.step_estimators.estimates import BatchPoint, RankEstimate, RankProfile
 from atoll.step_estimators.sums import SyncSums
 from atoll.step_estimators.wire import estimate_to_wire, sums_to_wire

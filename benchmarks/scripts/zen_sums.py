@@ -25,7 +25,7 @@ from atoll.agent.runtime.transport.endpoint import Endpoint
 from atoll.agent.runtime.transport.frames import Frame
 from atoll.agent.runtime.transport.topology import members_of
 from atoll.agent.runtime.transport.transport import Transport
-from atoll.sparse_scheme import Scheme
+from atoll.planning.sparse_scheme import Scheme
 from atoll.strategies.staged_sums.mailbox import StagedMailbox
 from atoll.strategies.zen.coordinates import Coordinates, GradientLayout, SumTally
 from atoll.strategies.zen.messages import largest

@@ -20,7 +20,7 @@ from typing import Final
 from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.profile import LinkEstimate
 from atoll.step_estimators.robust import median, median_error, spread
-from atoll.telemetry_limits import MAX_PEERS
+from atoll.telemetry.telemetry_limits import MAX_PEERS
 
 INTERVAL_S: Final = 0.5
 """Reports nearer to each other are taken together."""

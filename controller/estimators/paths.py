@@ -10,7 +10,7 @@ from typing import Final
 
 from atoll.controller.estimators.observed import ObservedLink
 from atoll.step_estimators.robust import median
-from atoll.telemetry_limits import MAX_PEERS
+from atoll.telemetry.telemetry_limits import MAX_PEERS
 
 LEAST_BYTES: Final = 64 * 1024
 """What carried less while it was looked at told of delays."""

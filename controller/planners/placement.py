@@ -19,7 +19,7 @@ from atoll.controller.planners.recovery_probability import recovery_probabilitie
 from atoll.controller.planners.replacing import Previous, adapt
 from atoll.controller.planners.schemas import MAX_NODES, Bytes, Name, Schema
 from atoll.errors import BadInput, NoFeasiblePlan
-from atoll.replica_room import fitted
+from atoll.planning.replica_room import fitted
 
 MAX_REPLICAS: Final = 1000
 GENERATIONS: Final = 2

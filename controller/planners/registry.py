@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from atoll.chunks import ChunksInput, plan_chunks
 from atoll.controller.planners.admission import AdmissionInput, plan_admission
 from atoll.controller.planners.allocation import AllocationInput, plan_allocation
 from atoll.controller.planners.compression import CompressionInput, plan_compression
@@ -27,8 +26,9 @@ from atoll.controller.planners.schemas import canonical, read
 from atoll.controller.planners.tensor_groups import GroupingPlan, plan_grouping
 from atoll.controller.planners.thin_island import ThinIslandInput, compare_thin_island
 from atoll.controller.planners.tta import TtaInput, plan_tta
-from atoll.sparse_scheme import SparseSchemeInput, plan_sparse_scheme
-from atoll.stage_cut import StagesInput, plan_stages
+from atoll.planning.chunks import ChunksInput, plan_chunks
+from atoll.planning.sparse_scheme import SparseSchemeInput, plan_sparse_scheme
+from atoll.planning.stage_cut import StagesInput, plan_stages
 
 Given = TypeVar("Given")
 Plan = TypeVar("Plan")

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final, Self, TypeVar, cast, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from atoll.documents import adapter, explain
 from atoll.errors import BadInput
+from atoll.host.documents import adapter, explain
 
 MAX_NODES: Final = 100_000
 MAX_BATCH: Final = 2**40

@@ -27,12 +27,12 @@ from atoll.controller.services.gate import AGENT_ROLES, Context, KnownLeader, Wr
 from atoll.controller.services.logs import LogStore, run
 from atoll.controller.state.records import Level
 from atoll.errors import BadInput, DeadlineExceeded, NotAllowed, StoreUnavailable
-from atoll.message_limits import SHA256
+from atoll.network.message_limits import SHA256
+from atoll.security.volunteer_ticket import is_token
 from atoll.strategies import registry
 from atoll.v1 import agents_pb2 as pb
 from atoll.v1 import common_pb2
 from atoll.v1.agents_pb2_grpc import AgentServiceServicer
-from atoll.volunteer_ticket import is_token
 
 logger = logging.getLogger(__name__)
 

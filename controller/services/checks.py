@@ -9,9 +9,19 @@ from operator import attrgetter
 from typing import Final
 
 from atoll.errors import BadInput
-from atoll.message_limits import HOST, JOB_ID, MAX_JOB_ID, MAX_RANK, MAX_SHARERS, MAX_TEXT, NODE_NAME, PROTOCOL, SHA256
+from atoll.network.message_limits import (
+    HOST,
+    JOB_ID,
+    MAX_JOB_ID,
+    MAX_RANK,
+    MAX_SHARERS,
+    MAX_TEXT,
+    NODE_NAME,
+    PROTOCOL,
+    SHA256,
+)
 from atoll.strategies.declaration import MAX_JSON_BYTES
-from atoll.telemetry_limits import (
+from atoll.telemetry.telemetry_limits import (
     FAMILIES,
     MAX_DROP_REASONS,
     MAX_LINKS,

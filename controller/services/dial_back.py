@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from atoll.errors import BadInput
-from atoll.rpc import split_address
+from atoll.network.rpc import split_address
 from atoll.v1 import jobs_pb2
 
 DIAL_S: Final = 3.0

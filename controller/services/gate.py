@@ -30,7 +30,7 @@ from atoll.errors import (
     NotFound,
     StoreUnavailable,
 )
-from atoll.rpc import LEADER_METADATA
+from atoll.network.rpc import LEADER_METADATA
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class WrongToken(NotAllowed):
     """The join token does not match."""
 
 
-# atoll.rpc.MEANING backwards; the first that fits counts, so subclasses come first.
+# atoll.network.rpc.MEANING backwards; the first that fits counts, so subclasses come first.
 _CODES: Final[tuple[tuple[type[AtollError], grpc.StatusCode], ...]] = (
     (NameTaken, grpc.StatusCode.ALREADY_EXISTS),
     (DeviceTaken, grpc.StatusCode.ALREADY_EXISTS),

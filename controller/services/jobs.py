@@ -10,7 +10,6 @@ from concurrent.futures import Executor
 from importlib.metadata import version
 from typing import Final
 
-from atoll import jobspec
 from atoll.controller.deciding.given import Pins
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.controller.jobs.records.code_bundles import check_bundle
@@ -26,7 +25,8 @@ from atoll.controller.services.removal import remove
 from atoll.controller.services.views import job_to_wire, node_to_wire, plans_to_wire
 from atoll.controller.state import keys
 from atoll.errors import BadInput, ControllerUnreachable, DeadlineExceeded, NotFound
-from atoll.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES
+from atoll.jobs import job_spec
+from atoll.network.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES
 from atoll.strategies import registry
 from atoll.v1 import jobs_pb2 as pb
 from atoll.v1.jobs_pb2_grpc import JobServiceServicer
@@ -74,7 +74,7 @@ class JobServicer(JobServiceServicer):
         header.spec.code_sha256 = other.code_sha256
         if other.adapt.profile and header.spec.strategy == other.strategy:
             header.spec.adapt.profile = other.adapt.profile
-        of_other = jobspec.to_wire(other, reveal=True).secrets
+        of_other = job_spec.to_wire(other, reveal=True).secrets
         for name, value in list(header.spec.secrets.items()):
             header.spec.secrets[name] = value or of_other.get(name, "")
         spec = spec_from_wire(header.spec)

@@ -15,7 +15,7 @@ from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 from atoll.controller.services.sqlite_file import SqliteFile
 from atoll.errors import BadInput
-from atoll.message_limits import JOB_ID
+from atoll.network.message_limits import JOB_ID
 
 MOST_BYTES: Final = 20 * 1024 * 1024
 READ_BYTES: Final = 256 * 1024

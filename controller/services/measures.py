@@ -8,7 +8,7 @@ from typing import Final
 
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.controller.services.views import job_to_wire, node_to_wire
-from atoll.exposition import Measured, Measurement
+from atoll.telemetry.prometheus import Measured, Measurement
 from atoll.v1 import jobs_pb2 as pb
 
 _JOB: Final = ("job",)

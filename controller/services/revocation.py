@@ -12,9 +12,9 @@ from typing import Final
 
 from cryptography import x509
 
-from atoll import revocation_list
 from atoll.errors import BadInput, NotAllowed
-from atoll.rpc import stamp_of
+from atoll.network.rpc import stamp_of
+from atoll.security import revocation_list
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from atoll import jobspec
 from atoll.controller.jobs.agents.progress import RunProgress
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.controller.jobs.lifecycle.observed import ObservedNode
@@ -23,9 +22,10 @@ from atoll.controller.state.records import (
     RunMember,
 )
 from atoll.controller.state.views import ViewCause
+from atoll.jobs import job_spec
+from atoll.jobs.worker_key import WorkerKey
 from atoll.strategies.declaration import as_json
 from atoll.v1 import common_pb2, jobs_pb2
-from atoll.worker_key import WorkerKey
 
 MAX_PLANS_BYTES: Final = 3 * 1024 * 1024
 MAX_LINKS: Final = 4096
@@ -39,7 +39,7 @@ def job_to_wire(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Job:
     progress = epoch.progress.of(job.id, job.status.run)
     return jobs_pb2.Job(
         id=job.id,
-        spec=jobspec.to_wire(job.spec),
+        spec=job_spec.to_wire(job.spec),
         phase=_PHASES[job.status.phase],
         reason=_reason(job),
         run=job.status.run,

@@ -13,8 +13,8 @@ from atoll.controller.simulator.outcome import Outcome
 from atoll.controller.simulator.policies import Even, LbBsp
 from atoll.controller.simulator.run import Simulation
 from atoll.controller.simulator.strategy_steps import PolicyMaker
-from atoll.documents import did_you_mean
 from atoll.errors import BadInput
+from atoll.host.documents import did_you_mean
 from atoll.strategies import registry
 from atoll.strategies.declaration import Strategy, load
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from atoll.controller.simulator.devices import Cost
-from atoll.documents import did_you_mean
 from atoll.errors import BadInput
+from atoll.host.documents import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from atoll.controller.planners.placement import PlacementInput, plan_placement
 from atoll.controller.simulator.failure_scenario import FailureScenario
 from atoll.controller.simulator.failures import DAY_S, Failure, failures
 from atoll.controller.simulator.progress import Pace, Restorable, Writing
-from atoll.documents import did_you_mean
 from atoll.errors import BadInput
+from atoll.host.documents import did_you_mean
 
 Tier = Literal["local", "peers", "persistent"]
 POLICIES: Final = {

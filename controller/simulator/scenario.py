@@ -19,8 +19,8 @@ from pydantic import (
 
 from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.simulator.strategy_steps import StrategySteps
-from atoll.documents import explain, read_toml
 from atoll.errors import BadInput
+from atoll.host.documents import explain, read_toml
 from atoll.strategies import registry
 from atoll.strategies.declaration import StrategySettings, load
 

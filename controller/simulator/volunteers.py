@@ -16,8 +16,8 @@ import numpy as np
 
 from atoll.controller.planners.allocation import AllocatedStage, plan_allocation
 from atoll.controller.simulator.volunteer_scenario import F64, VolunteerCluster, VolunteerScenario
-from atoll.documents import did_you_mean
 from atoll.errors import BadInput
+from atoll.host.documents import did_you_mean
 
 POLICIES: Final = {
     "volunteer": "each micro-batch split by what members answer, a task pool, gradients handed over on the way",

@@ -10,9 +10,9 @@ from typing import Any, Final, TypeVar, cast
 
 from pydantic import ValidationError
 
-from atoll.documents import adapter
 from atoll.errors import BadInput, SettingError
-from atoll.etcd_record import EtcdRecord
+from atoll.host.documents import adapter
+from atoll.jobs.etcd_record import EtcdRecord
 
 Record = TypeVar("Record", bound=EtcdRecord)
 

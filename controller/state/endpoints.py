@@ -14,8 +14,8 @@ import grpc
 import grpc.aio
 
 from atoll.errors import AtollError, BadInput, NotAllowed, NotFound, StoreUnavailable
-from atoll.ports import DEFAULT_ETCD_PORT, host_and_port
-from atoll.rpc import Tls, split_address
+from atoll.host.ports import DEFAULT_ETCD_PORT, host_and_port
+from atoll.network.rpc import Tls, split_address
 from atoll.v1.etcd_pb2_grpc import KVStub, LeaseStub, WatchStub
 
 logger = logging.getLogger(__name__)

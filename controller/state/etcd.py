@@ -26,7 +26,7 @@ from atoll.controller.state.store import (
 )
 from atoll.controller.state.watch import entry_of, prefix_end, watch
 from atoll.errors import BadInput, Conflict, LeadershipLost, NotFound, StoreUnavailable
-from atoll.rpc import Tls
+from atoll.network.rpc import Tls
 from atoll.v1 import etcd_pb2 as wire
 from atoll.v1.etcd_pb2_grpc import LeaseStub
 

@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import Any
 
 from atoll.controller.state.recovery import RecoveryRecord
-from atoll.etcd_record import LATER, EtcdRecord
-from atoll.jobspec import Spec
+from atoll.jobs.etcd_record import LATER, EtcdRecord
+from atoll.jobs.job_spec import Spec
 
 
 class JobPhase(StrEnum):

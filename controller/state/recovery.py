@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from atoll.etcd_record import LATER, EtcdRecord
+from atoll.jobs.etcd_record import LATER, EtcdRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from atoll.etcd_record import EtcdRecord
+from atoll.jobs.etcd_record import EtcdRecord
 
 
 class ViewState(StrEnum):

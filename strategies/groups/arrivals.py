@@ -21,7 +21,7 @@ class ArrivalTimes:
         if (began_s := self.began_s.pop(replica, None)) is not None:
             self.took_s.setdefault(replica, deque(maxlen=EARLIER)).append(now_s - began_s)
 
-    def goes_on(self, replica: int, now_s: float) -> None:
+    def resumed(self, replica: int, now_s: float) -> None:
         self.began_s[replica] = now_s
 
     def iteration_s(self) -> float | None:

@@ -133,7 +133,7 @@ class BatchLedger:
             told_to_wait = self._waits.get(one) == self._asking[one]
             if not self._fresh or (told_to_wait and self._questions[one].averages) or self._too_late(one, now_s):
                 continue
-            self._arrivals.goes_on(one, now_s)
+            self._arrivals.resumed(one, now_s)
             found.append(self._answer(one, Say.BATCH, batch=self._fresh.popleft()))
         return found
 

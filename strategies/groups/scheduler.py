@@ -140,7 +140,7 @@ class GroupScheduler:
             replica.signal, replica.answer = message.signal, None
             self._arrivals.ready(rank, now_s)
             if self._settings.overlaps:
-                self._arrivals.goes_on(rank, now_s)
+                self._arrivals.resumed(rank, now_s)
             return self._answers(rule.ready(*self._place(rank), now_s), now_s)
         if message.done:
             return self._answers(rule.done(*self._place(rank), now_s), now_s)
@@ -163,7 +163,7 @@ class GroupScheduler:
                 answer = alike.model_copy(update={"signal": signal})  # checked once
                 self._workers[member].answer = answer
                 if not self._settings.overlaps:
-                    self._arrivals.goes_on(member, now_s)
+                    self._arrivals.resumed(member, now_s)
                 answers.append((self._workers[member].rank, answer))
         return answers
 

@@ -109,7 +109,7 @@ class RoundEngine:
         return None
 
     @property
-    def goes_on(self) -> bool:
+    def tolerates_loss_mid_step(self) -> bool:
         return self._place.stages == 1  # a pipeline is not whole without one of its stages
 
     @property
@@ -196,7 +196,7 @@ class RoundEngine:
 
     def _goes_on(self, rank: int, reason: str) -> bool:
         """On the wire's thread: another worker is lost. Whether this one makes its round without it."""
-        if not self.goes_on:
+        if not self.tolerates_loss_mid_step:
             return False
         self._lost = self._lost or reason
         self._averaging.mailbox.lose(rank)

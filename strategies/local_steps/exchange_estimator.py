@@ -40,7 +40,7 @@ class ExchangeEstimate:
     """From a worker's part of a sync round to masters that have all, under the newest plan, on the worker that waits
     least for the others' parts."""
     advantage: float | None = None
-    """Of workers' own weights on their own data, the median worker's (strategies/shared_masters/advantage.py)."""
+    """Of workers' own weights on their own data, the median worker's (strategies/shared_masters/local_fit_gap.py)."""
 
 
 class ExchangeEstimator:

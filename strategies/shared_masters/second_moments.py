@@ -54,7 +54,7 @@ OWN: Final = "told_own_means"
 TOLD: Final = "told_means"
 """As long: what was told of them."""
 TOLD_AFTER: Final = "told_after"
-"""As long: after how many updates, as `ToldMoments` counts them; an int."""
+"""As long: after how many updates, as `MomentSync` counts them; an int."""
 TOLD_LATE: Final = "told_late"
 """As long: how many updates later than `span_of` says the sum may be, as was asked for; an int."""
 TOLD_FIRST: Final = 8
@@ -295,7 +295,7 @@ class SecondMoments:
             adam.forget(RATIO, OWN, TOLD, TOLD_AFTER, TOLD_LATE)
 
 
-class ToldMoments:
+class MomentSync:
     """Tells and takes, over torch.distributed, beside training. On the training thread.
 
     When islands tell is counted from the update after which the very same ones began to. So a run that goes on with the

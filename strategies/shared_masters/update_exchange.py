@@ -28,13 +28,13 @@ from atoll.agent.runtime.step.optimizers.as_one import load_state
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.errors import BadInput
-from atoll.strategies.shared_masters.advantage import Advantage
 from atoll.strategies.shared_masters.engine_tensors import PER_OWNER, EngineTensor, joined
 from atoll.strategies.shared_masters.finite_updates import FiniteUpdates, reset_state_not_finite
 from atoll.strategies.shared_masters.layout import Layer, lay_out_for_updates, trained
+from atoll.strategies.shared_masters.local_fit_gap import LocalFitGap
 from atoll.strategies.shared_masters.local_update import MastersUpdate, PaceOf
 from atoll.strategies.shared_masters.options import ExchangeOptions
-from atoll.strategies.shared_masters.second_moments import SecondMoments, ToldMoments
+from atoll.strategies.shared_masters.second_moments import MomentSync, SecondMoments
 
 
 class UpdateExchange(MastersUpdate):
@@ -54,7 +54,7 @@ class UpdateExchange(MastersUpdate):
         self._sent_share = 1.0  # of the newest sync round
         # Before every other hook of an update, which may take its gradients into moments.
         self._finite = FiniteUpdates(context.optimizers, self._leave_out)
-        self._advantage = Advantage(self._exchange)
+        self._advantage = LocalFitGap(self._exchange)
         self._counts = False  # the pass that is open, or the last
         self._accumulated = False  # a pass since the last update
         self._updated = False  # since the last sync round
@@ -62,7 +62,7 @@ class UpdateExchange(MastersUpdate):
         self._hooks = [layer.parameter.register_hook(partial(self._on_gradient, layer)) for layer in self._layers]  # type: ignore[no-untyped-call]
         self._optimizers = context.optimizers
         self._moments: SecondMoments | None = None
-        self._told: ToldMoments | None = None
+        self._told: MomentSync | None = None
         self._holders: Mapping[str, Sequence[int]] = {}  # ranks that had sums, by layer, as this began
         self._is_as_before = False  # its optimizer's state is what a rank of this number had
 
@@ -75,11 +75,11 @@ class UpdateExchange(MastersUpdate):
         if len(islands) == 1:
             moments.forget()
         elif self._session.group is not None and len(moments):
-            self._told = ToldMoments(moments, self._session.group, leads=self._exchange.leads)
+            self._told = MomentSync(moments, self._session.group, leads=self._exchange.leads)
             self.state.telling = self._begin_telling(self._told, islands, origin)
 
     def _begin_telling(
-        self, told: ToldMoments, islands: Sequence[Sequence[int]], origin: Origin | None
+        self, told: MomentSync, islands: Sequence[Sequence[int]], origin: Origin | None
     ) -> Sequence[int]:
         """Returns the update of the job after which these islands began to tell each other, and the island of each
         rank."""

@@ -16,7 +16,7 @@ import zmq
 from zmq.utils import z85
 
 from atoll.errors import BadInput
-from atoll.ports import host_and_port
+from atoll.host.ports import host_and_port
 from atoll.strategies.volunteer.messages import Server, from_list, read, written
 from atoll.strategies.volunteer.port import HEARTBEAT_MS, SILENT_MS
 from atoll.v1.agents_pb2 import Helping

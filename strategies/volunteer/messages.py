@@ -11,7 +11,7 @@ from zmq.utils import z85
 
 from atoll.agent.runtime.pipeline.wire import StagePurpose, packed, unpacked
 from atoll.errors import BadInput, PeerLost
-from atoll.ports import host_and_port
+from atoll.host.ports import host_and_port
 
 MAX_HEADER_BYTES: Final = 4096
 MAX_TENSORS: Final = 8

@@ -15,7 +15,7 @@ from zmq.utils import z85
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.transport import membership
 from atoll.errors import BadInput
-from atoll.ports import host_and_port
+from atoll.host.ports import host_and_port
 from atoll.strategies.volunteer.task_server import TaskServer
 from atoll.v1.agents_pb2 import DataKeys
 

@@ -156,7 +156,7 @@ class StageStep:
         it before, as `counted` told, and still do."""
         with self.changed:
             self._key, self._micros, self._counted = Key(step, 0), micros, list(counted)
-            self._open(goes_on=bool(counted))
+            self._open(keep_counted=bool(counted))
             early, self._early = self._early, []
             for one in early:
                 self._hear(one)
@@ -313,10 +313,10 @@ class StageStep:
 
     # --- parts of a step
 
-    def _open(self, *, goes_on: bool = False) -> None:
-        """The pool of this attempt. goes_on: what counted before still does."""
-        self.pool.begin_step(same=goes_on)
-        if not goes_on:
+    def _open(self, *, keep_counted: bool = False) -> None:
+        """The pool of this attempt. keep_counted: what counted before still does."""
+        self.pool.begin_step(same=keep_counted)
+        if not keep_counted:
             self.sum_P.fill_(UNREACHED)
             self.loss, self.samples, self.helped = 0.0, 0, 0
         self._own_done = False

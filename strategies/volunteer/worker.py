@@ -21,7 +21,8 @@ from atoll.agent.runtime.step.capabilities import EngineParts, WorkerContext, Wo
 from atoll.agent.runtime.transport import membership
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput, PeerLost
-from atoll.jobspec import MAX_WORKERS
+from atoll.jobs.job_spec import MAX_WORKERS
+from atoll.security.volunteer_ticket import is_ticket
 from atoll.strategies.volunteer.messages import MAX_TENSOR_BYTES, Server
 from atoll.strategies.volunteer.port import VolunteerPort
 from atoll.strategies.volunteer.settings import Volunteer
@@ -30,10 +31,9 @@ from atoll.strategies.volunteer.stage_step import StageStep
 from atoll.strategies.volunteer.task_server import SELF, TaskServer
 from atoll.strategies.volunteer.tasks import Task
 from atoll.strategies.volunteer.unsent_state import UnsentState
-from atoll.telemetry_limits import MAX_LINKS, WAITS
+from atoll.telemetry.telemetry_limits import MAX_LINKS, WAITS
 from atoll.v1.agents_pb2 import DataKeys
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, LinkSample
-from atoll.volunteer_ticket import is_ticket
 
 WAIT_S: Final = 0.2
 """For an answer; then it is looked whether volunteers are still heard, and the run has the same members."""
@@ -152,7 +152,7 @@ class VolunteerEngine:
         return "nobody else has its stage" if place.stages > 1 and place.pipelines == 1 else None
 
     @property
-    def goes_on(self) -> bool:
+    def tolerates_loss_mid_step(self) -> bool:
         return False
 
     @property

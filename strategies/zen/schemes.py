@@ -15,7 +15,7 @@ import numpy as np
 
 from atoll.errors import BadInput
 from atoll.kernels import units
-from atoll.sparse_scheme import Scheme
+from atoll.planning.sparse_scheme import Scheme
 from atoll.strategies.staged_sums.mailbox import Awaited, Message
 from atoll.strategies.zen.blocks import BLOCK_ENTRIES, from_blocks, to_blocks
 from atoll.strategies.zen.coordinates import U32, Coordinates, UnitShape, summed, total

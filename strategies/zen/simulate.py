@@ -14,7 +14,7 @@ from atoll.controller.planners.optperf import NodeModel
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.strategy_steps import Network, Params, PolicyMaker, Timed
-from atoll.sparse_scheme import EXACT, SparseSchemeInput, costs, densities_between
+from atoll.planning.sparse_scheme import EXACT, SparseSchemeInput, costs, densities_between
 from atoll.strategies.dense.simulate import GRADIENT_BYTES, DenseSteps
 from atoll.strategies.zen.settings import Zen
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.step.memory_order import laid_out_as
-from atoll.sparse_scheme import (
+from atoll.planning.sparse_scheme import (
     EXACT,
     SCHEMES,
     Scheme,

@@ -19,7 +19,7 @@ from atoll.agent.runtime.step.capabilities import (
     WorkerHalf,
 )
 from atoll.agent.runtime.step.state.durable import Origin
-from atoll.sparse_scheme import Scheme
+from atoll.planning.sparse_scheme import Scheme
 from atoll.strategies.dense.fusion import fused_by_bytes
 from atoll.strategies.dense.worker import DenseReducer
 from atoll.strategies.staged_sums.mailbox import StagedMailbox

@@ -15,7 +15,7 @@ from atoll.agent import controller_stream
 from atoll.agent.settings import AgentSettings
 from atoll.agent.supervisor.flood import BURST_BYTES, RATE_BYTES_PER_S
 from atoll.errors import BadInput, Conflict, NotAllowed
-from atoll.rpc import Tls
+from atoll.network.rpc import Tls
 from atoll.v1 import common_pb2
 
 FOREVER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"

@@ -26,9 +26,9 @@ from atoll.agent.supervisor.liveness import Life
 from atoll.agent.supervisor.machine import Phase, Worker
 from atoll.agent.supervisor.progress import Progress
 from atoll.agent.supervisor.spares import PLAIN_S, REST_S, DeviceSpare, backoff_s, is_due
+from atoll.jobs.worker_key import WorkerKey
 from atoll.v1 import common_pb2
 from atoll.v1.agents_pb2 import StopWorkers
-from atoll.worker_key import WorkerKey
 
 until = partial(until_by, deadline_s=60)  # each process that is started here waits for a processor
 KEY = WorkerKey("job-1", 1, 0)

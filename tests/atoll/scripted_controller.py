@@ -12,7 +12,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from atoll.rpc import LEADER_METADATA, SERVER_OPTIONS, Tls, server_credentials
+from atoll.network.rpc import LEADER_METADATA, SERVER_OPTIONS, Tls, server_credentials
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 from atoll.v1.jobs_pb2_grpc import JobServiceServicer, add_JobServiceServicer_to_server

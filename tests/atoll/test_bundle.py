@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll import bundle
-from atoll.bundle import pack
 from atoll.errors import BadInput, NotFound
+from atoll.jobs import code_bundle
+from atoll.jobs.code_bundle import pack
 
 
 def lay_out(root: Path, *names: str) -> Path:
@@ -122,7 +122,7 @@ def test_a_huge_file_is_refused_without_being_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_countless_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "MAX_FILES", 3)
+    monkeypatch.setattr(code_bundle, "MAX_FILES", 3)
     lay_out(tmp_path, *(f"{n}.py" for n in range(5)))
     with pytest.raises(BadInput, match="more than 3 files"):
         pack(tmp_path / "1.py")

@@ -15,11 +15,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from scripted_controller import ScriptedController
 from typer.testing import CliRunner
 
-from atoll import certs, revocation_list
 from atoll.cli.main import app
-from atoll.client import AsyncClient
+from atoll.client.client import AsyncClient
 from atoll.errors import BadInput, Conflict, NotAllowed, NotFound
-from atoll.rpc import Tls
+from atoll.network.rpc import Tls
+from atoll.security import certificates, revocation_list
 
 NOW = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
 LONG_AGO = NOW - datetime.timedelta(days=500)
@@ -28,18 +28,18 @@ LONG_AGO = NOW - datetime.timedelta(days=500)
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certs") / "ca"
-    certs.create_authority(folder, LONG_AGO)
+    certificates.create_authority(folder, LONG_AGO)
     return folder
 
 
 @pytest.fixture(scope="module")
 def server(authority: Path) -> Tls:
-    return certs.identity(certs.issue(authority, "controller", "head", ["127.0.0.1", "head.lab"], NOW))
+    return certificates.identity(certificates.issue(authority, "controller", "head", ["127.0.0.1", "head.lab"], NOW))
 
 
 @pytest.fixture(scope="module")
 def ann(authority: Path) -> Tls:
-    return certs.identity(certs.issue(authority, "client", "ann", [], NOW))
+    return certificates.identity(certificates.issue(authority, "client", "ann", [], NOW))
 
 
 ALL_OF_IT_S = 2.0
@@ -64,9 +64,9 @@ async def test_a_client_that_lives_on_uses_a_certificate_that_was_renewed_meanwh
 ) -> None:
     """A page that is open for a year. 1. Its certificate has run out: it is refused. 2. The key is replaced alone: that
     fits nothing. 3. Once the certificate is there too, the same client is let in."""
-    before = certs.identity(certs.issue(authority, "client", "page", [], LONG_AGO)).ca.parent
-    own = certs.identity(before.rename(tmp_path / "page"))
-    fresh = certs.identity(certs.issue(authority, "client", "page", [], NOW))
+    before = certificates.identity(certificates.issue(authority, "client", "page", [], LONG_AGO)).ca.parent
+    own = certificates.identity(before.rename(tmp_path / "page"))
+    fresh = certificates.identity(certificates.issue(authority, "client", "page", [], NOW))
     with ScriptedController(tls=server) as controller:
         controller.script.add("vit-1")
         async with AsyncClient([controller.address], tls=own, timeout_s=ALL_OF_IT_S) as client:
@@ -81,8 +81,8 @@ async def test_a_client_that_lives_on_uses_a_certificate_that_was_renewed_meanwh
 
 
 async def test_a_client_of_another_cluster_is_told_that_the_ca_differs(server: Tls, tmp_path: Path) -> None:
-    certs.create_authority(tmp_path, NOW)
-    stranger = certs.identity(certs.issue(tmp_path, "client", "eve", [], NOW))
+    certificates.create_authority(tmp_path, NOW)
+    stranger = certificates.identity(certificates.issue(tmp_path, "client", "eve", [], NOW))
     with ScriptedController(tls=server) as controller:
         with pytest.raises(NotAllowed, match=r"its certificate was refused.*--tls-ca"):
             await ask(controller, stranger)
@@ -91,8 +91,8 @@ async def test_a_client_of_another_cluster_is_told_that_the_ca_differs(server: T
 
 async def test_a_strangers_certificate_is_refused_by_the_server(server: Tls, ann: Tls, tmp_path: Path) -> None:
     """Eve has the cluster's public CA but a certificate of her own."""
-    certs.create_authority(tmp_path, NOW)
-    own = certs.identity(certs.issue(tmp_path, "client", "eve", [], NOW))
+    certificates.create_authority(tmp_path, NOW)
+    own = certificates.identity(certificates.issue(tmp_path, "client", "eve", [], NOW))
     with ScriptedController(tls=server) as controller:
         with pytest.raises(NotAllowed, match=r"refused the certificate .* of client:eve"):
             await ask(controller, Tls(ann.ca, own.certificate, own.key), timeout_s=ALL_OF_IT_S)
@@ -100,7 +100,7 @@ async def test_a_strangers_certificate_is_refused_by_the_server(server: Tls, ann
 
 
 async def test_an_expired_client_is_refused(server: Tls, authority: Path) -> None:
-    expired = certs.identity(certs.issue(authority, "client", "old", [], LONG_AGO))
+    expired = certificates.identity(certificates.issue(authority, "client", "old", [], LONG_AGO))
     with ScriptedController(tls=server) as controller:
         with pytest.raises(NotAllowed, match="it expired on"):
             await ask(controller, expired, timeout_s=ALL_OF_IT_S)
@@ -108,7 +108,7 @@ async def test_an_expired_client_is_refused(server: Tls, authority: Path) -> Non
 
 
 async def test_an_expired_server_is_refused_by_its_clients(authority: Path, ann: Tls) -> None:
-    expired = certs.identity(certs.issue(authority, "controller", "old", ["127.0.0.1"], LONG_AGO))
+    expired = certificates.identity(certificates.issue(authority, "controller", "old", ["127.0.0.1"], LONG_AGO))
     with ScriptedController(tls=expired) as controller, pytest.raises(NotAllowed, match="expired"):
         await ask(controller, ann)
 
@@ -162,8 +162,8 @@ def test_what_a_certificate_says(authority: Path, server: Tls, ann: Tls) -> None
     for leaf in (head, client, ca):
         issuer = leaf.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier
         assert issuer == own_id
-    assert head.not_valid_after_utc - NOW == certs.CERTIFICATE_VALID
-    assert ca.not_valid_after_utc - LONG_AGO == certs.CA_VALID
+    assert head.not_valid_after_utc - NOW == certificates.CERTIFICATE_VALID
+    assert ca.not_valid_after_utc - LONG_AGO == certificates.CA_VALID
 
 
 def test_secrets_are_readable_for_their_owner_only(authority: Path, ann: Tls) -> None:
@@ -174,75 +174,75 @@ def test_secrets_are_readable_for_their_owner_only(authority: Path, ann: Tls) ->
 
 
 def test_nothing_is_ever_overwritten(tmp_path: Path) -> None:
-    certs.create_authority(tmp_path, NOW)
-    own = certs.issue(tmp_path, "agent", "gpu-1", [], NOW)
+    certificates.create_authority(tmp_path, NOW)
+    own = certificates.issue(tmp_path, "agent", "gpu-1", [], NOW)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(Conflict, match="was left as it is"):
-        certs.create_authority(tmp_path, NOW)
+        certificates.create_authority(tmp_path, NOW)
     with pytest.raises(Conflict, match=r"agent-gpu-1/ca\.pem is there already"):
-        certs.issue(tmp_path, "agent", "gpu-1", [], NOW)
+        certificates.issue(tmp_path, "agent", "gpu-1", [], NOW)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert certs.read_facts(certs.identity(own)).common_name == "agent:gpu-1"
+    assert certificates.read_facts(certificates.identity(own)).common_name == "agent:gpu-1"
 
 
 def test_bad_names_and_hosts_are_refused_and_leave_nothing(authority: Path) -> None:
     for name in ("", "-x", "a/b", "../up", "a" * 60, "n\u00e9", "a\n"):
         with pytest.raises(BadInput, match="must be 1 to"):
-            certs.issue(authority, "client", name, [], NOW)
+            certificates.issue(authority, "client", name, [], NOW)
     for host in ("", "head:7700", "-x", "a b", "h\u00e9", "*"):
         with pytest.raises(BadInput, match="neither an address nor a name"):
-            certs.issue(authority, "controller", "bad", [host], NOW)
+            certificates.issue(authority, "controller", "bad", [host], NOW)
     assert not (authority / "controller-bad").exists()
 
 
 def test_without_an_authority_there_is_no_certificate(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="atoll certs init"):
-        certs.issue(tmp_path, "client", "ann", [], NOW)
-    certs.create_authority(tmp_path / "a", NOW)
-    certs.create_authority(tmp_path / "b", NOW)
+        certificates.issue(tmp_path, "client", "ann", [], NOW)
+    certificates.create_authority(tmp_path / "a", NOW)
+    certificates.create_authority(tmp_path / "b", NOW)
     (tmp_path / "a/ca-key.pem").write_bytes((tmp_path / "b/ca-key.pem").read_bytes())
     with pytest.raises(BadInput, match="does not belong to"):
-        certs.issue(tmp_path / "a", "client", "ann", [], NOW)
+        certificates.issue(tmp_path / "a", "client", "ann", [], NOW)
     (tmp_path / "b/ca.pem").write_text("garbage")
     with pytest.raises(BadInput, match="no certificate in PEM"):
-        certs.issue(tmp_path / "b", "client", "ann", [], NOW)
+        certificates.issue(tmp_path / "b", "client", "ann", [], NOW)
 
 
 def test_an_authority_near_its_end_signs_no_more(tmp_path: Path) -> None:
-    certs.create_authority(tmp_path, NOW - certs.CA_VALID + datetime.timedelta(days=100))
+    certificates.create_authority(tmp_path, NOW - certificates.CA_VALID + datetime.timedelta(days=100))
     with pytest.raises(BadInput, match="ends on"):
-        certs.issue(tmp_path, "client", "ann", [], NOW)
+        certificates.issue(tmp_path, "client", "ann", [], NOW)
 
 
 def test_facts_find_the_key_that_belongs_to_another(server: Tls, ann: Tls, tmp_path: Path) -> None:
-    assert certs.read_facts(server).hosts == ("head.lab", "127.0.0.1")
+    assert certificates.read_facts(server).hosts == ("head.lab", "127.0.0.1")
     with pytest.raises(BadInput, match="does not belong to"):
-        certs.read_facts(Tls(ann.ca, ann.certificate, server.key))
-    certs.create_authority(tmp_path, NOW)
-    assert not certs.read_facts(Tls(tmp_path / "ca.pem", ann.certificate, ann.key)).signed_by_ca
+        certificates.read_facts(Tls(ann.ca, ann.certificate, server.key))
+    certificates.create_authority(tmp_path, NOW)
+    assert not certificates.read_facts(Tls(tmp_path / "ca.pem", ann.certificate, ann.key)).signed_by_ca
 
 
 def test_revoking_lists_all_that_someone_has_by_now_and_nobody_elses(tmp_path: Path) -> None:
     """A certificate whose folder was moved away to renew it is revoked too: its holder still has it."""
-    certs.create_authority(tmp_path, NOW)
+    certificates.create_authority(tmp_path, NOW)
     for _ in range(2):
-        certs.issue(tmp_path, "client", "ann-b", [], NOW).rename(tmp_path / f"moved-{secrets.token_hex(2)}")
-    certs.issue(tmp_path, "agent", "ann-b", [], NOW)
+        certificates.issue(tmp_path, "client", "ann-b", [], NOW).rename(tmp_path / f"moved-{secrets.token_hex(2)}")
+    certificates.issue(tmp_path, "agent", "ann-b", [], NOW)
     first = CliRunner().invoke(app, ["certs", "revoke", str(tmp_path), "client-ann-b"])
     assert (first.exit_code, first.stdout) == (0, f"{tmp_path / 'crl.pem'}\n")
     assert "2 more revoked. next: copy" in first.stderr
     again = CliRunner().invoke(app, ["certs", "revoke", str(tmp_path), "client-ann-b"])
     assert "0 more revoked" in again.stderr
     assert len(revocation_list.read(tmp_path / "ca.pem")) == 2
-    assert certs.revoke(tmp_path, "agent-ann-b", NOW)[1] == 1
+    assert certificates.revoke(tmp_path, "agent-ann-b", NOW)[1] == 1
     assert len(revocation_list.read(tmp_path / "ca.pem")) == 3
 
 
 def test_what_cannot_be_revoked_is_told(tmp_path: Path) -> None:
-    certs.create_authority(tmp_path, NOW)
-    certs.issue(tmp_path, "controller", "head", ["head"], NOW)
+    certificates.create_authority(tmp_path, NOW)
+    certificates.issue(tmp_path, "controller", "head", ["head"], NOW)
     with pytest.raises(NotFound, match="has issued no certificate to client-ann. Name it as its folder"):
-        certs.revoke(tmp_path, "client-ann", NOW)
+        certificates.revoke(tmp_path, "client-ann", NOW)
     with pytest.raises(BadInput, match="clients and agents read no list.*needs a new authority"):
-        certs.revoke(tmp_path, "controller-head", NOW)
+        certificates.revoke(tmp_path, "controller-head", NOW)
     assert revocation_list.read(tmp_path / "ca.pem") == frozenset()

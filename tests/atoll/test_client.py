@@ -18,9 +18,9 @@ from scripted_controller import ScriptedController
 
 import atoll
 from atoll import to_plain
-from atoll.client import AsyncClient, Client
+from atoll.client.client import AsyncClient, Client
+from atoll.client.leader_connection import Leader, waiting
 from atoll.errors import AtollError, BadInput, Conflict, ControllerUnreachable, DeadlineExceeded, NotAllowed, NotFound
-from atoll.leader import Leader, waiting
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from atoll import die_with_parent
+from atoll.host import die_with_parent
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_command_ends_with_the_process_that_started_it(number: signal.Signals) -> None:
     code = f"""
 import signal, subprocess
-from atoll import die_with_parent
+from atoll.host import die_with_parent
 subprocess.run(die_with_parent.command(["sh", "-c", "echo here; exec sleep 60"], signal.{number.name}), stdout=2)
 """
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) as parent:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.documents import did_you_mean, line_of, read_document, read_toml
 from atoll.errors import AtollError, BadInput, NotFound
+from atoll.host.documents import did_you_mean, line_of, read_document, read_toml
 
 
 def test_a_document_is_read_whole_up_to_its_limit(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.handshakes import ended_at_once
+from atoll.security.handshakes import ended_at_once
 
 TRIED = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:7700: "
 

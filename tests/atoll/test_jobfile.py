@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll import jobfile
-from atoll.errors import BadInput, NotFound
-from atoll.jobfile import (
+from atoll.client import job_file
+from atoll.client.job_file import (
     AdaptSection,
     CheckpointSection,
     JobFile,
@@ -21,7 +20,8 @@ from atoll.jobfile import (
     parse_workers,
     with_flags,
 )
-from atoll.jobspec import MAX_WORKERS
+from atoll.errors import BadInput, NotFound
+from atoll.jobs.job_spec import MAX_WORKERS
 from atoll.strategies.stale_sparse.settings import StaleSparse
 
 
@@ -108,7 +108,7 @@ def test_a_submitted_job_says_what_its_job_file_said() -> None:
     }  # what travelled is there already; another strategy's settings
     assert set(said) | left_out == set(JobFile.model_fields)
     job = JobFile.model_validate(said)
-    assert jobfile.from_spec(job.to_spec("train.py")) == job
+    assert job_file.from_spec(job.to_spec("train.py")) == job
 
 
 def test_the_manual_has_every_field() -> None:
@@ -157,7 +157,7 @@ def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
     )
     left_out = {"workdir", "local_steps", "zen", "compressed", "groups", "volunteer"}
     assert job.model_fields_set | left_out == set(JobFile.model_fields)  # a new field belongs here
-    assert jobfile.from_spec(job.to_spec("train.py")).to_spec("train.py") == job.to_spec("train.py")
+    assert job_file.from_spec(job.to_spec("train.py")).to_spec("train.py") == job.to_spec("train.py")
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_the_pace_of_local_steps_follows_links_and_devices_unless_the_job_says_o
     spec = job.to_spec("a.py")
     assert list(spec.adapt.strategy_params) == followed
     assert (
-        list(jobfile.from_spec(spec).to_spec("a.py").adapt.strategy_params) == followed
+        list(job_file.from_spec(spec).to_spec("a.py").adapt.strategy_params) == followed
     )  # as a job that is submitted again
     set_by_hand = with_flags(job, {"settings.density": 0.3, "adapt.density": None}).to_spec("a.py")
     assert list(set_by_hand.adapt.strategy_params) == [name for name in followed if name != "density" or "true" in text]

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from atoll.ports import hold_port, host_and_port, listening
-from atoll.rpc import split_address
+from atoll.host.ports import hold_port, host_and_port, listening
+from atoll.network.rpc import split_address
 
 
 def number(held: socket.socket) -> int:

@@ -18,7 +18,7 @@ from racing.local import CHUNK, DiLoCo, SparseLoCo, largest_of_chunks
 from racing.synchronous import Ddp, PowerSgd
 from racing.updates import OwnedUpdates, Updates
 
-from atoll.strategies.shared_masters.advantage import EVERY, NEEDED
+from atoll.strategies.shared_masters.local_fit_gap import EVERY, NEEDED
 from atoll.strategies.shared_masters.second_moments import RATIO
 
 ENTRIES = 64

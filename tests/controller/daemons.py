@@ -15,7 +15,7 @@ from typing import Any
 
 from atoll.controller.daemon import serve
 from atoll.controller.settings import ControllerSettings
-from atoll.rpc import Tls, open_channel
+from atoll.network.rpc import Tls, open_channel
 from atoll.v1 import common_pb2
 from atoll.v1 import jobs_pb2 as pb
 from atoll.v1.jobs_pb2_grpc import JobServiceStub

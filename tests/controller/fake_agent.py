@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import grpc.aio
 
 from atoll.agent.incoming import each_worker
-from atoll.rpc import Tls, open_channel
+from atoll.network.rpc import Tls, open_channel
 from atoll.v1 import agents_pb2 as pb
 from atoll.v1 import common_pb2
 from atoll.v1.agents_pb2_grpc import AgentServiceStub

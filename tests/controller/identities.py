@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
-from atoll.certs import create_authority, identity, issue
+from atoll.security.certificates import create_authority, identity, issue
 
 NOW = datetime.datetime.now(datetime.UTC)
 

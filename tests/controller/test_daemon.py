@@ -27,7 +27,7 @@ from atoll.controller.state import keys
 from atoll.controller.state.election import Election
 from atoll.controller.state.etcd import EtcdStore
 from atoll.errors import SettingError
-from atoll.rpc import leader_hint, open_channel
+from atoll.network.rpc import leader_hint, open_channel
 from atoll.v1 import common_pb2
 from atoll.v1 import jobs_pb2 as pb
 from atoll.v1.jobs_pb2_grpc import JobServiceStub

@@ -7,7 +7,7 @@ import pytest
 
 from atoll.controller.settings import ControllerSettings
 from atoll.errors import BadInput, SettingError
-from atoll.rpc import Tls
+from atoll.network.rpc import Tls
 
 TLS = Tls(Path("ca.pem"), Path("cert.pem"), Path("key.pem"))
 

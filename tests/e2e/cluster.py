@@ -20,8 +20,8 @@ from held_ports import free_port
 from warm import WarmStock, WarmWorker
 
 from atoll.agent.supervisor.memory import root_of
-from atoll.bundle import pack
-from atoll.client import Client
+from atoll.client.client import Client
+from atoll.jobs.code_bundle import pack
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 

@@ -18,7 +18,7 @@ from held_ports import free_port
 from shared_processes import PIDS
 from warm import COMMAND_LINE
 
-from atoll.client import Client
+from atoll.client.client import Client
 from atoll.v1 import jobs_pb2 as pb
 
 ATOLL = (sys.executable, "-m", "atoll.cli.main")

@@ -21,6 +21,7 @@ from held_ports import free_port
 from zmq.utils.monitor import parse_monitor_message
 
 from atoll.agent.runtime.transport.keys import generate
+from atoll.security.volunteer_ticket import ticket
 from atoll.strategies.declaration import as_json
 from atoll.v1.agents_pb2 import DataKeys, Helping, Launch, Member, Notice, Prepared, View, ViewMember
 from atoll.v1.common_pb2 import (
@@ -39,7 +40,6 @@ from atoll.v1.common_pb2 import (
     WorkerId,
 )
 from atoll.v1.worker_pb2 import Stop, SupervisorMessage, Welcome, WorkerMessage
-from atoll.volunteer_ticket import ticket
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STACKS_S = 5.0

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.client.job_file import AdaptSection
 from atoll.errors import BadInput, SettingError
-from atoll.jobfile import AdaptSection
 from atoll.strategies import manual, registry
 from atoll.strategies.compressed.plan import CompressedPlan
 from atoll.strategies.declaration import as_json, load

@@ -109,13 +109,13 @@ def test_controller_and_views_know_it() -> None:
         from atoll.controller.jobs.agents.progress import ProgressBoard
         from atoll.controller.jobs.agents.strategy_relay import StrategyRelay
         from atoll.controller.jobs.records.spec import spec_from_wire
-        from atoll.jobspec import to_wire
+        from atoll.jobs.job_spec import to_wire
         from atoll.strategies import manual
         from atoll.controller.jobs.records.wire import plan_to_wire
         from atoll.controller.services.checks import check_telemetry
         from atoll.controller.state.records import JobRecord, PlanRecord, RunMember, RunRecord
         from atoll.errors import BadInput
-        from atoll.jobfile import JobFile, from_spec, with_flags
+        from atoll.client.job_file import JobFile, from_spec, with_flags
         from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
 
         flags = {"strategy": "toy", "settings.strength": 0.5, "adapt.strength": True}

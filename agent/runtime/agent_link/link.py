@@ -21,7 +21,7 @@ from atoll.agent.runtime.agent_link.place import AgentEndpoint, WorkerPlace
 from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.agent.runtime.agent_link.waiting import batch_wait, waiting
 from atoll.errors import BadInput, DeadlineExceeded, PeerLost
-from atoll.jobspec import check_shares
+from atoll.jobs.job_spec import check_shares
 from atoll.v1.agents_pb2 import View
 from atoll.v1.common_pb2 import LEVEL_WARNING, Plan, StrategyMessage, ViewReport, WorkerId
 from atoll.v1.worker_pb2 import (

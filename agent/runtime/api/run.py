@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from atoll import exit_codes
 from atoll.agent.runtime.agent_link import exits
 from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.agent.runtime.agent_link.place import WorkerPlace
@@ -39,9 +38,10 @@ from atoll.agent.runtime.step.evaluated_model import eval_mode
 from atoll.agent.runtime.step.measures.probe import Probe
 from atoll.agent.runtime.step.training import Training
 from atoll.errors import BadInput, PeerLost, SettingError
+from atoll.jobs import exit_codes
 from atoll.strategies import registry
 from atoll.strategies.declaration import StrategySettings, load
-from atoll.telemetry_limits import MAX_METRICS
+from atoll.telemetry.telemetry_limits import MAX_METRICS
 from atoll.v1.common_pb2 import LEVEL_WARNING
 from atoll.v1.worker_pb2 import Stop
 
@@ -345,7 +345,7 @@ class Run:
         What follows the loop over the loader runs again after a resume at the end of an epoch; the loop then shows the
         last batch once more, without effect."""
         training = self._prepared("run.epochs")
-        training.be_taken_in()
+        training.join_run()
         training.tell_epochs(total)
         for epoch in range(training.loader.position.epoch, total):
             training.begin_epoch(epoch)

@@ -8,7 +8,7 @@ from typing import Final
 
 from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.errors import BadInput
-from atoll.jobspec import check_shares
+from atoll.jobs.job_spec import check_shares
 from atoll.v1 import agents_pb2
 from atoll.v1.agents_pb2 import Member
 from atoll.v1.common_pb2 import Plan

@@ -17,7 +17,7 @@ from atoll.agent.runtime.pipeline.layers import Layers
 from atoll.agent.runtime.pipeline.measuring import LayerCost, measured
 from atoll.agent.runtime.pipeline.places import StagePlace
 from atoll.errors import BadInput, NoFeasiblePlan
-from atoll.stage_cut import StageDevice, StageLayer, StageLink, StagesInput, plan_stages
+from atoll.planning.stage_cut import StageDevice, StageLayer, StageLink, StagesInput, plan_stages
 from atoll.v1.common_pb2 import LEVEL_INFO
 
 ALONE_TIMES: Final = 6

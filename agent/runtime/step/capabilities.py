@@ -218,7 +218,7 @@ class Engine(Protocol):
         """Why the run cannot go on with other workers, with this engine built anew for them; None where it can."""
 
     @property
-    def goes_on(self) -> bool:
+    def tolerates_loss_mid_step(self) -> bool:
         """Whether a step goes on where a peer is lost in it, and is made without it."""
 
     @property

@@ -13,7 +13,7 @@ from torch import nn
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.evaluation import gathered, gathered_parts
 from atoll.agent.runtime.data.loader import Loader
-from atoll.agent.runtime.membership.succession import Succession
+from atoll.agent.runtime.membership.view_transition import ViewTransition
 from atoll.agent.runtime.step.backward.backward_pass import BackwardPass
 from atoll.agent.runtime.step.backward.gathered_features import GatheredFeatures
 from atoll.agent.runtime.step.evaluated_model import EvaluatedModel
@@ -32,7 +32,7 @@ class CollectiveCalls:
         model: nn.Module,
         loader: Loader[Any],
         backward: BackwardPass,
-        succession: Succession,
+        succession: ViewTransition,
         *,
         state: StateKeeper,
         exchange: Callable[[], StepExchange],

@@ -87,7 +87,7 @@ class StepExchange:
         half: WorkerHalf = load(strategy.worker)(context)
         group = session.group
         self.durable, self._measures, self.learned = half.durable, half.measures, half.learned
-        self.goes_back = not isinstance(half.durable, NothingBeside)
+        self.needs_rollback = not isinstance(half.durable, NothingBeside)
         """Whether a peer that is lost takes something along that nobody else has, as residuals, or ranks were in
         different rounds: the run goes on from where all of it is in memory."""
         self._links = half.links
@@ -139,12 +139,12 @@ class StepExchange:
         return self.engine.why_not_in_place if self.engine is not None else None
 
     @property
-    def goes_on(self) -> bool:
+    def tolerates_loss_mid_step(self) -> bool:
         """Whether a step goes on where a peer is lost in it, and is made without it."""
-        return self.engine is not None and self.engine.goes_on
+        return self.engine is not None and self.engine.tolerates_loss_mid_step
 
     @property
-    def steps_are_whole(self) -> bool:
+    def step_is_atomic(self) -> bool:
         """Whether nothing of a step is left to do at the boundary after it."""
         return self.engine is not None and self.engine.why_not_in_place is None
 

@@ -19,15 +19,15 @@ from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings, known_count
 from atoll.agent.runtime.data.sampler import BatchSlice, Position, after
-from atoll.agent.runtime.membership.broken_step import without_gradients
-from atoll.agent.runtime.membership.succession import Succession
+from atoll.agent.runtime.membership.aborted_step import without_gradients
+from atoll.agent.runtime.membership.view_transition import ViewTransition
 from atoll.agent.runtime.step.backward.accumulation import NORMS_EVERY_STEPS
 from atoll.agent.runtime.step.backward.backward_pass import BackwardPass
 from atoll.agent.runtime.step.backward.batch_statistics import batch_statistics_layers, name_drop_last
-from atoll.agent.runtime.step.backward.carried_gradients import CarriedGradients
 from atoll.agent.runtime.step.backward.counted_passes import CountedPasses
 from atoll.agent.runtime.step.backward.gradient_passes import clip_norm
 from atoll.agent.runtime.step.backward.half_batches import HalfBatches
+from atoll.agent.runtime.step.backward.unapplied_gradients import UnappliedGradients
 from atoll.agent.runtime.step.capabilities import EngineParts, Norms, StepEvents
 from atoll.agent.runtime.step.collective_calls import CollectiveCalls
 from atoll.agent.runtime.step.measures.clock import Lap, StepClock, marks_of
@@ -35,8 +35,8 @@ from atoll.agent.runtime.step.measures.non_finite import NonFinite
 from atoll.agent.runtime.step.measures.probe import description
 from atoll.agent.runtime.step.measures.step_reporter import Silent, StepReporter
 from atoll.agent.runtime.step.optimizers.as_one import as_one
+from atoll.agent.runtime.step.optimizers.dry_run import DryRunSteps
 from atoll.agent.runtime.step.optimizers.learning_rate import LearningRate
-from atoll.agent.runtime.step.optimizers.muted import MutedSteps
 from atoll.agent.runtime.step.optimizers.other_optimizers import OtherOptimizers
 from atoll.agent.runtime.step.optimizers.prepared_parameters import unfrozen
 from atoll.agent.runtime.step.optimizers.scaled_steps import ScaledSteps
@@ -88,7 +88,7 @@ class Training:
         model.to(session.device)
         self._clock = StepClock(marks_of(session.device))
         self._reporter = StepReporter(session.link.outbox) if session.link is not None else Silent()
-        self._muted, self._non_finite = MutedSteps(session.probe), NonFinite(session)
+        self._muted, self._non_finite = DryRunSteps(session.probe), NonFinite(session)
         self._exchange = self._new_exchange()
         self._halves: HalfBatches | None = None
         self._backward = BackwardPass(
@@ -108,8 +108,8 @@ class Training:
         self._plans = Plans(session, self._schedule, self.loader.lead)
         self._learning_rates = {optimizer: LearningRate(optimizer) for optimizer in optimizers}
         self._others = OtherOptimizers(model, optimizers)
-        self._carried = CarriedGradients(model, optimizers)
-        self.succession = Succession(
+        self._carried = UnappliedGradients(model, optimizers)
+        self.succession = ViewTransition(
             session,
             model,
             optimizers,
@@ -119,7 +119,7 @@ class Training:
             state=self.state,
             rebuild=self._begin_view,
             why_not=lambda: self._exchange.why_not_in_place,
-            goes_on=lambda: self._exchange.goes_on,
+            tolerates_loss_mid_step=lambda: self._exchange.tolerates_loss_mid_step,
             rewind=self._rewind if self._part is not None else None,
             likeness=likeness(session, model, settings, self.loader.order, self._part),
         )
@@ -175,9 +175,9 @@ class Training:
         seed_step(session.seed, session.place.rank, self.loader.position.step)
         torch.clear_autocast_cache()
 
-    def be_taken_in(self) -> None:
+    def join_run(self) -> None:
         """Before the first epoch: a worker that joins waits until it is taken into a view of the run."""
-        self.succession.be_taken_in()
+        self.succession.join_run()
 
     def begin_epoch(self, epoch: int) -> None:
         """Go on with this epoch, or start it; at the very end of it after a resume, show its last batch again."""
@@ -405,7 +405,7 @@ class Training:
             return  # after an epoch's last batch the script does what needs all who were there
         self.state.change_begins()
         handed_over: HandedOver | None = None
-        if self._exchange.goes_back:
+        if self._exchange.needs_rollback:
             keeps = self.succession.keeps_unsent(self._agreed.view)
             handed_over = self._exchange.hand_over(self.loader.position.step, self._own(), keeps_unsent=keeps)
         self.succession.leave(self._agreed.view, handed_over)
@@ -506,8 +506,8 @@ class Training:
                     self._leave_view()
             except PeerLost as error:
                 self._exchange.check_alike()
-                in_place = self._exchange.goes_back or self._exchange.steps_are_whole
-                if self._exchange.steps_are_whole:
+                in_place = self._exchange.needs_rollback or self._exchange.step_is_atomic
+                if self._exchange.step_is_atomic:
                     self.state.stands(self.loader.position)
                 if last or not in_place:
                     self.succession.unable("it was lost outside of a step", error)

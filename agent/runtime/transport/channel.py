@@ -81,11 +81,11 @@ class Channel:
         self,
         receiver: FrameReceiver,
         tensors: Sequence[str],
-        goes_on: Callable[[int, str], bool] = lambda rank, reason: False,
+        continues_without: Callable[[int, str], bool] = lambda rank, reason: False,
     ) -> None:
-        """As `connect`, for what gives its frames to `send`. goes_on: told of a rank that is lost, on the wire's
-        thread; whether this one goes on without it."""
-        self._connect(receiver, None, tensors, goes_on)
+        """As `connect`, for what gives its frames to `send`. continues_without: called on
+        the wire's thread with a rank that is lost; returns whether this rank continues without it."""
+        self._connect(receiver, None, tensors, continues_without)
 
     def send(self, to: int, number: int, tensor: int, count: int, payload: bytes | memoryview) -> None:
         """To one peer: of the same island, or between leaders of islands. As Transport.send."""
@@ -97,7 +97,7 @@ class Channel:
         engine: FrameReceiver,
         source: Source | None,
         tensors: Sequence[str],
-        goes_on: Callable[[int, str], bool] = lambda rank, reason: False,
+        continues_without: Callable[[int, str], bool] = lambda rank, reason: False,
     ) -> None:
         session = self._session
         self._engine = engine
@@ -123,7 +123,12 @@ class Channel:
                     for rank, one in enumerate(endpoints)
                 ]
             self._transport.connect(
-                endpoints, source, self._hear, self._lost, self._busy, goes_on=lambda rank, why: goes_on(rank, str(why))
+                endpoints,
+                source,
+                self._hear,
+                self._lost,
+                self._busy,
+                continues_without=lambda rank, why: continues_without(rank, str(why)),
             )
         except BaseException:
             self._transport.close(linger_s=0)

@@ -65,7 +65,7 @@ class LoopCallbacks:
     ready: Callable[[], None]  # every peer is connected and has said hello
     lost: Callable[[AtollError], None]  # once; from then on nothing is received
     waits: Callable[[bool], None] = lambda waits: None  # whether something waits to leave now; told when it changes
-    goes_on: Callable[[int, AtollError], bool] = lambda rank, error: False  # without this peer, which is lost
+    continues_without: Callable[[int, AtollError], bool] = lambda rank, error: False  # without this peer, which is lost
 
 
 @dataclass(slots=True)
@@ -202,7 +202,7 @@ class Loop:
         try:
             peer.tick(now_s)
         except PeerLost as error:
-            if not (self._ready and self._callbacks.goes_on(rank, error)):
+            if not (self._ready and self._callbacks.continues_without(rank, error)):
                 raise
             peer.give_up()
 

@@ -20,7 +20,7 @@ from atoll.agent.runtime.transport.peer import Peer
 from atoll.agent.runtime.transport.sendqueue import EncodedFrame
 from atoll.agent.runtime.transport.topology import Member, Topology
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, PeerLost
-from atoll.ports import host_and_port
+from atoll.host.ports import host_and_port
 
 MAX_BROADCAST_BYTES: Final = 1024 * 1024
 _RECEIVED_AHEAD: Final = 256  # messages of each peer that wait for the wire's thread before the peer has to wait
@@ -107,14 +107,15 @@ class Transport:
         lost: Callable[[str], None],
         waits: Callable[[bool], None] = lambda waits: None,
         *,
-        goes_on: Callable[[int, AtollError], bool] = lambda rank, error: False,
+        continues_without: Callable[[int, AtollError], bool] = lambda rank, error: False,
     ) -> None:
         """Start the thread, and wait until every peer is connected and has said hello.
 
         endpoints: by rank. source: None where all that leaves is given to `broadcast` and `send`. deliver, lost, waits:
         called on the wire's thread, deliver already before this returns. waits: told when something begins to wait for
-        links, and when nothing does any more. goes_on: whether the others go on without this peer, which is lost; then
-        nothing comes of it any more. Raises NotAllowed where keys do not fit, PeerLost, DeadlineExceeded; after each
+        links, and when nothing does any more. continues_without: whether the others
+        continue without this lost peer; nothing is delivered from it afterwards.
+        Raises NotAllowed where keys do not fit, PeerLost, DeadlineExceeded; after each
         only close is left."""
         if self._router is None or self._thread is not None or self._closed:
             raise BadInput("connect comes once, after bind and before close")
@@ -129,7 +130,7 @@ class Transport:
                 lost(str(error))
             self._met.set()
 
-        callbacks = LoopCallbacks(deliver, self._met.set, on_lost, waits, goes_on)
+        callbacks = LoopCallbacks(deliver, self._met.set, on_lost, waits, continues_without)
         self._loop = Loop(
             topology=self._topology,
             run=self._run,

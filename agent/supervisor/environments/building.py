@@ -21,7 +21,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from atoll import die_with_parent
 from atoll.agent.supervisor.environment import SECRET
 from atoll.agent.supervisor.environments import base
 from atoll.agent.supervisor.environments.installers import install_command
@@ -29,7 +28,8 @@ from atoll.agent.supervisor.environments.recipe import Recipe
 from atoll.agent.supervisor.exits import last_lines
 from atoll.agent.supervisor.leftovers import PidFile, end_escaped
 from atoll.errors import EnvironmentFailed
-from atoll.jobspec import ENVIRONMENT_S
+from atoll.host import die_with_parent
+from atoll.jobs.job_spec import ENVIRONMENT_S
 
 MAX_BYTES: Final = 32 << 30
 LEAST_FREE_BYTES: Final = 1 << 30

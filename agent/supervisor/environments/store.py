@@ -17,7 +17,7 @@ from atoll.agent.supervisor.environment import may_set
 from atoll.agent.supervisor.environments import base
 from atoll.agent.supervisor.environments.building import Building, is_whole
 from atoll.agent.supervisor.environments.recipe import Recipe, recipe_of
-from atoll.message_limits import SHA256
+from atoll.network.message_limits import SHA256
 from atoll.v1.common_pb2 import JobSpec
 
 KEPT: Final = 4

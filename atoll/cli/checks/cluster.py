@@ -8,11 +8,11 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
+from atoll.cli.checks.connectivity import check_reach
 from atoll.cli.checks.finding import Finding
-from atoll.cli.checks.reach import check_reach
 from atoll.cli.connection import Connection
 from atoll.errors import AtollError, BadInput, ControllerUnreachable
-from atoll.ports import DEFAULT_ADDRESS
+from atoll.host.ports import DEFAULT_ADDRESS
 
 if TYPE_CHECKING:
     from atoll.v1.jobs_pb2 import ListNodesReply
@@ -26,10 +26,10 @@ def check_certificates(reached: Connection) -> list[Finding]:
     """Whether this identity's files are whole, signed by the CA beside them, and not about to expire."""
     if reached.tls is None:
         return []
-    from atoll import certs
+    from atoll.security import certificates
 
     try:
-        facts = certs.read_facts(reached.tls)
+        facts = certificates.read_facts(reached.tls)
     except BadInput as error:
         return [Finding("certificate", "broken", str(error))]
     now = datetime.datetime.now(datetime.UTC)

@@ -13,7 +13,7 @@ from atoll.cli.render import terminal
 from atoll.errors import BadInput
 
 if TYPE_CHECKING:
-    from atoll.certs import Role
+    from atoll.security.certificates import Role
 
 app = typer.Typer(no_args_is_help=True, help="Make the certificates and the join token of a cluster.")
 
@@ -23,9 +23,9 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The authority's fol
 @app.command()
 def init(folder: Folder) -> None:
     """Make the authority (10 years) and the token that agents join with."""
-    from atoll import certs
+    from atoll.security import certificates
 
-    certs.create_authority(folder.expanduser(), _now())
+    certificates.create_authority(folder.expanduser(), _now())
     print(folder)
     terminal.note(
         f"next: atoll certs server {folder} --host HEAD, atoll certs agent {folder} NODE for each machine, "
@@ -60,9 +60,9 @@ def agent(folder: Folder, node: Annotated[str, typer.Argument(metavar="NODE", he
 @app.command()
 def volunteer(folder: Folder, node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]) -> None:
     """Make a volunteer's certificate (1 year) and its join token. With them a node can help, and nothing else."""
-    from atoll import certs
+    from atoll.security import certificates
 
-    own = certs.issue_volunteer(folder.expanduser(), node, _now())
+    own = certificates.issue_volunteer(folder.expanduser(), node, _now())
     print(own)
     terminal.note(
         f"next: copy {own} to its machine, then ATOLL_TLS_DIR={own} atoll agent --volunteer --name {node} "
@@ -76,9 +76,9 @@ def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME", help="As its folder is named: client-alice, agent-node7.")],
 ) -> None:
     """Have all certificates count no more that someone has by now. Controllers cut their holder off."""
-    from atoll import certs
+    from atoll.security import certificates
 
-    listed, added = certs.revoke(folder.expanduser(), name, _now())
+    listed, added = certificates.revoke(folder.expanduser(), name, _now())
     print(listed)
     terminal.note(
         f"{added} more revoked. next: copy {listed} to each controller, beside its ca.pem; it is read within a second"
@@ -86,9 +86,9 @@ def revoke(
 
 
 def _issue(folder: Path, role: Role, name: str, hosts: list[str], command: str) -> None:
-    from atoll import certs
+    from atoll.security import certificates
 
-    own = certs.issue(folder.expanduser(), role, name, hosts, _now())
+    own = certificates.issue(folder.expanduser(), role, name, hosts, _now())
     print(own)
     terminal.note(f"next: copy {own} to its machine, then ATOLL_TLS_DIR={own} {command}")
 

@@ -22,11 +22,11 @@ from atoll.cli import connection
 from atoll.cli.daemon_gc import tune_collector
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput
-from atoll.message_limits import MAX_SHARERS
-from atoll.ports import DEFAULT_ADDRESS
+from atoll.host.ports import DEFAULT_ADDRESS
+from atoll.network.message_limits import MAX_SHARERS
 
 if TYPE_CHECKING:
-    from atoll.rpc import Tls
+    from atoll.network.rpc import Tls
 
 
 def controller(
@@ -252,7 +252,7 @@ def _page_identity(folder: Path | None, own: Tls | None) -> Tls | None:
             "--dashboard asks as a client, which needs a certificate: `atoll certs client DIR dashboard` makes one. "
             "Name its folder with --dashboard-identity"
         )
-    from atoll.certs import identity
+    from atoll.security.certificates import identity
 
     found = identity(folder.expanduser())
     found.check()
@@ -260,7 +260,7 @@ def _page_identity(folder: Path | None, own: Tls | None) -> Tls | None:
 
 
 def _etcd_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> object:
-    from atoll.rpc import Tls
+    from atoll.network.rpc import Tls
 
     if ca is None and certificate is None and key is None:
         return None

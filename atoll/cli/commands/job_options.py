@@ -51,7 +51,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout; JSON lines
 
 def flags(context: typer.Context) -> dict[str, Any]:
     """What was given of a job's fields, by their names; None where it was left out. Raises BadInput, NotFound."""
-    from atoll.submission import read_requirements
+    from atoll.client.submission import read_requirements
 
     given = context.params
     return {

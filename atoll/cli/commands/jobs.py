@@ -13,7 +13,7 @@ from atoll.cli import connection
 from atoll.cli.commands import strategy_options
 from atoll.cli.render import terminal, wire
 from atoll.errors import AtollError, BadInput, NotFound
-from atoll.ports import DEFAULT_ADDRESS
+from atoll.host.ports import DEFAULT_ADDRESS
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 _COMPLETE_WITHIN_S: Final = 1.0

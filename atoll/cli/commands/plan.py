@@ -10,8 +10,8 @@ import typer
 from atoll.cli.commands.daemons import need
 from atoll.cli.commands.jobs import Json
 from atoll.cli.render import terminal
-from atoll.documents import did_you_mean
 from atoll.errors import BadInput
+from atoll.host.documents import did_you_mean
 
 _MAX_INPUT_BYTES: Final = 64 * 1024 * 1024
 

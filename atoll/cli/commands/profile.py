@@ -13,10 +13,10 @@ from atoll.cli.commands.job_options import batch_range
 from atoll.cli.commands.jobs import Json
 from atoll.cli.render import terminal
 from atoll.errors import BadInput, NotFound
-from atoll.exit_codes import INTERRUPTED
+from atoll.jobs.exit_codes import INTERRUPTED
 
 if TYPE_CHECKING:
-    from atoll.jobfile import JobFile
+    from atoll.client.job_file import JobFile
     from atoll.profiling.document import Document
     from atoll.profiling.request import ProfileRequest
     from atoll.profiling.trials import Command
@@ -101,9 +101,9 @@ def _check_plot(path: Path) -> None:
 
 def _job(config: Path | None, script: Path | None, args: list[str] | None) -> JobFile:
     """A job file's settings with the command's on top; `script` is set, relative to this folder."""
-    from atoll import jobfile
+    from atoll.client import job_file
 
-    job = jobfile.load(config) if config else jobfile.JobFile()
+    job = job_file.load(config) if config else job_file.JobFile()
     chosen = script or (config.parent / job.script if config and job.script else None)
     if chosen is None:
         raise BadInput("no script named. Give it: atoll profile train.py, or `script = ` in the job file")

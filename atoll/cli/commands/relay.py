@@ -23,7 +23,7 @@ def relay(
     """Run a relay: joins links to nodes behind NAT. A controller starts one by itself; this is for another machine."""
     need_linux()
     server = need("atoll.relay.server", "controller")
-    exposition = need("atoll.exposition", "controller")
+    exposition = need("atoll.telemetry.prometheus", "controller")
     if metrics is not None:
         exposition.check_address("metrics", metrics)
     chosen = server.Relay(server.read_secret(read_token(secret_file)))

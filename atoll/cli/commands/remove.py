@@ -29,7 +29,7 @@ def rm(
     """Remove a job that is over: its checkpoints on all nodes and in its object store, its logs, events and records.
 
     Says what there is, and asks."""
-    from atoll.client import ENDED
+    from atoll.client.client import ENDED
 
     connected = connection.of(context)
     found = connected.run(lambda client: client.get(job))

@@ -16,7 +16,7 @@ from atoll.cli.render import terminal
 from atoll.errors import BadInput
 
 if TYPE_CHECKING:
-    from atoll.client import AsyncClient
+    from atoll.client.client import AsyncClient
     from atoll.v1.common_pb2 import StartFrom
     from atoll.v1.jobs_pb2 import CheckpointsReply, Job
 
@@ -68,11 +68,11 @@ def restore(
 
 def of_job(wanted: sources.CheckpointSource, flags: dict[str, Any]) -> submit.Send:
     """To begin with a job's checkpoint, with its code and settings but for the flags."""
-    from atoll import jobfile
+    from atoll.client import job_file
 
     async def send(client: AsyncClient) -> str:
         job, start = await _start(client, wanted)
-        spec = submit.with_flags(jobfile.from_spec(job.spec), flags).to_spec(job.spec.script, os.environ)
+        spec = submit.with_flags(job_file.from_spec(job.spec), flags).to_spec(job.spec.script, os.environ)
         spec.checkpoint.start_from.CopyFrom(start)
         return await client.submit_alike(spec, job.id)
 

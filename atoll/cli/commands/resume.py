@@ -14,7 +14,7 @@ from atoll.cli.render import wire
 from atoll.errors import Conflict
 
 if TYPE_CHECKING:
-    from atoll.client import AsyncClient
+    from atoll.client.client import AsyncClient
 
 
 def resume(

@@ -15,7 +15,7 @@ from atoll.cli.render import terminal, wire
 from atoll.cli.render.log_lines import LogLines
 
 if TYPE_CHECKING:
-    from atoll.client import AsyncClient
+    from atoll.client.client import AsyncClient
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="JSON lines on stdout; one document without --follow.")]

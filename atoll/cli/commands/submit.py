@@ -15,12 +15,12 @@ from atoll.cli import connection
 from atoll.cli.commands import job_options as options
 from atoll.cli.render import terminal
 from atoll.errors import BadInput
-from atoll.exit_codes import INTERRUPTED
+from atoll.jobs.exit_codes import INTERRUPTED
 
 if TYPE_CHECKING:
-    from atoll.bundle import Bundle
-    from atoll.client import AsyncClient
-    from atoll.jobfile import JobFile
+    from atoll.client.client import AsyncClient
+    from atoll.client.job_file import JobFile
+    from atoll.jobs.code_bundle import Bundle
     from atoll.v1.jobs_pb2 import Job
 
 Send: TypeAlias = "Callable[[AsyncClient], Awaitable[str]]"
@@ -97,9 +97,9 @@ def hand_over(
 
 def prepare(config: Path | None, flags: dict[str, Any]) -> tuple[JobFile, Bundle]:
     """Everything that can be wrong with the input is found here, before any connection."""
-    from atoll import jobfile, submission
+    from atoll.client import job_file, submission
 
-    job = jobfile.load(config) if config else jobfile.JobFile()
+    job = job_file.load(config) if config else job_file.JobFile()
     base = config.parent if config and not (flags["script"] or flags["module"]) else Path()
     root = config.parent if config and not flags["workdir"] else Path()
     return submission.bundled(with_flags(job, flags), base, root)
@@ -107,10 +107,10 @@ def prepare(config: Path | None, flags: dict[str, Any]) -> tuple[JobFile, Bundle
 
 def with_flags(job: JobFile, flags: dict[str, Any]) -> JobFile:
     """The job with the command's flags on top; --env and --secret add to what it has. Raises BadInput."""
-    from atoll import jobfile
+    from atoll.client import job_file
 
     env, secrets = _environment(flags["env"] or []), tuple(dict.fromkeys([*job.secrets, *(flags["secrets"] or [])]))
-    return jobfile.with_flags(job, {**flags, "env": {**job.env, **env} if env else None, "secrets": secrets or None})
+    return job_file.with_flags(job, {**flags, "env": {**job.env, **env} if env else None, "secrets": secrets or None})
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from atoll.errors import AtollError
 
 if TYPE_CHECKING:
     from atoll.cli.render.overview import Overview
-    from atoll.client import AsyncClient
+    from atoll.client.client import AsyncClient
 
 _EVERY_S: Final = 1.0
 _ANSWER_S: Final = 2.0

@@ -16,7 +16,7 @@ from atoll.cli.render import terminal
 from atoll.errors import BadInput
 
 if TYPE_CHECKING:
-    from atoll.client import AsyncClient
+    from atoll.client.client import AsyncClient
     from atoll.v1.common_pb2 import Event
     from atoll.v1.jobs_pb2 import Job
 

@@ -16,8 +16,8 @@ from atoll.cli.commands.daemons import innermost, need, need_linux, stop_signals
 from atoll.cli.local_cluster import DATA_DIR, LocalCluster, dealt, locked
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput
-from atoll.exit_codes import INTERRUPTED
-from atoll.ports import DEFAULT_ADDRESS
+from atoll.host.ports import DEFAULT_ADDRESS
+from atoll.jobs.exit_codes import INTERRUPTED
 
 _MAX_AGENTS: Final = 64
 
@@ -133,7 +133,7 @@ def parse_speeds(speeds: str | None, agents: int | None) -> list[float]:
 
 def check_port(listen: str) -> None:
     """Raises BadInput where the controller could not listen there, or would be reached from other machines."""
-    from atoll.rpc import is_loopback, split_address
+    from atoll.network.rpc import is_loopback, split_address
 
     host, port = split_address(listen)
     if not is_loopback(host) or port == 0:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from atoll.cli.render import terminal, views, wire
 
 if TYPE_CHECKING:
-    from atoll.client import AsyncClient
+    from atoll.client.client import AsyncClient
     from atoll.v1.jobs_pb2 import Job
 
 

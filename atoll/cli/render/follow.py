@@ -14,7 +14,7 @@ from atoll.cli.render.log_lines import LogLines
 from atoll.errors import DeadlineExceeded, JobCancelled, JobFailed
 
 if TYPE_CHECKING:
-    from atoll.client import AsyncClient
+    from atoll.client.client import AsyncClient
     from atoll.v1.common_pb2 import Event
     from atoll.v1.jobs_pb2 import Job, WorkerView
 

@@ -10,7 +10,7 @@ from humanize import metric, naturalsize
 
 from atoll.cli.render import wire
 from atoll.cli.render.terminal import ago, duration, printable, shortened
-from atoll.jobspec import MAX_WORKERS
+from atoll.jobs.job_spec import MAX_WORKERS
 
 if TYPE_CHECKING:
     from atoll.v1.common_pb2 import Event

@@ -41,7 +41,7 @@ def public_key(seed: str, job: str, run: int, rank: int) -> bytes:
 
 
 def volunteers_secret(seed: str, job: str, run: int) -> bytes:
-    """With which volunteers' tickets are made (atoll.volunteer_ticket), 32 bytes: the run's ranks have it too."""
+    """Return the secret of volunteers' tickets (atoll.security.volunteer_ticket), 32 bytes, which ranks have too."""
     info = f"atoll volunteers {job} {run}".encode()
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes.fromhex(seed))
 

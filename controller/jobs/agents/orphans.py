@@ -14,7 +14,7 @@ from atoll.controller.jobs.lifecycle.observed import (
     WorkerPhase,
 )
 from atoll.controller.state.records import JobPhase, JobRecord, RunRecord
-from atoll.worker_key import WorkerKey
+from atoll.jobs.worker_key import WorkerKey
 
 ORPHAN_GRACE_S = 2.0
 

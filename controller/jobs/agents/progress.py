@@ -25,7 +25,7 @@ from atoll.controller.state.views import ViewRecord
 from atoll.step_estimators.wire import estimate_from_wire, norms_from_wire, step_from_wire, syncs_from_wire
 from atoll.strategies import registry
 from atoll.strategies.declaration import read
-from atoll.telemetry_limits import MAX_LINKS
+from atoll.telemetry.telemetry_limits import MAX_LINKS
 from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
 
 RECENT_S: Final = 5.0

@@ -15,7 +15,7 @@ from atoll.controller.planners.failure_domains import Machine
 from atoll.controller.planners.placement import GENERATIONS, PlacementInput, PlacementPlan
 from atoll.controller.planners.registry import PLACEMENT
 from atoll.controller.state.records import JobLearned, NodeRecord, PlacementRecord, RunMember
-from atoll.jobspec import Checkpoint
+from atoll.jobs.job_spec import Checkpoint
 
 
 def first_placement(

@@ -20,8 +20,8 @@ from atoll.controller.jobs.records.wire_views import standing_from_wire
 from atoll.controller.jobs.volunteers.supply import MeasuredEdges
 from atoll.controller.state.records import NodeRecord
 from atoll.errors import AtollError, Conflict, ControllerUnreachable
+from atoll.jobs.worker_key import WorkerKey
 from atoll.v1 import agents_pb2, common_pb2
-from atoll.worker_key import WorkerKey
 
 OUTBOX_MESSAGES: Final = 4096
 OUTPUT_BATCHES: Final = 64

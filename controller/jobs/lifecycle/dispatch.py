@@ -19,7 +19,7 @@ from atoll.controller.jobs.lifecycle.observed import (
 from atoll.controller.jobs.records import wire, wire_views
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.state.records import NodeRecord, RunRecord
-from atoll.message_limits import MAX_HOLDERS
+from atoll.network.message_limits import MAX_HOLDERS
 
 logger = logging.getLogger(__name__)
 

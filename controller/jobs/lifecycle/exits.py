@@ -20,7 +20,7 @@ from atoll.controller.jobs.lifecycle.observed import (
 )
 from atoll.controller.jobs.membership.observed_views import ViewStage
 from atoll.controller.state.records import ExitRecord, JobPhase, Level, RunMember, RunRecord, WorkerExitKind
-from atoll.worker_key import WorkerKey
+from atoll.jobs.worker_key import WorkerKey
 
 EXIT_EVENTS: Final = 32
 """Ends that are told one by one: a run of thousands may end at one moment, and all is one transaction of etcd."""

@@ -27,7 +27,7 @@ from atoll.controller.state.leases import LeaseKeeper
 from atoll.controller.state.records import JobPhase, JobPins, JobRecord, JobStatus, Level, NodeRecord, PlanRecord
 from atoll.controller.state.store import Fence, Put, StateStore
 from atoll.errors import BadInput, Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
-from atoll.jobspec import Spec, check_shares, check_total_batch
+from atoll.jobs.job_spec import Spec, check_shares, check_total_batch
 from atoll.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from atoll.controller.state.records import (
     RunRecord,
 )
 from atoll.controller.state.views import ViewRecord
-from atoll.worker_key import WorkerKey
+from atoll.jobs.worker_key import WorkerKey
 
 START_DEADLINE_S: Final = 60.0
 """How long a job's first start may take until all workers live; `failures.start_deadline_s` has the next ones'."""

@@ -20,7 +20,7 @@ from atoll.controller.jobs.membership.members import members_of
 from atoll.controller.jobs.membership.observed_views import ViewStage
 from atoll.controller.state.records import JobPhase, RunMember, RunRecord
 from atoll.controller.state.views import ViewCause
-from atoll.worker_key import WorkerKey
+from atoll.jobs.worker_key import WorkerKey
 
 
 def launches(observed: ObservedJob, run: RunRecord) -> Iterator[Action]:

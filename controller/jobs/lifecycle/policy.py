@@ -11,7 +11,7 @@ from atoll.controller.jobs.records.offline_profile import offline_profile
 from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.state.records import Adapted, JobRecord, PlanRecord
 from atoll.strategies import registry
-from atoll.telemetry_limits import ADAPTIVE
+from atoll.telemetry.telemetry_limits import ADAPTIVE
 
 
 def policy_of(job: JobRecord, samples: int = 0) -> Policy:

@@ -25,8 +25,8 @@ from atoll.controller.jobs.lifecycle.failures import (
     root_cause,
     start_deadline_s,
 )
+from atoll.controller.jobs.lifecycle.job_history import with_learned
 from atoll.controller.jobs.lifecycle.launching import begin_run
-from atoll.controller.jobs.lifecycle.learned import with_learned
 from atoll.controller.jobs.lifecycle.observed import (
     LEFT_EARLY_S,
     JobStep,

@@ -21,6 +21,7 @@ from atoll.controller.jobs.agents.data_keys import new_seed
 from atoll.controller.jobs.agents.orphans import orphan_actions
 from atoll.controller.jobs.agents.progress import COMMIT_EVERY_S, PROFILE_EVERY_S, ProgressBoard, RunProgress
 from atoll.controller.jobs.agents.sessions import AgentSessions
+from atoll.controller.jobs.lifecycle.connectivity import within_reach
 from atoll.controller.jobs.lifecycle.dispatch import Dispatch
 from atoll.controller.jobs.lifecycle.exits import is_lost
 from atoll.controller.jobs.lifecycle.observed import (
@@ -33,9 +34,8 @@ from atoll.controller.jobs.lifecycle.observed import (
     ObservedTraining,
     PassClock,
 )
-from atoll.controller.jobs.lifecycle.quiet import QuietJobs
-from atoll.controller.jobs.lifecycle.reach import within_reach
 from atoll.controller.jobs.lifecycle.reconcile import next_step
+from atoll.controller.jobs.lifecycle.reconcile_cache import QuietJobs
 from atoll.controller.jobs.lifecycle.start import FreeDevice
 from atoll.controller.jobs.membership.members import members_of
 from atoll.controller.jobs.membership.observed_views import ObservedViews, ViewStage

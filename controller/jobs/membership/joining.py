@@ -14,7 +14,7 @@ from atoll.controller.jobs.membership.members import joiners, living, members_of
 from atoll.controller.jobs.membership.observed_views import ViewStage
 from atoll.controller.state.records import Level, RunMember, RunRecord
 from atoll.controller.state.views import ViewRecord, ViewState
-from atoll.jobspec import MAX_WORKERS
+from atoll.jobs.job_spec import MAX_WORKERS
 
 JOIN_S: Final = 300.0
 """From its launch until a joiner is ready: it imports, builds its model, fetches state; training does not wait."""

@@ -157,7 +157,7 @@ def _at_boundary(newest: ViewRecord, lost: Sequence[RunMember], standings: Seque
     if not lost:
         return newest.at_boundary
     words = [one.word for one in standings if one.has_state and not one.is_in(ViewStage.BROKEN)]
-    return bool(words) and all(word is not None and word.goes_on for word in words)
+    return bool(words) and all(word is not None and word.tolerates_loss_mid_step for word in words)
 
 
 def from_outside(exit: ExitRecord) -> bool:

@@ -34,7 +34,8 @@ class WayIn(NamedTuple):
 
 class WorkerStanding(NamedTuple):
     """A worker's own word. step: completed ones. lost: ranks that it misses, where it can tell. takes_in: it can leave
-    a view at a boundary. goes_on: of one that was lost it makes its step without it, and comes to a boundary.
+    a view at a boundary. tolerates_loss_mid_step: it completes a step in which a peer is
+    lost, and comes to a boundary.
     handed_bytes: of state that changed hands so far, between it and others."""
 
     view: int
@@ -44,7 +45,7 @@ class WorkerStanding(NamedTuple):
     lost: tuple[int, ...] = ()
     way: WayIn = WayIn()
     takes_in: bool = False
-    goes_on: bool = False
+    tolerates_loss_mid_step: bool = False
     handed_bytes: int = 0
 
     def left_for(self, view: int) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.jobs.agents.replica_placement import first_placement
-from atoll.controller.jobs.lifecycle.learned import with_learned
+from atoll.controller.jobs.lifecycle.job_history import with_learned
 from atoll.controller.jobs.lifecycle.observed import NewEvent, ObservedJob, PassClock
 from atoll.controller.jobs.lifecycle.policy import begun_with, planned_total
 from atoll.controller.jobs.membership.life import move_view

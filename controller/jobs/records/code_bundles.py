@@ -11,12 +11,12 @@ from collections.abc import Collection
 from pathlib import PurePosixPath
 from typing import Final
 
-from atoll.bundle import members
 from atoll.controller.state import keys
 from atoll.controller.state.store import DeletePrefix, Fence, Put, StateStore
 from atoll.errors import BadInput, NotFound
-from atoll.jobspec import Spec
-from atoll.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES
+from atoll.jobs.code_bundle import members
+from atoll.jobs.job_spec import Spec
+from atoll.network.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES
 
 logger = logging.getLogger(__name__)
 

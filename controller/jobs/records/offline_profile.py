@@ -10,7 +10,7 @@ from pydantic import Field
 
 from atoll.controller.planners.schemas import Schema, read
 from atoll.controller.planners.surrogate import Surrogate
-from atoll.message_limits import SHA256
+from atoll.network.message_limits import SHA256
 
 
 class _ProfiledModel(Schema):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from atoll import jobspec
 from atoll.controller.jobs.records.offline_profile import offline_profile
 from atoll.errors import BadInput
+from atoll.jobs import job_spec
 from atoll.v1 import common_pb2 as pb
 
 
-def spec_from_wire(wire: pb.JobSpec) -> jobspec.Spec:
+def spec_from_wire(wire: pb.JobSpec) -> job_spec.Spec:
     """The validated spec. Raises BadInput naming the first field that is wrong."""
-    spec = jobspec.from_wire(wire)
+    spec = job_spec.from_wire(wire)
     if spec.adapt.profile:
         try:
             offline_profile(spec.adapt.profile)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
-from atoll import exit_codes, jobspec
 from atoll.controller.jobs.agents.data_keys import private_key, public_key, public_keys, volunteers_secret
 from atoll.controller.jobs.agents.replica_placement import holders
 from atoll.controller.jobs.lifecycle.observed import (
@@ -31,12 +30,13 @@ from atoll.controller.state.records import (
     WorkerExitKind,
 )
 from atoll.controller.state.recovery import RecoveryRecord
-from atoll.message_limits import MAX_REASON
+from atoll.jobs import exit_codes, job_spec
+from atoll.jobs.worker_key import WorkerKey
+from atoll.network.message_limits import MAX_REASON
+from atoll.security.volunteer_ticket import ticket
 from atoll.strategies import registry
 from atoll.strategies.declaration import as_json
 from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
-from atoll.volunteer_ticket import ticket
-from atoll.worker_key import WorkerKey
 
 _PHASES: Final = {
     common_pb2.WORKER_STATE_STARTING: WorkerPhase.STARTING,
@@ -101,7 +101,7 @@ def node_from_wire(register: agents_pb2.Register) -> NodeRecord:
         island=register.island or "default",
         address=register.address,
         memory_bytes=register.memory_bytes,
-        devices=tuple(DeviceRecord(**jobspec.values_of(device)) for device in register.devices),
+        devices=tuple(DeviceRecord(**job_spec.values_of(device)) for device in register.devices),
         version=register.version,
         host=register.host,
         rack=register.rack,
@@ -171,7 +171,7 @@ def launch_of_all(
         world_size=len(run.members),
         master_address=run.master_address,
         master_port=run.master_port,
-        spec=jobspec.to_wire(job.spec, reveal=reveal),
+        spec=job_spec.to_wire(job.spec, reveal=reveal),
         plan=plan_to_wire(first),
     )
     if run.data_seed:
@@ -216,7 +216,7 @@ def secret_of_volunteers(job: JobRecord, run: RunRecord) -> bytes:
 
 def launch_of_helper(job: JobRecord, run: RunRecord, action: LaunchHelper, number: int) -> agents_pb2.ControllerMessage:
     """A volunteer's: as of a run of its own, without the job's secrets, keys of its ranks, and any state of it."""
-    spec = jobspec.to_wire(job.spec, reveal=False)
+    spec = job_spec.to_wire(job.spec, reveal=False)
     spec.checkpoint.memory_replicas = 0
     name = f"{action.node}/{action.device}"
     launch = agents_pb2.Launch(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from atoll import jobspec
 from atoll.controller.jobs.agents.data_keys import private_key, public_keys
 from atoll.controller.jobs.agents.replica_placement import holders
 from atoll.controller.jobs.membership.members import by_position, members_of
@@ -14,9 +13,10 @@ from atoll.controller.jobs.membership.observed_views import ViewStage, WayIn, Wo
 from atoll.controller.jobs.records.wire import plan_to_wire, secret_of_volunteers
 from atoll.controller.state.records import JobRecord, PlacementRecord, PlanRecord, RunMember, RunRecord
 from atoll.controller.state.views import ViewRecord, ViewState
-from atoll.message_limits import MAX_REASON
+from atoll.jobs import job_spec
+from atoll.jobs.worker_key import WorkerKey
+from atoll.network.message_limits import MAX_REASON
 from atoll.v1 import agents_pb2, common_pb2
-from atoll.worker_key import WorkerKey
 
 MEET_S: Final = 10.0
 _STAGES: Final = {common_pb2.ViewStage.Value(f"VIEW_STAGE_{stage.name}"): stage for stage in ViewStage}
@@ -35,7 +35,7 @@ def standing_from_wire(status: common_pb2.WorkerStatus) -> WorkerStanding | None
     lost = tuple(word.lost[:64]) if word.lost else ()
     reason = word.reason[:MAX_REASON]
     return WorkerStanding(
-        word.view, stage, word.step, reason, lost, way, word.takes_in, word.goes_on, word.handed_bytes
+        word.view, stage, word.step, reason, lost, way, word.takes_in, word.tolerates_loss_mid_step, word.handed_bytes
     )
 
 
@@ -102,7 +102,7 @@ def launch_to_join(job: JobRecord, known: RunViews, rank: int, *, reveal: bool) 
         device=member.device,
         master_address=view.master_address,
         master_port=view.master_port,
-        spec=jobspec.to_wire(job.spec, reveal=reveal),
+        spec=job_spec.to_wire(job.spec, reveal=reveal),
         plan=view.plan,
         joins=view,
     )

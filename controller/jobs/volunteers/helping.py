@@ -13,9 +13,9 @@ from typing import Final, TypeAlias
 
 from atoll.controller.jobs.lifecycle.observed import ForgetWorker, ObservedNode, StopRun, WorkerPhase
 from atoll.controller.jobs.volunteers.supply import MEASURED, Edges, HelpedRank, Supply
-from atoll.jobspec import MAX_WORKERS
-from atoll.message_limits import MAX_RANK
-from atoll.worker_key import WorkerKey
+from atoll.jobs.job_spec import MAX_WORKERS
+from atoll.jobs.worker_key import WorkerKey
+from atoll.network.message_limits import MAX_RANK
 
 STOP_GRACE_S: Final = 2.0
 _DEVICES: Final = 64

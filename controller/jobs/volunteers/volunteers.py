@@ -26,8 +26,8 @@ from atoll.controller.jobs.volunteers.helping import (
 )
 from atoll.controller.jobs.volunteers.supply import Edges, HelpedRank
 from atoll.controller.state.records import JobPhase, Level, WorkerExitKind
+from atoll.jobs.worker_key import WorkerKey
 from atoll.strategies import registry
-from atoll.worker_key import WorkerKey
 
 REST_S: Final = 1.0
 """After an end that is nobody's fault."""

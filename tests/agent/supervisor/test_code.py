@@ -102,8 +102,8 @@ def test_nothing_leaves_the_folder(tmp_path: Path) -> None:
 
 
 def test_small_bundle_that_unpacks_to_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.bundle.MAX_UNPACKED_BYTES", 1_000_000)
-    monkeypatch.setattr("atoll.bundle.MAX_FILES", 10)
+    monkeypatch.setattr("atoll.jobs.code_bundle.MAX_UNPACKED_BYTES", 1_000_000)
+    monkeypatch.setattr("atoll.jobs.code_bundle.MAX_FILES", 10)
     zeros = tar_with(tarfile.TarInfo("zeros"), bytes(2_000_000))
     headers = gzip.compress(bytes(50_000_000))  # an endless archive of nothing
     many = bundle_of({f"f{n}": "" for n in range(11)})

@@ -31,8 +31,8 @@ from atoll.agent.supervisor.events import (
 )
 from atoll.agent.supervisor.exits import classify
 from atoll.agent.supervisor.machine import REMEMBERED, Phase, State, Worker, handle
+from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_TRAINING, ViewReport, ViewTimes
-from atoll.worker_key import WorkerKey
 
 A = WorkerKey("job-1", 1, 0)
 B = WorkerKey("job-1", 2, 0)

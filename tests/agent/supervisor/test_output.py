@@ -15,8 +15,8 @@ from atoll.agent.supervisor.flood import BURST_BYTES, RATE_BYTES_PER_S, TAIL_BYT
 from atoll.agent.supervisor.logs import BATCH_BYTES, RESEND_S, LogStream
 from atoll.agent.supervisor.output import Captured, OutputPump
 from atoll.agent.supervisor.spool import Spool, prune
-from atoll.message_limits import MAX_REASON
-from atoll.worker_key import WorkerKey
+from atoll.jobs.worker_key import WorkerKey
+from atoll.network.message_limits import MAX_REASON
 
 KEY = WorkerKey("job-1", 1, 0)
 

@@ -20,8 +20,8 @@ from atoll.agent.supervisor.events import (
     Ticked,
 )
 from atoll.agent.supervisor.machine import HANG_GRACE_S, Phase, State, handle
+from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.common_pb2 import ViewReport
-from atoll.worker_key import WorkerKey
 
 A = WorkerKey("job-1", 1, 0)
 

@@ -14,11 +14,11 @@ from agent_harness import until
 
 from atoll.agent.supervisor.workers import WorkerSocket
 from atoll.agent.telemetry.collect import Collector
-from atoll.telemetry_limits import MAX_METRICS, MAX_REPORTS, MAX_STEPS
+from atoll.jobs.worker_key import WorkerKey
+from atoll.telemetry.telemetry_limits import MAX_METRICS, MAX_REPORTS, MAX_STEPS
 from atoll.v1.agents_pb2 import Launch, Notice, PlanForJob, Prepared, View, WorkerTelemetry
 from atoll.v1.common_pb2 import LinkSample, Metrics, Plan, StepSample, StrategyMessage, WorkerId
 from atoll.v1.worker_pb2 import Alive, Hello, OpenPassage, Passage, SupervisorMessage, Welcome, WorkerMessage
-from atoll.worker_key import WorkerKey
 
 KEY = WorkerKey("job-1", 2, 0)
 

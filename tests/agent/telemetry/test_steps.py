@@ -17,11 +17,11 @@ from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.services.checks import check_telemetry
 from atoll.controller.state.records import RunMember, RunRecord
 from atoll.errors import BadInput
+from atoll.jobs.worker_key import WorkerKey
 from atoll.step_estimators.wire import step_from_wire
-from atoll.telemetry_limits import MAX_STEPS
+from atoll.telemetry.telemetry_limits import MAX_STEPS
 from atoll.v1.agents_pb2 import StepSums, Telemetry, WorkerTelemetry
 from atoll.v1.common_pb2 import StepSample
-from atoll.worker_key import WorkerKey
 
 JOB, RANKS, NODES = "vit-1234", 8, ("a", "b")
 

@@ -18,17 +18,17 @@ import pytest
 from scripted_controller import ScriptedController
 from typer.testing import CliRunner
 
-from atoll import certs
 from atoll.agent.telemetry.devices import Device
-from atoll.cli.checks import machine, reach
+from atoll.cli.checks import connectivity, machine
 from atoll.cli.checks.cluster import check_certificates, check_cluster, judge_cluster
+from atoll.cli.checks.connectivity import check_reach
 from atoll.cli.checks.finding import Finding
 from atoll.cli.checks.machine import Card, cards_finding, check_machine, judge_etcd, judge_kernels, numa_finding
-from atoll.cli.checks.reach import check_reach
 from atoll.cli.connection import Connection
 from atoll.cli.main import app
 from atoll.controller.state.etcd_binary import EtcdBinary
 from atoll.kernels.cuda_device import NoCode
+from atoll.security import certificates
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
@@ -168,7 +168,7 @@ def test_who_leads_is_said(controller: ScriptedController) -> None:
 def heard_late(monkeypatch: pytest.MonkeyPatch, dials: bool) -> None:
     """A busy machine may hear of being dialled later than others."""
     if dials:
-        monkeypatch.setattr(reach, "_ARRIVES_S", 30.0)
+        monkeypatch.setattr(connectivity, "_ARRIVES_S", 30.0)
 
 
 @pytest.mark.usefixtures("heard_late")
@@ -196,21 +196,21 @@ def test_a_controller_that_knows_no_dialling_back_is_no_finding(controller: Scri
 
 
 def test_certificates_that_expire_or_belong_to_another_cluster(tmp_path: Path) -> None:
-    certs.create_authority(tmp_path / "a", NOW - datetime.timedelta(days=400))
-    certs.create_authority(tmp_path / "b", NOW)
+    certificates.create_authority(tmp_path / "a", NOW - datetime.timedelta(days=400))
+    certificates.create_authority(tmp_path / "b", NOW)
 
     def judged(days_ago: int) -> Finding:
         made = NOW - datetime.timedelta(days=days_ago)
-        tls = certs.identity(certs.issue(tmp_path / "a", "client", f"ann-{days_ago}", [], made))
+        tls = certificates.identity(certificates.issue(tmp_path / "a", "client", f"ann-{days_ago}", [], made))
         return check_certificates(Connection(("h:1",), tls, 1.0))[0]
 
     assert [judged(days).verdict for days in (0, 350, 366)] == ["ok", "warning", "broken"]
-    own = certs.issue(tmp_path / "a", "client", "moved", [], NOW)
+    own = certificates.issue(tmp_path / "a", "client", "moved", [], NOW)
     (own / "ca.pem").write_bytes((tmp_path / "b/ca.pem").read_bytes())
-    found = check_certificates(Connection(("h:1",), certs.identity(own), 1.0))[0]
+    found = check_certificates(Connection(("h:1",), certificates.identity(own), 1.0))[0]
     assert (found.verdict, "not signed by" in found.found) == ("broken", True)
     (own / "key.pem").unlink()
-    assert check_certificates(Connection(("h:1",), certs.identity(own), 1.0))[0].verdict == "broken"
+    assert check_certificates(Connection(("h:1",), certificates.identity(own), 1.0))[0].verdict == "broken"
     assert check_certificates(Connection(("h:1",), None, 1.0)) == []
 
 

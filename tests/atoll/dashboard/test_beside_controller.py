@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from atoll.certs import create_authority, identity, issue
 from atoll.cli.main import app
+from atoll.security.certificates import create_authority, identity, issue
 
 STARTS_S = 40.0
 COMMAND = (sys.executable, "-m", "atoll.cli.main")

@@ -10,7 +10,7 @@ import pytest
 from profiles_made import BATCHES, empty, probe, with_trials
 
 from atoll.errors import BadInput
-from atoll.jobspec import Rule
+from atoll.jobs.job_spec import Rule
 from atoll.profiling import profiler, request
 from atoll.profiling.document import BaselineTrial, ProbeTrial
 from atoll.profiling.losses import StepLoss

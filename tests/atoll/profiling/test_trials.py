@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import BadInput
-from atoll.exit_codes import PEER_LOST
+from atoll.jobs.exit_codes import PEER_LOST
 from atoll.profiling import trials
 from atoll.profiling.losses import StepLoss
 from atoll.profiling.trials import Command, Told, Trial

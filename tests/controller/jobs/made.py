@@ -27,9 +27,9 @@ from atoll.controller.state.records import (
     RunRecord,
     WorkerExitKind,
 )
-from atoll.jobspec import Spec
+from atoll.jobs.job_spec import Spec
+from atoll.jobs.worker_key import WorkerKey
 from atoll.step_estimators.estimates import NodeEstimate, RankProfile
-from atoll.worker_key import WorkerKey
 
 JOB = "tiny-0001"
 NOW_S = 1000.0

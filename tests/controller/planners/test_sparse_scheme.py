@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.controller.planners.registry import SPARSE_SCHEME
 from atoll.errors import BadInput
-from atoll.sparse_scheme import SCHEMES, SparseSchemeInput, costs, plan_sparse_scheme
+from atoll.planning.sparse_scheme import SCHEMES, SparseSchemeInput, costs, plan_sparse_scheme
 
 
 @st.composite

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from atoll.controller.planners.registry import PLANNERS
 from atoll.errors import BadInput, NoFeasiblePlan
-from atoll.stage_cut import StageDevice, StageLayer, StageLink, StagesInput, plan_stages
+from atoll.planning.stage_cut import StageDevice, StageLayer, StageLink, StagesInput, plan_stages
 
 layers = st.builds(
     StageLayer,

@@ -26,7 +26,7 @@ from atoll.controller.state.codec import decode
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.records import PlanRecord
 from atoll.errors import BadInput
-from atoll.rpc import open_channel
+from atoll.network.rpc import open_channel
 from atoll.v1 import agents_pb2, common_pb2
 from atoll.v1 import jobs_pb2 as pb
 from atoll.v1.agents_pb2_grpc import AgentServiceStub

@@ -13,7 +13,7 @@ from fake_agent import FakeAgent
 from identities import Certificates
 
 from atoll.cli.render.views import status_lines
-from atoll.rpc import Tls, open_channel
+from atoll.network.rpc import Tls, open_channel
 from atoll.v1 import agents_pb2
 from atoll.v1 import jobs_pb2 as pb
 from atoll.v1.agents_pb2_grpc import AgentServiceStub

@@ -14,7 +14,7 @@ from fake_agent import FakeAgent
 
 from atoll.controller.services.dial_back import address_of
 from atoll.errors import BadInput
-from atoll.rpc import MAX_CODE_BYTES, open_channel
+from atoll.network.rpc import MAX_CODE_BYTES, open_channel
 from atoll.v1 import common_pb2
 from atoll.v1 import jobs_pb2 as pb
 

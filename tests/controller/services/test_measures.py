@@ -20,7 +20,7 @@ from atoll.agent.settings import AgentSettings
 from atoll.controller.services import measures as of_clusters
 from atoll.controller.settings import ControllerSettings
 from atoll.errors import SettingError
-from atoll.exposition import Measurement
+from atoll.telemetry.prometheus import Measurement
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 

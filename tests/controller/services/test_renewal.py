@@ -16,9 +16,9 @@ from daemons import CALL_S, Controller, controller, leading
 from fake_agent import FakeAgent
 from identities import NOW, Certificates
 
-from atoll.certs import create_authority, identity, issue, revoke
 from atoll.errors import BadInput
-from atoll.rpc import Tls, open_channel
+from atoll.network.rpc import Tls, open_channel
+from atoll.security.certificates import create_authority, identity, issue, revoke
 from atoll.v1 import jobs_pb2 as pb
 from atoll.v1.jobs_pb2_grpc import JobServiceStub
 

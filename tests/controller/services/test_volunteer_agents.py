@@ -12,13 +12,13 @@ from daemons import CALL_S, Controller, controller, leading
 from fake_agent import FakeAgent
 from identities import NOW, Certificates
 
-from atoll.certs import identity, issue_volunteer
-from atoll.rpc import Tls, open_channel
+from atoll.network.rpc import Tls, open_channel
+from atoll.security.certificates import identity, issue_volunteer
+from atoll.security.volunteer_ticket import is_ticket, token
 from atoll.v1 import agents_pb2, common_pb2
 from atoll.v1 import jobs_pb2 as pb
 from atoll.v1.agents_pb2_grpc import AgentServiceStub
 from atoll.v1.jobs_pb2_grpc import JobServiceStub
-from atoll.volunteer_ticket import is_ticket, token
 
 JOIN_TOKEN = "correct-horse-battery-staple"
 

@@ -31,7 +31,7 @@ from atoll.controller.state.records import (
     WorkerExitKind,
 )
 from atoll.errors import BadInput
-from atoll.jobspec import Checkpoint, Spec
+from atoll.jobs.job_spec import Checkpoint, Spec
 
 KEY = "/atoll/jobs/vit-3f9a"
 SPEC = Spec(

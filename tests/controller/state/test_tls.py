@@ -14,12 +14,12 @@ import pytest
 import trustme
 from etcd_server import EtcdServer
 
-from atoll import certs
 from atoll.controller.state.election import Election, read_until_answered
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.store import Put
 from atoll.errors import BadInput, StoreUnavailable
-from atoll.rpc import Tls
+from atoll.network.rpc import Tls
+from atoll.security import certificates
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,11 @@ async def test_files_that_are_replaced_are_used_for_the_next_connection(secured:
 async def test_an_authority_made_for_etcd_alone_opens_it_to_controllers_and_to_no_agent(tmp_path: Path) -> None:
     """As docker-compose.yml and docs/deploy.md set it up, with the certificates of `atoll certs`."""
     now = datetime.datetime.now(datetime.UTC)
-    certs.create_authority(tmp_path / "store", now)
-    certs.create_authority(tmp_path / "cluster", now)
-    etcd = certs.identity(certs.issue(tmp_path / "store", "controller", "etcd", ["127.0.0.1"], now))
-    own = certs.identity(certs.issue(tmp_path / "store", "client", "controller", [], now))
-    agent = certs.identity(certs.issue(tmp_path / "cluster", "agent", "a", [], now))
+    certificates.create_authority(tmp_path / "store", now)
+    certificates.create_authority(tmp_path / "cluster", now)
+    etcd = certificates.identity(certificates.issue(tmp_path / "store", "controller", "etcd", ["127.0.0.1"], now))
+    own = certificates.identity(certificates.issue(tmp_path / "store", "client", "controller", [], now))
+    agent = certificates.identity(certificates.issue(tmp_path / "cluster", "agent", "a", [], now))
     flags = [f"--cert-file={etcd.certificate}", f"--key-file={etcd.key}", f"--trusted-ca-file={etcd.ca}"]
     server = EtcdServer(tmp_path / "server", [*flags, "--client-cert-auth", "--enable-grpc-gateway=false"])
     server.start()

@@ -15,7 +15,7 @@ from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.agent.runtime.agent_link.outbox import Outbox
 from atoll.agent.runtime.agent_link.place import AgentEndpoint, WorkerPlace
 from atoll.errors import BadInput, DeadlineExceeded
-from atoll.telemetry_limits import MAX_LINKS, MAX_STEPS
+from atoll.telemetry.telemetry_limits import MAX_LINKS, MAX_STEPS
 from atoll.v1.common_pb2 import LEVEL_INFO, LinkSample, Plan, StepSample, WorkerId
 from atoll.v1.worker_pb2 import Stop, SupervisorMessage
 

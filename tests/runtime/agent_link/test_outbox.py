@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from atoll.agent.runtime.agent_link.outbox import Outbox
-from atoll.telemetry_limits import MAX_REPORTS, MAX_STEPS
+from atoll.telemetry.telemetry_limits import MAX_REPORTS, MAX_STEPS
 from atoll.v1.agents_pb2 import Prepared
 from atoll.v1.common_pb2 import StepSample, WorkerId
 

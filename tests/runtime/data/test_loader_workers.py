@@ -108,7 +108,7 @@ def test_no_worker_process_outlives_a_training_process_that_is_killed(tmp_path: 
         worker = start([sys.executable, str(script)], os.environ, log)
     code, said = worker.wait(110), (tmp_path / "log").read_text()
     assert code == -signal.SIGKILL, said
-    # torch's resource tracker may warn behind this line: the killed process leaves semaphores, which the tracker removes.
+    # The resource tracker may warn behind this line: it removes semaphores that the killed process leaves.
     line = next(line for line in said.splitlines() if line.startswith("started:"))
     started = {int(pid) for pid in line.split()[1:]}
     assert len(started) >= 4, "two workers, their server, and a tracker of what they share"

@@ -66,7 +66,9 @@ def strike_once_remembered(agent: FakeAgent, out: Path) -> None:
     (out / "strike").touch()
 
 
-def goes_back(agent: FakeAgent, out: Path, flags: tuple[str, ...], dies: tuple[str, ...], replaced: bool) -> list[int]:
+def train_with_rollback(
+    agent: FakeAgent, out: Path, flags: tuple[str, ...], dies: tuple[str, ...], replaced: bool
+) -> list[int]:
     """Rank 1 dies in step 16, and the others go on from what is in memory until they end, alone or with one in its
     stead. Returns who ends. dies: how it does, as the script's arguments say."""
     arguments = (str(out), "--keep-sums", "--often", "--sleep-s", "0.05", *flags)
@@ -102,7 +104,7 @@ def test_who_is_left_goes_on_with_the_residuals_of_all(
     residuals, and each sample counted once an epoch."""
     with of_three(tmp_path, start, 2, settings) as agent:
         agent.params = DIVISIBLE if settings is LARGEST else {}
-        ranks = goes_back(agent, tmp_path, (), dies, replaced)
+        ranks = train_with_rollback(agent, tmp_path, (), dies, replaced)
     again = [line for line in trained(tmp_path) if line["view"] == 2]
     step = min(line["step"] for line in again)
     assert 9 < step <= 16
@@ -134,7 +136,7 @@ def test_second_moments_that_islands_tell_each_other_are_those_of_the_same_islan
     for out in (calm, struck):
         out.mkdir()
     with of_three(struck, start, 2, settings) as agent:
-        ranks = goes_back(agent, struck, ("--adamw",), ("--raise-at", "16", *lost_in_update), replaced)
+        ranks = train_with_rollback(agent, struck, ("--adamw",), ("--raise-at", "16", *lost_in_update), replaced)
     step = min(line["step"] for line in trained(struck) if line["view"] == 2)
     assert 9 < step <= 16
     ended = [kept(struck, 1, rank, "end") for rank in ranks]

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 import atoll
-from atoll.strategies.shared_masters.second_moments import ToldMoments
+from atoll.strategies.shared_masters.second_moments import MomentSync
 
 out, steps, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 if sys.argv[4:] == ["own"]:
-    ToldMoments.updated = lambda *_: None  # type: ignore[method-assign]
+    MomentSync.updated = lambda *_: None  # type: ignore[method-assign]
 HALF, BATCH = 1500, 10
 run = atoll.init(seed=1)
 

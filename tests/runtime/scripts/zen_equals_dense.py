@@ -14,7 +14,7 @@ from several_runs import check_all_ranks_have, opened
 from torch import nn
 
 from atoll.agent.runtime.agent_link.place import WorkerPlace
-from atoll.sparse_scheme import SCHEMES
+from atoll.planning.sparse_scheme import SCHEMES
 from atoll.strategies.declaration import StrategySettings
 from atoll.strategies.zen.settings import Zen
 

@@ -50,7 +50,7 @@ class MicroBatches:
     def start(self) -> None: ...
 
     why_not_in_place = lost = None
-    goes_on = False
+    tolerates_loss_mid_step = False
 
     def rewind(self, step: int) -> bool:
         return False

@@ -224,7 +224,7 @@ def trained_in(rule: Scheduled, arrivals: ArrivalTimes, times: list[float], unti
             formed = rule.passed(now_s)
         for group in formed:
             for member in group.members:
-                arrivals.goes_on(member, now_s)
+                arrivals.resumed(member, now_s)
                 ends[member] = now_s + times[member]
 
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.strategies.shared_masters import advantage as module
-from atoll.strategies.shared_masters.advantage import EVERY, NEEDED, SHARE, Advantage
+from atoll.strategies.shared_masters import local_fit_gap as module
 from atoll.strategies.shared_masters.engine_tensors import EngineTensor, joined
 from atoll.strategies.shared_masters.layout import lay_out_for_updates
+from atoll.strategies.shared_masters.local_fit_gap import EVERY, NEEDED, SHARE, LocalFitGap
 
 
 @dataclass
@@ -54,13 +54,13 @@ def test_of_a_loss_that_falls_exponentially_it_is_the_logarithm_of_both_losses_r
     with torch.no_grad():
         for one in model.parameters():
             one.add_(0.01)
-    found = measured(Advantage(exchange), model, passes=passes, factor=factor)  # type: ignore[arg-type]
+    found = measured(LocalFitGap(exchange), model, passes=passes, factor=factor)  # type: ignore[arg-type]
     assert found == pytest.approx(0.01 * 63, rel=1e-4)
 
 
 def test_a_shared_model_that_is_better_and_few_batches_say_nothing() -> None:
     model = nn.Linear(4, 4)
-    advantage = Advantage(Masters(model))  # type: ignore[arg-type]
+    advantage = LocalFitGap(Masters(model))  # type: ignore[arg-type]
     with torch.no_grad():
         model.weight += 0.1
     assert measured(advantage, model, NEEDED - 1) == 0.0
@@ -72,7 +72,7 @@ def test_a_shared_model_that_is_better_and_few_batches_say_nothing() -> None:
 
 def test_what_is_not_known_or_no_number_is_left_out() -> None:
     model = nn.Linear(4, 4)
-    advantage = Advantage(Masters(model))  # type: ignore[arg-type]
+    advantage = LocalFitGap(Masters(model))  # type: ignore[arg-type]
     assert not advantage.is_due(EVERY + 1)
     advantage.passes(None, first=True)  # the script called loss.backward() itself
     advantage.passes(torch.tensor(1.0), first=False)
@@ -89,7 +89,7 @@ def test_it_takes_next_to_nothing_of_the_time(monkeypatch: pytest.MonkeyPatch) -
     looks = itertools.count()
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(looks))))
     model = nn.Linear(4, 4)
-    advantage = Advantage(Masters(model))  # type: ignore[arg-type]
+    advantage = LocalFitGap(Masters(model))  # type: ignore[arg-type]
     advantage.passes(torch.tensor(1.0), first=True)
     assert advantage.is_due(EVERY)
     advantage.measure(1.0)

@@ -12,8 +12,8 @@ import torch
 
 from atoll.strategies.shared_masters.second_moments import (
     BLOCK,
+    MomentSync,
     SecondMoments,
-    ToldMoments,
     last_told,
     late_of,
     span_of,
@@ -81,7 +81,7 @@ class Islands:
         for adam, state in zip(self.adams, states, strict=False):
             adam.load_state_dict(state)
         moments = [SecondMoments([adam], [one]) for adam, one in zip(self.adams, self.weights, strict=True)]
-        self.told = [ToldMoments(one, Rank(self.sums), leads=True) for one in moments]  # type: ignore[arg-type]
+        self.told = [MomentSync(one, Rank(self.sums), leads=True) for one in moments]  # type: ignore[arg-type]
         self.sums.now = updates
         for one in self.told:
             one.begin(updates, begun)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from atoll.sparse_scheme import Scheme
+from atoll.planning.sparse_scheme import Scheme
 from atoll.strategies.zen.coordinates import Coordinates, UnitShape
 from atoll.strategies.zen.partitions import HashPartitions, hash_seeds
 from atoll.strategies.zen.schemes import SUMS, Circle

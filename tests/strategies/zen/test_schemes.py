@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import BadInput
-from atoll.sparse_scheme import SCHEMES, Scheme, SparseSchemeInput, costs
+from atoll.planning.sparse_scheme import SCHEMES, Scheme, SparseSchemeInput, costs
 from atoll.strategies.zen.blocks import block_count, from_blocks, to_blocks
 from atoll.strategies.zen.coordinates import (
     Coordinates,

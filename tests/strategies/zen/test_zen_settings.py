@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.client.job_file import JobFile, load, with_flags
 from atoll.errors import BadInput, SettingError
-from atoll.jobfile import JobFile, load, with_flags
 from atoll.strategies import registry
 from atoll.strategies.declaration import Shown
 from atoll.strategies.zen.settings import Zen

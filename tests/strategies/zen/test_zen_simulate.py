@@ -13,7 +13,7 @@ from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.scenario import parse
 from atoll.controller.simulator.strategy_steps import Network
 from atoll.errors import BadInput
-from atoll.sparse_scheme import costs, densities_between
+from atoll.planning.sparse_scheme import costs, densities_between
 from atoll.strategies.dense.simulate import DenseSteps
 from atoll.strategies.zen.simulate import ZenSteps
 

@@ -24,7 +24,7 @@ from torch import nn
 from atoll.agent.runtime.agent_link.exits import WorkerExit, say
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.errors import BadInput, SettingError
-from atoll.exit_codes import FINISHED
+from atoll.jobs.exit_codes import FINISHED
 from atoll.strategies.declaration import StrategySettings
 from atoll.strategies.dense.settings import Dense
 from atoll.strategies.stale_sparse.settings import StaleSparse

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from atoll.telemetry_limits import ADAPTIVE, SGD
+from atoll.telemetry.telemetry_limits import ADAPTIVE, SGD
 
 
 def family_of(optimizers: Sequence[torch.optim.Optimizer]) -> str:

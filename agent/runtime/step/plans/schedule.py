@@ -13,7 +13,7 @@ from typing import Final
 
 from atoll.agent.runtime.step.plans.planned_step import PlannedStep, why_refused
 from atoll.errors import BadInput
-from atoll.jobspec import check_shares
+from atoll.jobs.job_spec import check_shares
 
 MAX_WAITING: Final = 4096  # plans that came and are not agreed yet; ranks that train agree in every step
 KEPT_STEPS: Final = 1000  # telemetry may still ask about steps this far back

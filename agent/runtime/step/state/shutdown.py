@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from atoll import exit_codes
 from atoll.agent.runtime.agent_link import exits
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.saver import Saver
@@ -20,6 +19,7 @@ from atoll.agent.runtime.step.measures.probe import Probe
 from atoll.agent.runtime.step.measures.step_reporter import Silent, StepReporter
 from atoll.agent.runtime.step.state.consistency import Consistency
 from atoll.agent.runtime.step.step_exchange import StepExchange
+from atoll.jobs import exit_codes
 
 
 class Shutdown:

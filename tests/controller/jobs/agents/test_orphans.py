@@ -7,7 +7,7 @@ from made import JOB, exited, job, node, run, worker
 from atoll.controller.jobs.agents.orphans import orphan_actions
 from atoll.controller.jobs.lifecycle.observed import DropMemory, ForgetWorker, StopRun, WorkerPhase
 from atoll.controller.state.records import JobPhase, WorkerExitKind
-from atoll.worker_key import WorkerKey
+from atoll.jobs.worker_key import WorkerKey
 
 KEY = WorkerKey(JOB, 1, 0)
 GONE = worker(exit=exited(WorkerExitKind.FINISHED))

@@ -11,7 +11,7 @@ from atoll.controller.jobs.agents.replica_placement import first_placement, hold
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.records import JobLearned, NodeRecord, PlanRecord, RunMember
 from atoll.errors import NoFeasiblePlan
-from atoll.jobspec import Checkpoint
+from atoll.jobs.job_spec import Checkpoint
 
 SEAT = RunMember(rank=0, node="a", device=0, node_rank=0, local_rank=0, local_world_size=1)
 TWO = Checkpoint(memory_replicas=2)

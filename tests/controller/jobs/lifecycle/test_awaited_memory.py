@@ -12,7 +12,7 @@ from atoll.controller.jobs.lifecycle.observed import JobStep, ObservedJob, Obser
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.state.records import JobPhase, WorkerExitKind
 from atoll.controller.state.recovery import RecoveryRecord
-from atoll.jobspec import Checkpoint
+from atoll.jobs.job_spec import Checkpoint
 
 JOB = "tiny-0001"
 LOST = exited(WorkerExitKind.LOST, reason="agent b is gone", step=12)

@@ -24,7 +24,7 @@ from made import (
 from atoll.agent.controller_stream import BACKOFF_CAP_S, REGISTER_DEADLINE_S
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.estimators.profile import LinkEstimate, Profile
-from atoll.controller.jobs.lifecycle.learned import with_learned
+from atoll.controller.jobs.lifecycle.job_history import with_learned
 from atoll.controller.jobs.lifecycle.observed import (
     RETURN_GRACE_S,
     ForgetWorker,
@@ -41,9 +41,9 @@ from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.records import Cause, JobPhase, JobPins, JobRecord, Level, RunFailure, WorkerExitKind
 from atoll.controller.state.store import Fence, Put
-from atoll.jobspec import Adapt, Rule
+from atoll.jobs.job_spec import Adapt, Rule
+from atoll.jobs.worker_key import WorkerKey
 from atoll.step_estimators.estimates import RankProfile
-from atoll.worker_key import WorkerKey
 
 FINISHED = exited(WorkerExitKind.FINISHED, step=9)
 KILLED = exited(WorkerExitKind.SIGNALLED, -9, "killed by signal 9", step=9)

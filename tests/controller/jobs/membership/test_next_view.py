@@ -98,14 +98,14 @@ def test_members_who_make_their_step_without_a_lost_one_leave_at_its_end() -> No
     """1. Rank 1 is killed; the others say that they make their step without it. 2. View 2 is left for at a boundary, by
     who stands still already too. 3. Where one of them does not, collectives are aborted, as ever."""
 
-    def goes_on(made: ObservedWorker) -> ObservedWorker:
+    def tolerates_loss_mid_step(made: ObservedWorker) -> ObservedWorker:
         assert made.standing is not None
-        return made._replace(standing=made.standing._replace(goes_on=True))
+        return made._replace(standing=made.standing._replace(tolerates_loss_mid_step=True))
 
     for others, at_boundary in (
-        ((goes_on(standing()), goes_on(standing())), True),
-        ((goes_on(standing()), standing(ViewStage.BROKEN)), True),
-        ((goes_on(standing()), standing()), False),
+        ((tolerates_loss_mid_step(standing()), tolerates_loss_mid_step(standing())), True),
+        ((tolerates_loss_mid_step(standing()), standing(ViewStage.BROKEN)), True),
+        ((tolerates_loss_mid_step(standing()), standing()), False),
         ((standing(ViewStage.BROKEN), standing(ViewStage.BROKEN)), False),
     ):
         [proposed] = next_step(look(others[0], gone(), others[1]), clock()).views

@@ -10,7 +10,7 @@ from made import spec
 
 from atoll.controller.jobs.records.code_bundles import check_bundle
 from atoll.errors import BadInput
-from atoll.rpc import MAX_CODE_BYTES
+from atoll.network.rpc import MAX_CODE_BYTES
 
 
 def pack(*members: tarfile.TarInfo) -> bytes:
@@ -68,7 +68,7 @@ def test_what_reaches_outside_is_refused(evil: tarfile.TarInfo) -> None:
 
 
 def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.bundle.MAX_UNPACKED_BYTES", 2**20)
+    monkeypatch.setattr("atoll.jobs.code_bundle.MAX_UNPACKED_BYTES", 2**20)
     with pytest.raises(BadInput, match="unpacks to more than"):
         check(pack(member("train.py"), member("zeros", 2**20)))
 
@@ -80,7 +80,7 @@ def test_a_large_bundle_is_refused() -> None:
 
 def test_a_header_that_claims_gigabytes_is_not_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """tarfile reads an extended header into memory before it gives its member: zeros that pack to kilobytes."""
-    monkeypatch.setattr("atoll.bundle.MAX_UNPACKED_BYTES", 2**20)
+    monkeypatch.setattr("atoll.jobs.code_bundle.MAX_UNPACKED_BYTES", 2**20)
     header = member("pax", 64 * 2**20, tarfile.XHDTYPE).tobuf(tarfile.GNU_FORMAT)
     with pytest.raises(BadInput, match="unpacks to more than"):
         check(gzip.compress(header + bytes(64 * 2**20), compresslevel=1))

@@ -15,7 +15,7 @@ from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.records.offline_profile import offline_profile
 from atoll.controller.state.records import JobRecord, Level
 from atoll.errors import BadInput
-from atoll.jobspec import Adapt
+from atoll.jobs.job_spec import Adapt
 from atoll.v1.agents_pb2 import Prepared, WorkerTelemetry
 from atoll.v1.common_pb2 import WorkerId
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from made import job
 
+from atoll.client.job_file import JobFile, with_flags
 from atoll.controller.jobs.records.spec import spec_from_wire
 from atoll.controller.state.codec import decode, encode
 from atoll.controller.state.records import JobRecord
 from atoll.errors import BadInput
-from atoll.jobfile import JobFile, with_flags
-from atoll.jobspec import to_wire
+from atoll.jobs.job_spec import to_wire
 from atoll.strategies import registry
 from atoll.strategies.declaration import as_json
 from atoll.strategies.dense.settings import Dense

@@ -18,9 +18,9 @@ from atoll.controller.jobs.volunteers.helping import (
 )
 from atoll.controller.jobs.volunteers.supply import MEASURED, HelpedRank, MeasuredEdges
 from atoll.controller.state.records import WorkerExitKind
-from atoll.jobspec import MAX_WORKERS
-from atoll.message_limits import MAX_RANK
-from atoll.worker_key import WorkerKey
+from atoll.jobs.job_spec import MAX_WORKERS
+from atoll.jobs.worker_key import WorkerKey
+from atoll.network.message_limits import MAX_RANK
 
 FIRST, SECOND = HelpedRank(0, "a.lan", 5000), HelpedRank(1, "b.lan", 5001)
 RUNS: HelpedRuns = {(JOB, 1): [FIRST, SECOND]}

@@ -16,8 +16,8 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ALL_SLOT
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
 from atoll.agent.runtime.transport.keys import Keys, secure_client
 from atoll.errors import CheckpointError
-from atoll.message_limits import MAX_SHARD_PIECE
-from atoll.ports import host_and_port
+from atoll.host.ports import host_and_port
+from atoll.network.message_limits import MAX_SHARD_PIECE
 from atoll.v1.agents_pb2 import ShardHolder
 from atoll.v1.worker_pb2 import ShardReply, ShardRequest
 

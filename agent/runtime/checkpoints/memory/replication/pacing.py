@@ -9,7 +9,7 @@ from typing import Final
 
 from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import IdleSpans
 from atoll.agent.runtime.checkpoints.memory.replication.path_model import BUFFERS, PathModel
-from atoll.chunks import ChunksInput, plan_chunks
+from atoll.planning.chunks import ChunksInput, plan_chunks
 
 USABLE: Final = 0.9
 """Share of a span: mu of Gemini's Algorithm 6.2."""

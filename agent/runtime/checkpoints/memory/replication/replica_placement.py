@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from humanize import naturalsize
 
 from atoll.agent.runtime.api.session import Session
-from atoll.replica_room import fitted
+from atoll.planning.replica_room import fitted
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles
 from atoll.agent.runtime.transport.keys import KEY_BYTES, Keys
 from atoll.agent.runtime.transport.meter import LinksInUse
 from atoll.errors import BadInput, CheckpointError
-from atoll.ports import host_and_port
+from atoll.host.ports import host_and_port
 
 _HEARTBEAT_MS: Final = 5000
 _TURN_S: Final = 0.5

@@ -10,7 +10,7 @@ from atoll.agent.runtime.checkpoints.memory.replication.replica_placement import
     holders,
     owners,
 )
-from atoll.replica_room import fitted
+from atoll.planning.replica_room import fitted
 
 
 def test_each_node_hands_its_shards_to_the_next_one() -> None:

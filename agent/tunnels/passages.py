@@ -1,0 +1,242 @@
+"""The agent's part in links through the relay: it opens ports here that lead to workers of other machines, and leads
+what comes from there to its own workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psutil
+
+from atoll.agent.runtime.checkpoints.memory.replication.sealing import Sealer
+from atoll.agent.runtime.transport.keys import Keys
+from atoll.agent.tunnels.members import member_of
+from atoll.agent.tunnels.note import LinkNote
+from atoll.agent.tunnels.sealed import PURPOSE, join_sealed
+from atoll.errors import AtollError, BadInput, ControllerUnreachable
+from atoll.host.ports import listening
+from atoll.jobs.worker_key import WorkerKey
+from atoll.relay.client import call_relay, connected
+from atoll.relay.frames import read_frame
+from atoll.relay.handshake import Call
+from atoll.relay.splice import join
+from atoll.v1.worker_pb2 import OpenPassage, Passage, Welcome
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 60.0
+"""How long a link that is wanted is tried for: the relay starts again, the other worker is not there yet."""
+IDLE_S: Final = 7200.0
+MAX_LINKS: Final = 512
+_HERE: Final = "127.0.0.1"
+_CALL_S: Final = 10.0
+_DIAL_S: Final = 40.0  # longer than the relay waits for the other end
+_AGAIN_S: Final = 0.5
+_LONGEST_S: Final = 5.0
+_LOOK_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class RelayAccess:
+    """Where the relay is, and the key of this node."""
+
+    address: str
+    key: bytes
+
+    def __repr__(self) -> str:
+        return f"RelayAccess({self.address!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnWorkers:
+    """What passages ask about the workers of this node."""
+
+    welcome: Callable[[WorkerKey], Welcome | None]
+    pid: Callable[[WorkerKey], int | None]
+    address: Callable[[], str]
+    """Of this node: where its workers listen."""
+
+
+class Passages:
+    """On the agent's event loop. `run` until cancelled; then nothing is open any more."""
+
+    def __init__(self, node: str, workers: OwnWorkers) -> None:
+        self._node, self._workers = node, workers
+        self._access: RelayAccess | None = None
+        self._changed = asyncio.Event()
+        self._ports: dict[WorkerKey, dict[tuple[int, int, bool], tuple[int, asyncio.Task[None]]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.stands_by = False
+        """Whether the relay would tell us of who dials."""
+
+    def use(self, access: RelayAccess) -> None:
+        """From now on; links that are open stay."""
+        if access != self._access:
+            self._access = access
+            self._changed.set()
+
+    def open(self, key: WorkerKey, asked: OpenPassage) -> Passage:
+        """A port of this machine that leads this worker of ours to another one; the same for the same question."""
+        where = (asked.rank, asked.port, asked.seal)
+        ports = self._ports.setdefault(key, {})
+        if where in ports:
+            return Passage(asked=asked, port=ports[where][0])
+        welcome = self._workers.welcome(key)
+        there = member_of(welcome, asked.rank) if welcome is not None else None
+        if there is None or not 0 < asked.port < 2**16 or len(ports) >= MAX_LINKS:
+            return Passage(asked=asked, trouble=f"rank {asked.rank} is no member of the run, or has no port there")
+        if self._access is None:
+            return Passage(asked=asked, trouble="the controller named no relay")
+        try:
+            listener = listening(_HERE, 0)
+        except OSError as error:
+            return Passage(asked=asked, trouble=f"no port is free: {error}")
+        port = int(listener.getsockname()[1])
+        note = LinkNote(key.job, key.run, key.rank, asked.rank, asked.port, asked.seal)
+        ports[where] = port, self._own(self._listen(listener, there.node, note))
+        return Passage(asked=asked, port=port)
+
+    def close(self, key: WorkerKey) -> None:
+        """The worker is gone. What is under way ends with its connections."""
+        for _, task in self._ports.pop(key, {}).values():
+            task.cancel()
+
+    async def run(self) -> None:
+        try:
+            while True:
+                standing = asyncio.create_task(self._stand_by(), name="relay: stand by")
+                try:
+                    await self._changed.wait()
+                    self._changed.clear()
+                finally:
+                    standing.cancel()
+                    await asyncio.wait({standing})
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _own(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name="passage")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # Who is dialled stands by.
+
+    async def _stand_by(self) -> None:
+        pause_s, said = _AGAIN_S, ""
+        while (access := self._access) is not None:
+            connection: socket.socket | None = None
+            try:
+                connection = await call_relay(access.address, Call(self._node, "stand-by"), access.key, _CALL_S)
+                self.stands_by, pause_s, said = True, _AGAIN_S, ""
+                logger.info("standing by at the relay %s", access.address)
+                while True:
+                    self._own(self._answer(access, await read_frame(connection)))
+            except (AtollError, OSError, TimeoutError) as error:
+                text = f"no relay at {access.address}: {error or type(error).__name__}. Trying again for ever"
+                logger.log(logging.DEBUG if text == said else logging.WARNING, "%s", text)
+                said = text
+            finally:
+                self.stands_by = False
+                if connection is not None:
+                    connection.close()
+            await asyncio.sleep(random.uniform(0.5, 1.0) * pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_S)
+
+    async def _answer(self, access: RelayAccess, frame: dict[str, Any]) -> None:
+        """Somebody dials one of ours."""
+        inner: socket.socket | None = None
+        try:
+            note = LinkNote.parse(str(frame.get("note", "")))
+            key = WorkerKey(note.job, note.run, note.rank)
+            welcome = await self._listener(key, note, str(frame.get("by", "")))
+            inner = await connected(self._workers.address(), note.port)
+            link = str(frame.get("link", ""))
+            outer = await call_relay(access.address, Call(self._node, "answer", link=link), access.key, _CALL_S)
+            await self._pass(inner, outer, note, welcome)
+        except (AtollError, OSError, TimeoutError, ExceptionGroup) as error:
+            logger.debug("%s: %s", frame, error)
+            if inner is not None:
+                inner.close()
+
+    async def _listener(self, key: WorkerKey, note: LinkNote, by: str) -> Welcome:
+        """Once our worker listens there. Raises BadInput where it is none of ours or the dialler is not in its run,
+        TimeoutError."""
+        async with asyncio.timeout(_DIAL_S):
+            while True:
+                welcome, pid = self._workers.welcome(key), self._workers.pid(key)
+                if welcome is not None and pid is not None:
+                    there = member_of(welcome, note.dialler)
+                    if there is None or there.node != by:
+                        raise BadInput(f"{by} dials in the name of rank {note.dialler}, which is not there")
+                    if await asyncio.to_thread(listens, pid, note.port):
+                        return welcome
+                await asyncio.sleep(_LOOK_S)
+
+    # Who dials.
+
+    async def _listen(self, listener: socket.socket, node: str, note: LinkNote) -> None:
+        loop = asyncio.get_running_loop()
+        with listener:
+            while True:
+                connection, _ = await loop.sock_accept(listener)
+                connection.setblocking(False)
+                if len(self._tasks) > MAX_LINKS:
+                    connection.close()
+                    continue
+                self._own(self._lead(connection, node, note))
+
+    async def _lead(self, inner: socket.socket, node: str, note: LinkNote) -> None:
+        welcome = self._workers.welcome(WorkerKey(note.job, note.run, note.dialler))
+        try:
+            if welcome is not None:
+                async with asyncio.timeout(PATIENCE_S):
+                    outer = await self._dialled(node, note)
+                await self._pass(inner, outer, note, welcome)
+        except (AtollError, OSError, TimeoutError, ExceptionGroup) as error:
+            logger.info("no link of %s rank %d to rank %d on %s: %s", note.job, note.dialler, note.rank, node, error)
+        finally:
+            inner.close()
+
+    async def _dialled(self, node: str, note: LinkNote) -> socket.socket:
+        while True:
+            access = self._access
+            assert access is not None
+            with suppress(ControllerUnreachable, OSError, TimeoutError):
+                return await call_relay(
+                    access.address, Call(self._node, "dial", to=node, note=str(note)), access.key, _DIAL_S
+                )
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _pass(self, inner: socket.socket, outer: socket.socket, note: LinkNote, welcome: Welcome) -> None:
+        """welcome: of our worker at one of the ends."""
+        if not note.seal:
+            await join(inner, outer, idle_s=IDLE_S, moved=lambda way, count: None)
+            return
+        own, other = welcome.launch.id.rank, note.dialler
+        if own == note.dialler:
+            other = note.rank
+        await join_sealed(inner, outer, _sealer(welcome, note.run, own, other), other)
+
+
+def _sealer(welcome: Welcome, run: int, own: int, other: int) -> Sealer:
+    ends = {rank: member_of(welcome, rank) for rank in (own, other)}
+    public = {rank: one.public_key for rank, one in ends.items() if one is not None}
+    keys = Keys(secret=welcome.launch.keys.secret, public=public.get(own, b""), of=public)
+    return Sealer(run, own, keys, PURPOSE)
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether this process listens on that port: nobody is led to anything else on this machine."""
+    with suppress(psutil.Error, OSError):
+        found = psutil.Process(pid).net_connections(kind="tcp")
+        return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in found)
+    return False

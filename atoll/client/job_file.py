@@ -1,0 +1,384 @@
+"""Reads what a job may say: the TOML job file and the command's flags, checked before anything is sent."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from atoll.errors import BadInput
+from atoll.host.documents import line_of, read_toml, unknown_field, wrong_value
+from atoll.jobs import job_spec
+from atoll.profiling.document import ProfiledModel, load_profile
+from atoll.strategies import registry
+from atoll.strategies.declaration import StrategySettings
+
+if TYPE_CHECKING:
+    from atoll.v1.common_pb2 import JobSpec
+
+_MAX_JOB_FILE_BYTES: Final = 1024 * 1024
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CheckpointSection(_Strict):
+    """`[checkpoint]`: where and how often the model is saved."""
+
+    directory: job_spec.Directory = ""
+    """Absolute path on the nodes, or the URL of an object store, e.g. s3://bucket/vit, which is kept level with the
+    agent's own folder for the job; empty = that folder alone."""
+
+    every_steps: job_spec.Count = 200
+    """Steps between checkpoints; 0 = only at the end."""
+
+    keep: job_spec.Keep = 2
+    """Complete checkpoints kept."""
+
+    keep_every_steps: job_spec.Count = 0
+    """The first checkpoint at or after each multiple of this stays for good; 0 = none."""
+
+    memory_replicas: job_spec.Replicas = 2
+    """Machines that hold each part of the state in their memory as well; 1 = its own alone, 0 = none."""
+
+    site_safe: StrictBool = False
+    """Those machines in different islands: slower, but the loss of an island loses nothing."""
+
+
+class _AdaptSection(_Strict):
+    """`[adapt]`: what the controller may decide beside the split of the batch. Plan parameters of strategies are fields
+    as well: true lets the controller change one."""
+
+    batch: tuple[job_spec.Count, job_spec.Count] | None = None
+    """Least and largest total batch; the script's own stays where left out."""
+
+    learning_rate: job_spec.Rule = "auto"
+    """The learning rate's rule as the total batch changes; `auto`: `adascale` for SGD, `square-root` for others."""
+
+    profile: job_spec.Profile | None = None
+    """File that `atoll profile` wrote: what compression and batch cost this model. Its surrogate once it was read."""
+
+    @field_validator("batch")
+    @classmethod
+    def _batch(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
+        if value is not None and not 1 <= value[0] <= value[1]:
+            raise ValueError("must be the least and the largest total batch, e.g. [128, 1024]")
+        return value
+
+    @property
+    def strategy_params(self) -> tuple[str, ...]:
+        """The strategy's plan parameters that the controller may change."""
+        return tuple(name for name in _PLAN_PARAMETERS if getattr(self, name))
+
+
+_PLAN_PARAMETERS: Final = tuple(
+    dict.fromkeys(name for each in registry.strategies().values() for name in each.plan_parameters.adjustable())
+)
+if TYPE_CHECKING:
+
+    class AdaptSection(_AdaptSection): ...
+
+else:
+    AdaptSection = create_model(
+        "AdaptSection", __base__=_AdaptSection, **dict.fromkeys(_PLAN_PARAMETERS, (StrictBool, False))
+    )
+
+
+class _JobFile(_Strict):
+    """A job as its user describes it. Relative paths are relative to the job file."""
+
+    name: job_spec.Name | None = None
+    script: job_spec.Text | None = None
+    module: job_spec.Module | None = None
+    """In place of a script: what `python -m` would run, found from `workdir` or the working folder."""
+
+    args: job_spec.Arguments = ()
+    workers: StrictInt | StrictStr = 1
+    standby: job_spec.Standby = 0
+    """Free devices beyond `workers` that no other job gets, to take the places of lost ones at once."""
+
+    env: job_spec.Environment = {}
+    secrets: Annotated[tuple[job_spec.Variable, ...], Field(max_length=job_spec.MAX_ENTRIES)] = ()
+    """Names of variables of whoever submits. Workers get them; nobody is shown their values."""
+
+    workdir: job_spec.Text | None = None
+    requirements: job_spec.Requirements | StrictStr = ()
+    """What workers import beside what their agent has: lines as pip takes them, or the file that has them."""
+
+    setup: job_spec.Text = ""
+    """Commands for sh, run once in the job's own environment when its requirements are there."""
+
+    checkpoint: CheckpointSection = CheckpointSection()
+    max_restarts: job_spec.Count = 1
+    split: job_spec.Split = "auto"
+    seed: job_spec.Seed = 0
+    stall_timeout_s: job_spec.StallTimeout = 0
+    hang_s: job_spec.HangTime = 0
+    """A worker that completes no step for this long is stopped and its run tried again; 0: it is only told of. Longer
+    than the longest evaluation, and than what comes before the first step."""
+
+    stop_grace_s: job_spec.StopGrace = 0
+    """How long workers get to reach a step boundary when their run is to grow, to shrink or is cancelled: longer than
+    the longest step; 0: 10 s, on cancel 2 s. One that saves is left to it, whatever this says."""
+
+    strategy: StrictStr = registry.default().name
+    adapt: AdaptSection = AdaptSection()
+
+    @field_validator("workers")
+    @classmethod
+    def _workers(cls, value: int | str) -> int | str:
+        parse_workers(str(value))
+        return value
+
+    @field_validator("strategy")
+    @classmethod
+    def _strategy(cls, value: str) -> str:
+        if value not in registry.strategies():
+            raise ValueError(f"is not known. Use one of {', '.join(registry.strategies())}")
+        return value
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> Self:
+        own = registry.find(self.strategy).section
+        for section in _STRATEGY_SECTIONS:
+            if section != own and getattr(self, section) is not None:
+                raise ValueError(
+                    f"strategy = '{self.strategy}' takes no {section} settings. "
+                    f"Leave them out, or say strategy = '{_STRATEGY_SECTIONS[section].name}'"
+                )
+        return self
+
+    def to_spec(self, script: str, environment: Mapping[str, str] = MappingProxyType({})) -> JobSpec:
+        """The message that is sent. script: its path inside the bundle. environment: where the values of `secrets` are;
+        what is not there is sent empty, and is refused but for another job's code, which has them. Raises BadInput."""
+        strategy = registry.find(self.strategy)
+        for name in self.adapt.strategy_params:
+            if name not in strategy.plan_parameters.adjustable():  # not before: the strategy may be a flag
+                having = [s.name for s in registry.strategies().values() if name in s.plan_parameters.adjustable()]
+                raise BadInput(
+                    f"adapt.{name} = true: strategy = '{self.strategy}' has no {name} to adapt. "
+                    f"Leave it out, or say strategy = '{having[0]}'"
+                )
+        low, high = parse_workers(str(self.workers))
+        least, largest = self.adapt.batch or (0, 0)
+        said = self.settings_of(self.strategy)
+        spec = job_spec.Spec(
+            name=self.name or name_from(self.module.rpartition(".")[2] if self.module else script),
+            script=script,
+            module=self.module or "",
+            requirements=tuple(self.requirements),
+            setup=self.setup,
+            args=self.args,
+            min_workers=low,
+            max_workers=high,
+            standby=self.standby,
+            env=self.env,
+            code_sha256="",  # of what is not packed yet
+            checkpoint=job_spec.Checkpoint(**self.checkpoint.model_dump()),
+            max_restarts=self.max_restarts,
+            split=self.split,
+            seed=self.seed,
+            stall_timeout_s=self.stall_timeout_s,
+            hang_s=self.hang_s,
+            stop_grace_s=self.stop_grace_s,
+            strategy=self.strategy,
+            # The rest has the controller's defaults.
+            strategy_settings=said.model_dump(mode="json", exclude_unset=True) if said is not None else {},
+            adapt=job_spec.Adapt(
+                min_batch=least,
+                max_batch=largest,
+                learning_rate=self.adapt.learning_rate,
+                strategy_params=self._followed(),
+            ),
+        )
+        wire = job_spec.to_wire(spec)
+        wire.adapt.profile = self.adapt.profile or ""
+        for name in self.secrets:
+            wire.secrets[name] = environment.get(name, "")
+        return wire
+
+    def _followed(self) -> tuple[str, ...]:
+        """Plan parameters that the controller may change: what `[adapt]` names, and what follows by itself where
+        neither that nor the strategy's table says anything of it."""
+        table = self.settings_of(self.strategy)
+        said = self.adapt.model_fields_set | (table.model_fields_set if table is not None else set())
+        by_itself = registry.find(self.strategy).plan_parameters.FOLLOWS
+        return (*self.adapt.strategy_params, *(name for name in by_itself if name not in said))
+
+    def settings_of(self, strategy: str) -> StrategySettings | None:
+        """What the file has in the table of this strategy."""
+        found: StrategySettings | None = getattr(self, registry.find(strategy).section, None)
+        return found
+
+
+_STRATEGY_SECTIONS: Final = {
+    each.section: each for each in registry.strategies().values() if each.settings.model_fields
+}
+if TYPE_CHECKING:
+
+    class JobFile(_JobFile): ...
+
+else:
+    JobFile = create_model(
+        "JobFile",
+        __base__=_JobFile,
+        **{section: (each.settings | None, None) for section, each in _STRATEGY_SECTIONS.items()},
+    )
+
+
+def from_spec(spec: JobSpec) -> JobFile:
+    """The job file that a submitted job could have had; without its offline profile, which is not sent back."""
+    values, strategy = job_spec.values_of(spec), registry.find(spec.strategy)
+    checkpoint, adapt = values.get("checkpoint", {}), values.get("adapt", {})
+    job = {name: value for name, value in values.items() if name in JobFile.model_fields}
+    job |= {
+        "workers": f"{spec.min_workers}:{spec.max_workers}",
+        "secrets": tuple(spec.secrets),
+        "strategy": strategy.name,
+        "checkpoint": {name: checkpoint[name] for name in CheckpointSection.model_fields if name in checkpoint},
+        "adapt": {
+            "batch": (adapt["min_batch"], adapt["max_batch"]) if spec.adapt.max_batch else None,
+            "learning_rate": spec.adapt.learning_rate or "auto",
+            **dict.fromkeys(strategy.plan_parameters.FOLLOWS, False),
+            **dict.fromkeys(spec.adapt.strategy_params, True),
+        },
+    }
+    if spec.strategy_settings:
+        job[strategy.section] = strategy.read_settings(spec.strategy_settings)
+    return JobFile.model_validate(job)
+
+
+def parse_workers(text: str) -> tuple[int, int]:
+    """'4' -> (4, 4), '2:8' -> (2, 8). Raises ValueError saying what is wrong."""
+    match = re.fullmatch(r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?", text, re.ASCII)
+    if match is None:
+        raise ValueError("must be N or 'MIN:MAX', e.g. 4 or '2:8'")
+    low = int(match[1])
+    high = int(match[2]) if match[2] else low
+    if low < 1:
+        raise ValueError("needs at least 1 worker")
+    if low > high:
+        raise ValueError(f"has a minimum of {low} above its maximum of {high}. Write it as {high}:{low}")
+    if high > job_spec.MAX_WORKERS:
+        raise ValueError(f"may ask for at most {job_spec.MAX_WORKERS} workers")
+    return low, high
+
+
+def name_from(script: str) -> str:
+    """A job's name where its user chose none: the script's, with what a name may not hold replaced."""
+    stem = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:40].rstrip("-")
+    return stem or "job"
+
+
+def load(path: Path) -> JobFile:
+    """Read a job file. Raises NotFound or BadInput naming file, line, field and the nearest valid one."""
+    document, text = read_toml("job file", path, _MAX_JOB_FILE_BYTES, large="A job file is a few lines of TOML")
+    try:
+        return JobFile.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        keys = [part for part in first["loc"] if isinstance(part, str) and part not in _NOISE]
+        line = line_of(text, keys) if keys else None  # none: of fields that do not fit each other
+        where = f"{path} line {line}" if line else str(path)
+        raise BadInput(f"job file {where}: {_explain(first)}") from error
+
+
+def with_profile(job: JobFile, folder: Path) -> JobFile:
+    """The job with its offline profile's surrogate, and what it is of, in place of the file's name. Raises NotFound,
+    BadInput.
+
+    folder: relative paths are relative to it."""
+    if not job.adapt.profile:
+        return job
+    path = folder / job.adapt.profile
+    document = load_profile(path)
+    model = ProfiledModel.model_validate(document["model"])
+    of = {"fingerprint": model.fingerprint, "words": model.in_words}
+    surrogate = json.dumps(document["surrogate"] | {"model": of}, sort_keys=True)
+    if len(surrogate) > job_spec.MAX_PROFILE_BYTES:
+        raise BadInput(f"the surrogate of {path} is larger than {job_spec.MAX_PROFILE_BYTES} bytes. Use a coarser grid")
+    return job.model_copy(update={"adapt": job.adapt.model_copy(update={"profile": surrogate})})
+
+
+def with_flags(job: JobFile, flags: Mapping[str, Any]) -> JobFile:
+    """The job with the command's flags on top. Raises BadInput naming the flag.
+
+    flags: by field, `checkpoint.keep` for those of a section, `settings.sparsity` for those of the job's strategy; None
+    where the flag was not given.
+    """
+    merged: dict[str, Any] = job.model_dump(exclude_unset=True)
+    chosen = str(flags.get("strategy") or job.strategy)
+    if (
+        flags.get("strategy") is not None and chosen in registry.strategies()
+    ):  # what the file says of other strategies does not count then
+        own = registry.find(chosen)
+        for section in _STRATEGY_SECTIONS.keys() - {own.section}:
+            merged.pop(section, None)
+        others = set(_PLAN_PARAMETERS) - set(own.plan_parameters.adjustable())
+        merged["adapt"] = {name: value for name, value in merged.get("adapt", {}).items() if name not in others}
+    for one, other in (("script", "module"), ("module", "script")):
+        if flags.get(one) is not None:
+            merged.pop(other, None)
+    for field, value in flags.items():
+        if value is None:
+            continue
+        section, _, key = field.rpartition(".")
+        if section == "settings":
+            section = _section_with(key, chosen)
+        if section:
+            merged[section] = {**(merged.get(section) or {}), key: value}
+        else:
+            merged[field] = value
+    try:
+        return JobFile.model_validate(merged)
+    except ValidationError as error:
+        raise BadInput(_explain(error.errors(include_url=False)[0])) from error
+
+
+def _section_with(setting: str, strategy: str) -> str:
+    """The table of a strategy's settings, for a flag. Raises BadInput where it has no such setting."""
+    found = registry.strategies().get(strategy)
+    if found is not None and setting not in found.settings.model_fields:
+        having = [each.name for each in registry.strategies().values() if setting in each.settings.model_fields]
+        raise BadInput(f"strategy = '{strategy}' has no setting {setting}. Say --strategy {having[0]}, or leave it out")
+    return found.section if found is not None else next(iter(_STRATEGY_SECTIONS))
+
+
+def _explain(error: ErrorDetails) -> str:
+    parts = [str(part) for part in error["loc"] if not (isinstance(part, str) and "[" in part) and part not in _NOISE]
+    field = ".".join(parts)
+    if error["type"] == "extra_forbidden":
+        section = _SECTIONS[parts[0]] if len(parts) > 1 else JobFile
+        return unknown_field(field, parts[-1], section.model_fields)
+    if error["type"] == "value_error" and not field:
+        return str(error["ctx"]["error"])
+    if error["type"] == "value_error":
+        return f"{field} = {error['input']!r} {error['ctx']['error']}"
+    return wrong_value(field, error)
+
+
+_SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
+    "checkpoint": CheckpointSection,
+    "adapt": AdaptSection,
+    **{section: each.settings for section, each in _STRATEGY_SECTIONS.items()},
+}
+# pydantic names the branch of a union it tried; users know only the field.
+_NOISE: Final = frozenset({"int", "str", "float"})

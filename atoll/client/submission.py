@@ -1,0 +1,82 @@
+"""Submits a job from Python as `atoll submit` does from a shell."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from atoll.client import job_file
+from atoll.client.client import Client, addresses_of_environment
+from atoll.client.job_file import JobFile
+from atoll.errors import BadInput, NotFound
+from atoll.jobs import code_bundle
+from atoll.jobs.code_bundle import Bundle
+from atoll.network.rpc import Tls
+
+_COMMENT: Final = re.compile(r"(?:^|\s)#.*")
+
+
+def submit(
+    script: str | Path | None = None, *, controllers: Sequence[str] | None = None, tls: Tls | None = None, **fields: Any
+) -> str:
+    """Submits the script and what lies beside it; returns the job's id once the cluster will not lose it.
+
+    fields: those of a job file, e.g. workers="2:8", args=["--lr", "0.1"], checkpoint={"every_steps": 500}; with
+    module="package.train" no script.
+    controllers, tls: without them what ATOLL_CONTROLLER and ATOLL_TLS_DIR say, as for the command. Raises BadInput,
+    NotFound, NotAllowed, ControllerUnreachable."""
+    given = job_file.with_flags(JobFile(), {**fields, "script": str(script) if script is not None else None})
+    job, code = bundled(given, Path(), Path())
+    spec = job.to_spec(code.script, os.environ)
+    with Client(controllers or addresses_of_environment(), tls=tls or Tls.of_environment()) as client:
+        return client.submit(spec, code.data)
+
+
+def bundled(job: JobFile, base: Path, root: Path) -> tuple[JobFile, Bundle]:
+    """The job with its offline profile, and its code. base: the script's path is relative to it; root: those of workdir
+    and profile. Everything that can be wrong with the input is found here, before any connection: raises BadInput,
+    NotFound."""
+    workdir = root / job.workdir if job.workdir else None
+    beside = None
+    if job.module and job.script:
+        raise BadInput(f"script = {job.script!r} and module = {job.module!r}: a job has one of them. Leave one out")
+    if job.module:
+        beside = workdir or base
+        script = module_file(job.module, beside)
+    elif job.script:
+        script = base / job.script
+    else:
+        raise BadInput("no script named. Give it: atoll submit train.py, or `script = ` in the job file")
+    if missing := [name for name in job.secrets if not os.environ.get(name)]:
+        raise BadInput(f"secret {missing[0]} is not set here. export {missing[0]}=… before you submit")
+    job = job_file.with_profile(job, root)
+    if isinstance(job.requirements, str):
+        job = job_file.with_flags(job, {"requirements": read_requirements(root / job.requirements)})
+    return job, code_bundle.pack(script, workdir, beside)
+
+
+def module_file(module: str, folder: Path) -> Path:
+    """The file that `python -m module` runs in `folder`. Raises NotFound."""
+    path = folder.joinpath(*module.split("."))
+    for found in (path.with_name(f"{path.name}.py"), path / "__main__.py"):
+        if found.is_file():
+            return found
+    raise NotFound(
+        f"module {module} is not in {folder.resolve()}: there is neither {path}.py nor {path / '__main__.py'}. "
+        "Name the folder that the first part lies in with --workdir"
+    )
+
+
+def read_requirements(path: Path) -> tuple[str, ...]:
+    """The lines of a requirements file, without comments. Raises NotFound, BadInput."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError as error:
+        raise NotFound(f"requirements {path} are not there. Check the path") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"requirements {path} cannot be read: {error}") from error
+    lines = (_COMMENT.sub("", line).strip() for line in text.replace("\\\n", " ").splitlines())
+    return tuple(line for line in lines if line)

@@ -1,0 +1,1 @@
+"""Facts about a job that users, controller and agents share."""

@@ -1,0 +1,1 @@
+"""Connections between machines: gRPC and the limits of messages."""

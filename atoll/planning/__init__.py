@@ -1,0 +1,1 @@
+"""Pure planners that workers and the controller share."""

@@ -1,0 +1,1 @@
+"""Certificates, revocation and tickets."""

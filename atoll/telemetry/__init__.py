@@ -1,0 +1,1 @@
+"""Limits of telemetry, and its export to Prometheus."""
