@@ -221,7 +221,7 @@ async def test_agents_that_do_not_come_are_counted(
 
 def test_children_die_with_an_up_that_is_killed(controller: ScriptedController) -> None:
     code = (
-        "import subprocess, sys; from atoll import die_with_parent; "
+        "import subprocess, sys; from atoll.host import die_with_parent; "
         "subprocess.run(die_with_parent.command([sys.executable, '-m', 'atoll.cli.main', 'events', '-f']))"
     )
     environment = {**os.environ, "ATOLL_CONTROLLER": controller.address}
