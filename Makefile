@@ -14,7 +14,7 @@ SOURCES := pyproject.toml constraints.txt requirements-examples.txt CMakeLists.t
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
        $(BIN)/python -m pip --quiet --quiet
 
-.PHONY: setup demo test test-long test-compose lint format bench gpu-check docs screenshots sanitize wheels wheel-client clean help
+.PHONY: setup demo test test-long drill test-compose lint format bench gpu-check docs screenshots sanitize wheels wheel-client clean help
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)  ## make .venv and install everything, if anything it is made from changed
@@ -40,6 +40,9 @@ test: setup  ## run the tests; ARGS="tests/kernels -k fork" chooses some
 
 test-long: setup  ## the tests that take minutes each: drills, clusters that lose machines, wheels built and installed
 	$(BIN)/python scripts/test --long
+
+drill: setup  ## kill parts of a private cluster at random while it trains; ARGS="--minutes 30 --seed 7": docs/drills.md
+	PYTHONPATH=tests $(BIN)/python -m drill $(ARGS)
 
 test-compose: setup  ## run docker-compose.yml for real, with an agent killed on the way
 	$(BIN)/python -m pytest tests/compose -m containers -rA

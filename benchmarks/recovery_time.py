@@ -24,19 +24,19 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent / "tests")]
 
 import torch
+from drill import evidence, report, training
+from drill.cluster import DrillCluster, fresh_folder
+from drill.figures import Distribution, StrikeCost, recoveries
+from drill.schedule import Hit, Planned, Strike
+from drill.settings import Settings
+from drill.strikes import Striker
+from drill.watch import Watch
 from lab.machine import processor
 
 from atoll.client.client import AsyncClient
-from atoll.drill import evidence, report, training
-from atoll.drill.cluster import DrillCluster, fresh_folder
-from atoll.drill.figures import Distribution, StrikeCost, recoveries
-from atoll.drill.schedule import Hit, Planned, Strike
-from atoll.drill.settings import Settings
-from atoll.drill.strikes import Striker
-from atoll.drill.watch import Watch
 
 MACHINES = 4
 WORKERS = 3

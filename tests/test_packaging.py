@@ -229,9 +229,9 @@ def typed_python(folder: Path) -> list[str]:
 
 
 def in_the_tree() -> list[str]:
-    """What an installation holds, but for what is generated. Drills come with a clone alone."""
+    """What an installation holds, but for what is generated."""
     names = [f"{package}/{name}" for package, folder in ROOMS.items() for name in typed_python(ROOT / folder)]
-    return sorted(name for name in names if not name.startswith(("atoll/v1/", "atoll/drill/")))
+    return sorted(name for name in names if not name.startswith("atoll/v1/"))
 
 
 def build(hook: str, folder: Path, suffix: str) -> Path:
@@ -345,19 +345,17 @@ def install_afresh(folder: Path, *what: str | Path) -> Path:
 
 def test_an_editable_installation_runs_the_tree_as_it_lies(tmp_path: Path) -> None:
     python = install_afresh(tmp_path / "fresh", build("build_editable", tmp_path, ".whl"))
-    rooms = [*(package.replace("/", ".") for package in ROOMS), "atoll.drill"]
+    rooms = [package.replace("/", ".") for package in ROOMS]
     code = f"from importlib.util import find_spec; print(*[find_spec(room).origin for room in {rooms}])"
     found = run(python, "-I", "-c", code)
     assert found.stderr == ""
-    assert [Path(origin).resolve().parent for origin in found.stdout.split()] == [
-        *(ROOT / room for room in ROOMS.values()),
-        ROOT / "atoll/drill",
-    ]
+    origins = [Path(origin).resolve().parent for origin in found.stdout.split()]
+    assert origins == [ROOT / room for room in ROOMS.values()]
 
 
 def test_the_wheel_works_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
-    """1. All that scripts/wheels asks of a wheel; dependencies are borrowed from this environment, behind the fresh
-    one's own packages. 2. A drill says in one line where drills are."""
+    """All that scripts/wheels asks of a wheel; dependencies are borrowed from this environment, behind the fresh one's
+    own packages."""
     fresh = tmp_path / "fresh"
     python = install_afresh(fresh, wheel)
     (packages,) = fresh.glob("lib/python*/site-packages")
@@ -366,9 +364,6 @@ def test_the_wheel_works_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> 
     used = run(python, "-I", "scripts/wheel-check")
     assert (used.returncode, used.stderr) == (0, "")
     assert used.stdout.strip().endswith("all checks passed")
-    drilled = run(fresh / "bin/atoll", "drill")
-    assert (drilled.returncode, drilled.stdout) == (2, "")
-    assert ("in a clone" in drilled.stderr, drilled.stderr.count("\n")) == (True, 1)
 
 
 def test_the_wheel_gets_a_manylinux_tag_and_carries_no_library(wheel: Path, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from atoll.cli.commands import (
     dashboard,
     doctor,
     down,
-    drill,
     export,
     install_etcd,
     jobs,
@@ -123,7 +122,6 @@ app.command(rich_help_panel=_KEEP)(export.export)
 app.command(rich_help_panel=_KEEP)(remove.rm)
 app.command(rich_help_panel=_KEEP)(doctor.doctor)
 app.command(rich_help_panel=_KEEP)(install_etcd.install_etcd)
-app.command(rich_help_panel=_KEEP)(drill.drill)
 app.add_typer(certs.app, name="certs", rich_help_panel=_KEEP)
 app.command(rich_help_panel=_KEEP)(version)
 

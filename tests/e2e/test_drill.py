@@ -1,4 +1,4 @@
-"""The whole command `atoll drill`, short: real processes, real kills."""
+"""A whole drill, short: real processes, real kills."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import psutil
 import pytest
 from cluster import wait_until
 
-ATOLL = (sys.executable, "-m", "atoll.cli.main")
+DRILL = (sys.executable, "-m", "drill")
+TESTS = str(Path(__file__).resolve().parent.parent)
 
 
 def marked(folder: Path) -> list[psutil.Process]:
@@ -37,9 +38,9 @@ def test_a_short_drill_holds_and_leaves_nothing(tmp_path: Path) -> None:
     the peer that saves what is left. The last checkpoint takes longer than 13 s, in which the job once failed."""
     kinds = "workers,overflow,crowd,saving,recovery,etcd"  # each once; the seed orders them
     arguments = ("--minutes=0.82", "--every=7", "--seed=144", "--nodes=3", f"--kinds={kinds}", "--json")
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": TESTS}
     done = subprocess.run(
-        [*ATOLL, "drill", *arguments], capture_output=True, text=True, timeout=560, check=False, env=environment
+        [*DRILL, *arguments], capture_output=True, text=True, timeout=560, check=False, env=environment
     )
     assert done.returncode == 0, (done.stdout, done.stderr)
     told = json.loads(done.stdout)
@@ -58,9 +59,9 @@ def test_a_short_drill_holds_and_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_drill_that_is_interrupted_takes_its_cluster_with_it(tmp_path: Path, number: signal.Signals) -> None:
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": TESTS}
     with subprocess.Popen(
-        [*ATOLL, "drill", "--nodes=2", "--controllers=1"],
+        [*DRILL, "--nodes=2", "--controllers=1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,

@@ -100,7 +100,7 @@ def test_the_commands_of_a_client_run(
 
 
 def test_what_needs_linux_or_a_package_that_is_not_there_says_so_in_one_line(tmp_path: Path) -> None:
-    lines = ("up", "up --detach", "down", "agent", "controller", "drill")
+    lines = ("up", "up --detach", "down", "agent", "controller")
     told = "error: this runs on Linux alone. Here `atoll` is a client: name a cluster with --controller HOST:PORT\n"
     *refused, traced = commands(ELSEWHERE, *lines, "trace vit-3f9a", HOME=str(tmp_path))
     for line, done in zip(lines, refused, strict=True):

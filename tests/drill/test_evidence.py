@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from stories import begun, evidence, trained
 
-from atoll.drill.evidence import Incarnation, parse, read
-from atoll.drill.recording import FULL_SPEED, Recorder
 from atoll.errors import BadInput
+from drill.evidence import Incarnation, parse, read
+from drill.recording import FULL_SPEED, Recorder
+from drill.stories import begun, evidence, trained
 
 
 def test_what_a_recorder_writes_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,10 +24,10 @@ from atoll.agent.supervisor.environment import SECRET
 from atoll.agent.supervisor.leftovers import PidFile
 from atoll.agent.supervisor.memory import root_of
 from atoll.controller.state.etcd_binary import environment, find_etcd
-from atoll.drill import slow_disk
 from atoll.errors import BadInput
 from atoll.host import die_with_parent
 from atoll.host.ports import hold_port
+from drill import slow_disk
 
 ETCD_MEMBERS: Final = 3
 _STOP_S: Final = 10.0

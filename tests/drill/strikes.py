@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from atoll.drill import overflow
-from atoll.drill.cluster import ETCD_MEMBERS, DrillCluster
-from atoll.drill.crowd import SIZE, CrowdLeft, come_and_go
-from atoll.drill.schedule import Hit, Planned, Strike
-from atoll.drill.slow_disk import slow
+from drill import overflow
+from drill.cluster import ETCD_MEMBERS, DrillCluster
+from drill.crowd import SIZE, CrowdLeft, come_and_go
+from drill.schedule import Hit, Planned, Strike
+from drill.slow_disk import slow
 
 _TARGET_S: Final = 10.0
 """How long a strike waits for somebody to hit: right after another one there may be none."""

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from atoll.drill import evidence
+from drill import evidence
 
 _PLANNED: Final = "overflows"
 """A file of this name in the folder of the evidence: lines of a step and a rank."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from atoll.drill.conduct import DrillOutcome
-from atoll.drill.figures import Distribution, StrikeCost
-from atoll.drill.schedule import Strike
+from drill.conduct import DrillOutcome
+from drill.figures import Distribution, StrikeCost
+from drill.schedule import Strike
 
 COLUMNS: Final = ("STRIKE", "COUNT", "NOTICED AFTER", "TRAINING AFTER", "STEPS LOST", "ENDED A RUN")
-NUMBERS: Final = COLUMNS[1:]
 
 
 def rows(recoveries: Sequence[StrikeCost]) -> list[list[str]]:
@@ -70,8 +69,13 @@ def document(outcome: DrillOutcome) -> dict[str, Any]:
     }
 
 
+def print_markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table for the documentation."""
+    print(markdown(columns, rows))
+
+
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for the documentation."""
+    """Return a table for the documentation."""
     lines = [[column.lower() for column in columns], ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

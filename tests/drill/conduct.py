@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Final
 
 from atoll.client.client import ENDED, AsyncClient
-from atoll.drill import evidence as evidence_
-from atoll.drill import invariants, overflow, training
-from atoll.drill.cluster import DrillCluster
-from atoll.drill.crowd import CrowdLeft
-from atoll.drill.evidence import Evidence
-from atoll.drill.figures import StrikeCost, effective_ratio, median_step_s, recoveries
-from atoll.drill.invariants import InvariantResult
-from atoll.drill.recording import FULL_SPEED
-from atoll.drill.schedule import Hit, Planned, Strike, plan
-from atoll.drill.settings import Settings
-from atoll.drill.slow_disk import slow
-from atoll.drill.strikes import Striker
-from atoll.drill.watch import Watch
 from atoll.v1 import jobs_pb2 as pb
+from drill import evidence as evidence_
+from drill import invariants, overflow, training
+from drill.cluster import DrillCluster
+from drill.crowd import CrowdLeft
+from drill.evidence import Evidence
+from drill.figures import StrikeCost, effective_ratio, median_step_s, recoveries
+from drill.invariants import InvariantResult
+from drill.recording import FULL_SPEED
+from drill.schedule import Hit, Planned, Strike, plan
+from drill.settings import Settings
+from drill.slow_disk import slow
+from drill.strikes import Striker
+from drill.watch import Watch
 
 _READY_S: Final = 60.0
 _LEADERLESS_S: Final = 60.0

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from stories import CALM, begun, evidence, trained
 
-from atoll.drill.figures import Distribution, Noticed, effective_ratio, median_step_s, recoveries
-from atoll.drill.schedule import Hit, Strike
+from drill.figures import Distribution, Noticed, effective_ratio, median_step_s, recoveries
+from drill.schedule import Hit, Strike
+from drill.stories import CALM, begun, evidence, trained
 
 
 def test_a_distribution_tells_what_nine_of_ten_do_not_exceed() -> None:

@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Final
 
 from atoll.client.client import AsyncClient
-from atoll.drill.figures import Noticed
-from atoll.drill.schedule import Hit, Strike
 from atoll.errors import ControllerUnreachable
 from atoll.v1 import common_pb2 as common
+from drill.figures import Noticed
+from drill.schedule import Hit, Strike
 
 _LOOK_S: Final = 0.1
 _PATIENCE_S: Final = 1.0

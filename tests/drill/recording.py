@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from atoll.drill.overflow import Overflows
-from atoll.drill.slow_disk import SlowDisk
+from drill.overflow import Overflows
+from drill.slow_disk import SlowDisk
 
 if TYPE_CHECKING:
     from torch import nn

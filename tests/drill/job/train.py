@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import torch
+from drill.recording import Recorder
 from torch import nn
 
 import atoll
-from atoll.drill.recording import Recorder
 
 SAMPLES = 1200
 BATCH = 24

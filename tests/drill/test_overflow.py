@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from atoll.drill import overflow
-from atoll.drill.overflow import Overflows
+from drill import overflow
+from drill.overflow import Overflows
 
 
 def trained(out: Path, run: int, rank: int, last: int, torn: str = "") -> None:

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from atoll.drill.crowd import CrowdLeft, not_kept
-from atoll.drill.invariants import crowds_kept
 from atoll.v1 import jobs_pb2
+from drill.crowd import CrowdLeft, not_kept
+from drill.invariants import crowds_kept
 
 
 def test_a_controller_that_forgets_who_left_or_takes_it_for_long_silent_is_found_out() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What to drill."""
+    """What a drill starts and strikes."""
 
     length_s: float
     every_s: float
@@ -22,8 +21,3 @@ class Settings:
     kinds: tuple[str, ...]
     strategy: Literal["dense", "stale-sparse"] = "dense"
     step_s: float = 0.1
-    script: Path | None = None
-    """The own one where None. It is given --out FOLDER --epochs N and writes with a Recorder."""
-
-    epochs: int | None = None
-    """Enough to outlast the drill; computed for the own script."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from atoll.drill.crowd import SIZE, CrowdLeft
-from atoll.drill.evidence import Evidence
+from drill.crowd import SIZE, CrowdLeft
+from drill.evidence import Evidence
 
 _SHOWN: Final = 3
 """How many violations are written out; the others are counted."""

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stories import CALM, RANKS, SAMPLES, begun, evidence, trained
-
-from atoll.drill import invariants
-from atoll.drill.evidence import Evidence
+from drill import invariants
+from drill.evidence import Evidence
+from drill.stories import CALM, RANKS, SAMPLES, begun, evidence, trained
 
 
 def broken(found: Evidence) -> list[str]:

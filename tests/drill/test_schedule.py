@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from atoll.drill.schedule import KINDS, Strike, plan
 from atoll.errors import BadInput
+from drill.schedule import KINDS, Strike, plan
 
 
 def test_the_same_seed_gives_the_same_strikes_and_another_gives_others() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from atoll.drill.evidence import Begun, Evidence, Incarnation
+from drill.evidence import Begun, Evidence, Incarnation
 
 RANKS = 2
 SAMPLES = 12

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.drill.slow_disk import SlowDisk, slow
+from drill.slow_disk import SlowDisk, slow
 
 
 @pytest.fixture

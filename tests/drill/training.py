@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Final
 
 from atoll.client.client import ENDED, AsyncClient
-from atoll.drill.settings import Settings
-from atoll.drill.watch import Watch
 from atoll.errors import DeadlineExceeded
 from atoll.jobs.code_bundle import pack
 from atoll.strategies.declaration import as_json
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
+from drill.settings import Settings
+from drill.watch import Watch
 
-OWN_SCRIPT: Final = Path(__file__).parent / "job" / "train.py"
-_EPOCH_STEPS: Final = 50  # of the own script
+_SCRIPT: Final = Path(__file__).parent / "job" / "train.py"
+_EPOCH_STEPS: Final = 50
+_TESTS: Final = Path(__file__).resolve().parent.parent
 _READY_S: Final = 60.0
 _STUCK_S: Final = 120.0
 """A job without a new step for this long will not come back."""
@@ -37,20 +38,17 @@ async def ready(client: AsyncClient, machines: int) -> None:
 
 
 def epochs(settings: Settings) -> int:
-    """How many the drill's job trains."""
-    return settings.epochs or math.ceil(settings.length_s / settings.step_s / _EPOCH_STEPS) + 2
+    """Return how many epochs of the script outlast the strikes."""
+    return math.ceil(settings.length_s / settings.step_s / _EPOCH_STEPS) + 2
 
 
 async def submit(client: AsyncClient, settings: Settings, out: Path, *, checkpoints: bool) -> str:
-    script = settings.script or OWN_SCRIPT
-    bundle = pack(script)
-    arguments = [f"--out={out}", f"--epochs={epochs(settings)}"]
-    if settings.script is None:
-        arguments.append(f"--step-s={settings.step_s}")
+    bundle = pack(_SCRIPT)
     spec = common.JobSpec(
         name="drill" if checkpoints else "undisturbed",
         script=bundle.script,
-        args=arguments,
+        args=[f"--out={out}", f"--epochs={epochs(settings)}", f"--step-s={settings.step_s}"],
+        env={"PYTHONPATH": str(_TESTS)},  # for drill.recording
         min_workers=settings.workers,
         max_workers=settings.workers,
         checkpoint=common.CheckpointPolicy(

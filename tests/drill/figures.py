@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from atoll.drill.evidence import Evidence, Incarnation
-from atoll.drill.schedule import Hit
+from drill.evidence import Evidence, Incarnation
+from drill.schedule import Hit
 
 _STOP_S: Final = 120.0
 """A run that begins later than this after a strike has another cause."""

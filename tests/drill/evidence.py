@@ -106,7 +106,7 @@ def parse(run: int, rank: int, text: str) -> Iterable[Begun]:
             )  # fmt: skip
         except (ValueError, KeyError, TypeError) as error:
             why = f"line {number} of run {run}, rank {rank} is no step of a recorder ({error}): {line[:80]!r}"
-            raise BadInput(f"{why}. Write steps with atoll.drill.recording.Recorder") from error
+            raise BadInput(f"{why}. Write steps with drill.recording.Recorder") from error
 
 
 def step_files(folder: Path) -> Iterator[tuple[Path, int, int]]:
