@@ -53,7 +53,7 @@ def thin_links(rng: np.random.Generator, nodes: int) -> dict[str, Any]:
         "bandwidths": [float(b) for b in rng.uniform(12.5e6, 125e6, -(-nodes // 10))],
         "entries": 86_000_000,
         "samples": 10_000_000,
-        "surrogate": {"rates": rates, "batches": batches, "extra": extra},
+        "surrogate": {"sparsities": rates, "batches": batches, "extra": extra},
     }
 
 

@@ -299,7 +299,7 @@ def _thousand_islands() -> Cluster:
     ]
     links = {f"i{i}": {"mbit_s": float(rate)} for i, rate in enumerate(rng.uniform(1000, 10_000, 100))}
     rates, totals = [0.9, 0.97, 0.99, 0.995, 0.999], [1000.0, 30_000.0, 200_000.0]
-    grid = {"rates": rates, "batches": totals, "extra": [[extra(r, x / 100) for x in totals] for r in rates]}
+    grid = {"sparsities": rates, "batches": totals, "extra": [[extra(r, x / 100) for x in totals] for r in rates]}
     scenario = {
         "strategy": "stale-sparse",
         "stale_sparse": {"values": "float16"},

@@ -106,7 +106,7 @@ def explain(schema: type, errors: Sequence[ErrorDetails]) -> str:
 def _fields(schema: Any) -> dict[str, Any]:
     """Types of the fields, by the name that documents have."""
     if hasattr(schema, "model_fields"):
-        return {field.alias or name: field.annotation for name, field in schema.model_fields.items()}
+        return {name: field.annotation for name, field in schema.model_fields.items()}
     return {name: each for name, each in get_type_hints(schema).items() if get_origin(each) is not ClassVar}
 
 

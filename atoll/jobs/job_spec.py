@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from atoll.errors import BadInput, SettingError
 from atoll.host.documents import adapter
-from atoll.jobs.etcd_record import LATER, EtcdRecord
+from atoll.jobs.etcd_record import EtcdRecord
 from atoll.network.message_limits import JOB_ID, SHA256
 from atoll.strategies import registry
 from atoll.strategies.declaration import as_json, said
@@ -143,10 +143,10 @@ class Checkpoint(EtcdRecord):
     directory: Directory = ""
     every_steps: Count = 0
     keep: Keep = 1
-    memory_replicas: Replicas = field(default=2, metadata=LATER)
-    site_safe: bool = field(default=False, metadata=LATER)
-    keep_every_steps: Count = field(default=0, metadata=LATER)
-    start_from: StartFrom | None = field(default=None, metadata=LATER)
+    memory_replicas: Replicas = 2
+    site_safe: bool = False
+    keep_every_steps: Count = 0
+    start_from: StartFrom | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ class Adapt(EtcdRecord):
     min_batch: Count = 0
     max_batch: Count = 0
     learning_rate: Rule = "auto"
-    strategy_params: tuple[str, ...] = field(default=(), metadata=LATER)
+    strategy_params: tuple[str, ...] = ()
     profile: Profile = ""
 
 
@@ -178,16 +178,16 @@ class Spec(EtcdRecord):
     split: Split = "auto"
     seed: Seed = 0
     stall_timeout_s: StallTimeout = 0.0
-    adapt: Adapt = field(default_factory=Adapt, metadata=LATER)
-    standby: Standby = field(default=0, metadata=LATER)
-    hang_s: HangTime = field(default=0.0, metadata=LATER)
-    stop_grace_s: StopGrace = field(default=0.0, metadata=LATER)
-    strategy: str = field(default="dense", metadata=LATER)
-    strategy_settings: Mapping[str, Any] = field(default_factory=dict, metadata=LATER)  # all of them
-    secrets: Secrets = field(default_factory=dict, metadata=LATER)
-    module: Module = field(default="", metadata=LATER)
-    requirements: Requirements = field(default=(), metadata=LATER)
-    setup: Text = field(default="", metadata=LATER)
+    adapt: Adapt = field(default_factory=Adapt)
+    standby: Standby = 0
+    hang_s: HangTime = 0.0
+    stop_grace_s: StopGrace = 0.0
+    strategy: str = "dense"
+    strategy_settings: Mapping[str, Any] = field(default_factory=dict)  # all of them
+    secrets: Secrets = field(default_factory=dict)
+    module: Module = ""
+    requirements: Requirements = ()
+    setup: Text = ""
 
     def __post_init__(self) -> None:
         registry.find(self.strategy, "spec.strategy").check_settings(self.strategy_settings, "spec.strategy_settings")
@@ -215,7 +215,7 @@ def from_wire(wire: pb.JobSpec) -> Spec:
     settings = strategy.read_settings(wire.strategy_settings, f"spec.{strategy.section}")
     values = {**values_of(wire), "strategy": strategy.name, "strategy_settings": settings.said()}
     try:
-        spec: Spec = adapter(Spec).validate_python(_filled(Spec, values), strict=False)  # the types are protobuf's
+        spec: Spec = adapter(Spec).validate_python(values, strict=False)  # the types are protobuf's
     except ValidationError as error:
         raise _wrong(error.errors(include_url=False)[0]) from error
     for name, value, why, next_step in _misfits(spec):
@@ -249,23 +249,6 @@ def values_of(wire: Message) -> dict[str, Any]:
         elif value or each.name not in _LEFT_OUT:
             said[each.name] = value
     return said
-
-
-def _filled(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with the defaults of what they leave out, which a record in etcd must say."""
-    found = dict(values)
-    for each in fields(kind):
-        value = found.get(each.name)
-        if isinstance(value, Mapping) and (part := _PARTS.get(each.name)) is not None:
-            found[each.name] = _filled(part, value)
-        elif each.name not in found and each.default is not MISSING:
-            found[each.name] = each.default
-        elif each.name not in found and each.default_factory is not MISSING:
-            found[each.name] = each.default_factory()
-    return found
-
-
-_PARTS: Final[Mapping[str, type[EtcdRecord]]] = {"checkpoint": Checkpoint, "start_from": StartFrom, "adapt": Adapt}
 
 
 def _misfits(spec: Spec) -> Iterator[tuple[str, object, str, str]]:

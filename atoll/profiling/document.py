@@ -27,7 +27,7 @@ _Extra = Annotated[float, Field(ge=-0.999, le=1e6)]
 class _ProfilePart(BaseModel):
     """Names that a file has otherwise than the code are those of its first version: files stay readable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ProfiledModel(_ProfilePart):
@@ -58,7 +58,7 @@ class Conditions(_ProfilePart):
     """Trained in each trial."""
     batches: Annotated[tuple[_Count, ...], Field(min_length=1, max_length=64)]
     """Total batches that are tried, ascending."""
-    sampling: Annotated[Literal["log-uniform", "uniform"], Field(alias="rates")]
+    sampling: Literal["log-uniform", "uniform"]
     """Of sparsities."""
     seed: Annotated[int, Field(ge=0, lt=2**64)]
     stale_sparse: dict[str, str | bool | int | float]
@@ -86,7 +86,7 @@ class BaselineTrial(_ProfilePart):
 class ProbeTrial(_ProfilePart):
     """A trial with both; losses as a baseline's, None where training diverged."""
 
-    sparsity: Annotated[_Sparsity, Field(alias="rate")]
+    sparsity: _Sparsity
     batch: _Count
     loss: _Loss | None
     training_loss: _Number | None
@@ -96,13 +96,13 @@ class ProbeTrial(_ProfilePart):
 class Grid(_ProfilePart):
     """extra[i][j]: relative extra loss at sparsities[i] and batches[j], as planner `tta` takes it."""
 
-    sparsities: Annotated[tuple[_Sparsity, ...], Field(alias="rates")]
+    sparsities: tuple[_Sparsity, ...]
     batches: tuple[_Count, ...]
     extra: tuple[tuple[_Extra, ...], ...]
 
     @model_validator(mode="after")
     def _is_a_grid(self) -> Grid:
-        for name, knots in (("rates", self.sparsities), ("batches", self.batches)):
+        for name, knots in (("sparsities", self.sparsities), ("batches", self.batches)):
             if list(knots) != sorted(set(knots)) or not knots:
                 raise ValueError(f"{name} must be ascending and not empty")
         if len(self.extra) != len(self.sparsities) or any(len(row) != len(self.batches) for row in self.extra):
@@ -141,7 +141,7 @@ def load_profile(path: Path) -> dict[str, Any]:
             f"profile {path} has {len(document.probes)} of {document.wanted_probes} probes. Run the same "
             "`atoll profile` again: it goes on where it stopped"
         )
-    found: dict[str, Any] = document.model_dump(mode="json", by_alias=True)
+    found: dict[str, Any] = document.model_dump(mode="json")
     return found
 
 
@@ -163,7 +163,7 @@ def write(document: Document, path: Path) -> None:
     """All of it or nothing: whoever is interrupted goes on from the file that was there before."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
-            json.dump(document.model_dump(mode="json", by_alias=True), file, indent=1, allow_nan=False)
+            json.dump(document.model_dump(mode="json"), file, indent=1, allow_nan=False)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())

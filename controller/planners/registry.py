@@ -121,7 +121,7 @@ TTA: Final = Planner(
     "sparsity and batches for the least time to accuracy over thin links",
     '{"devices": [{"alpha": 28, "beta": 300, "max_batch": 128}, {"alpha": 20, "beta": 99, "max_batch": 64, '
     '"island": 1}], "bandwidths": [12500000, 12500000], "entries": 86000000, "samples": 1000000, "surrogate": '
-    '{"rates": [0.9, 0.99, 0.999], "batches": [32, 128, 512], '
+    '{"sparsities": [0.9, 0.99, 0.999], "batches": [32, 128, 512], '
     '"extra": [[0.0, 0.01, 0.1], [0.02, 0.04, 0.15], [0.1, 0.2, 0.4]]}}',
     TtaInput,
     plan_tta,

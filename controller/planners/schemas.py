@@ -45,7 +45,7 @@ class Schema(BaseModel):
     """
 
     # Built when first used: a process uses few of the planners that it imports.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     @classmethod
     def of_measured(cls, **values: Any) -> Self:
@@ -80,9 +80,9 @@ def read(schema: type[Read], text: str, what: str, example: str) -> Read:
 
 
 def plain(value: object, *, omit_none: bool = False) -> dict[str, Any]:
-    """As plain data, under the names that JSON has: of a Schema what was said, of a plan every field."""
+    """Return plain data: of a Schema the fields that were given, of a plan every field."""
     kind: Any = type(value)
-    found: dict[str, Any] = adapter(kind).dump_python(value, by_alias=True, exclude_unset=True, exclude_none=omit_none)
+    found: dict[str, Any] = adapter(kind).dump_python(value, exclude_unset=True, exclude_none=omit_none)
     return found
 
 

@@ -30,10 +30,10 @@ _Row = Annotated[tuple[_Extra, ...], Field(strict=False)]
 
 
 class Surrogate(Schema):
-    """sparsities (in JSON "rates"), batches: total batches; both ascending. extra: a row per sparsity, a value per
+    """sparsities, batches: total batches; both ascending. extra: a row per sparsity, a value per
     batch: the loss after the probe, relative to the one with neither compression nor staleness."""
 
-    sparsities: Annotated[tuple[Sparsity, ...], _Axis, AfterValidator(_ascending), Field(alias="rates")]
+    sparsities: Annotated[tuple[Sparsity, ...], _Axis, AfterValidator(_ascending)]
     batches: Annotated[tuple[_Batch, ...], _Axis, AfterValidator(_ascending)]
     extra: Annotated[tuple[_Row, ...], Field(strict=False)]
 
@@ -41,7 +41,7 @@ class Surrogate(Schema):
     def _covers_the_grid(self) -> Surrogate:
         rows, columns = len(self.sparsities), len(self.batches)
         if len(self.extra) != rows or any(len(row) != columns for row in self.extra):
-            raise ValueError(f"must have {rows} rows of {columns} in extra: one per rate, a value per batch")
+            raise ValueError(f"must have {rows} rows of {columns} in extra: one per sparsity, a value per batch")
         return self
 
     def at(self, sparsity: float, batch: float) -> float:

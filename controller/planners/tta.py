@@ -85,7 +85,7 @@ class SparsityCost(Schema):
     entries are selected, summed and applied."""
 
     seconds: Seconds
-    sparsity: Annotated[Sparsity, Field(alias="rate")]
+    sparsity: Sparsity
 
 
 class TtaInput(Schema):
@@ -103,7 +103,7 @@ class TtaInput(Schema):
     value_bytes: Annotated[int | float, Field(gt=0, le=8)] = 2
     balance: Annotated[float, Field(ge=0, le=1e3)] = 0.1
     totals: tuple[TotalBatch, TotalBatch] | None = None
-    sparsity_cost: Annotated[SparsityCost, Field(alias="rate_cost")] = SparsityCost(seconds=0.0, sparsity=0.0)
+    sparsity_cost: SparsityCost = SparsityCost(seconds=0.0, sparsity=0.0)
 
     @model_validator(mode="after")
     def _agrees(self) -> TtaInput:
@@ -120,11 +120,11 @@ class TtaInput(Schema):
 
 @dataclass(frozen=True, slots=True)
 class TtaPlan:
-    """sparsity: share of entries not sent (in JSON "rate"). tta, step_time, communication_time: predicted seconds, the
+    """sparsity: share of entries not sent. tta, step_time, communication_time: predicted seconds, the
     last two per step.
     extra: relative extra loss from the surrogate. variation: standard deviation over mean of the devices' times."""
 
-    sparsity: Annotated[float, Field(alias="rate")]
+    sparsity: float
     total_batch: int
     batches: tuple[int, ...]
     step_time: float

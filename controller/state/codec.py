@@ -1,6 +1,6 @@
 """Writes records to etcd as JSON, and reads them back strictly.
 
-etcd may hold what an older or newer Atoll wrote, so reading refuses unknown and missing fields and names the key.
+etcd may hold a record of another version of Atoll. Reading refuses a field that it does not know and names the key.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _OTHER_VERSION: Final = "Another version of Atoll wrote it: run that one, or rem
 
 
 def encode(record: EtcdRecord) -> bytes:
-    """JSON with sorted keys: equal records are equal bytes."""
+    """Return JSON with sorted keys: equal records give equal bytes."""
     plain = adapter(cast(Any, type(record))).dump_python(record, mode="json")
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def decode(kind: type[Record], key: str, value: bytes) -> Record:
-    """The record at `key`. Raises BadInput naming the key and the field that does not fit."""
+    """Return the record at `key`. Raises BadInput naming the key and the field that does not fit."""
     try:
         record: Record = adapter(cast(Any, kind)).validate_json(value)
         return record

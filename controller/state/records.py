@@ -1,8 +1,4 @@
-"""Records in etcd: frozen dataclasses, written and read by `codec`.
-
-Fields that came after the first release are marked LATER: records of earlier versions lack them, and are read with
-their defaults.
-"""
+"""Records in etcd: frozen dataclasses, written and read by `codec`."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from atoll.controller.state.recovery import RecoveryRecord
-from atoll.jobs.etcd_record import LATER, EtcdRecord
+from atoll.jobs.etcd_record import EtcdRecord
 from atoll.jobs.job_spec import Spec
 
 
@@ -91,7 +87,7 @@ class RunFailure(EtcdRecord):
 class Adapted(EtcdRecord):
     """What a plan says beside the split; as in PlanRecord."""
 
-    strategy_params: Mapping[str, Any] = field(default_factory=dict, metadata=LATER)
+    strategy_params: Mapping[str, Any] = field(default_factory=dict)
     total_batch: int = 0
     learning_rate_factor: float = 0.0
 
@@ -120,7 +116,7 @@ class Growth(EtcdRecord):
     samples_per_s: float
     total_batch: int
     error: float
-    view: int = field(default=0, metadata=LATER)
+    view: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,15 +140,15 @@ class JobStatus(EtcdRecord):
     phase: JobPhase = JobPhase.QUEUED
     reason: str = ""
     run: int = 0
-    view: int = field(default=0, metadata=LATER)
+    view: int = 0
     restarts: int = 0
     retry_delay_s: float = 0.0
     ended_unix_s: float = 0.0
     exit_code: int = 0
     checkpoint_step: int = 0
-    memory_step: int = field(default=0, metadata=LATER)
+    memory_step: int = 0
     events: int = 0
-    admissions: int = field(default=0, metadata=LATER)
+    admissions: int = 0
     last_failure: RunFailure | None = None
     history: tuple[PhaseChange, ...] = ()
 
@@ -167,18 +163,18 @@ class JobLearned(EtcdRecord):
     the job leaves out. one_island: None while no island would be sooner alone, as far as is known."""
 
     total_batch: int = 0
-    initial_batch: int = field(default=0, metadata=LATER)
-    optimizer: str = field(default="", metadata=LATER)
-    batches_per_update: int = field(default=0, metadata=LATER)
-    trains: str = field(default="", metadata=LATER)
-    shared_bytes: int = field(default=0, metadata=LATER)
-    own_bytes: int = field(default=0, metadata=LATER)
-    adapted: Adapted | None = field(default=None, metadata=LATER)
+    initial_batch: int = 0
+    optimizer: str = ""
+    batches_per_update: int = 0
+    trains: str = ""
+    shared_bytes: int = 0
+    own_bytes: int = 0
+    adapted: Adapted | None = None
     speeds: Mapping[str, float] = field(default_factory=dict)
-    learned_at: Mapping[str, float] = field(default_factory=dict, metadata=LATER)
-    standby: Mapping[str, Standby] = field(default_factory=dict, metadata=LATER)
-    growth: Growth | None = field(default=None, metadata=LATER)
-    one_island: OneIsland | None = field(default=None, metadata=LATER)
+    learned_at: Mapping[str, float] = field(default_factory=dict)
+    standby: Mapping[str, Standby] = field(default_factory=dict)
+    growth: Growth | None = None
+    one_island: OneIsland | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,11 +182,11 @@ class JobPins(EtcdRecord):
     """What a user pinned, for this run and later ones: empty and 0 where nothing is. shares are of the members of view
     `view` of run `run`."""
 
-    strategy_params: Mapping[str, Any] = field(default_factory=dict, metadata=LATER)
-    total_batch: int = field(default=0, metadata=LATER)
-    shares: tuple[float, ...] = field(default=(), metadata=LATER)
-    run: int = field(default=0, metadata=LATER)
-    view: int = field(default=0, metadata=LATER)
+    strategy_params: Mapping[str, Any] = field(default_factory=dict)
+    total_batch: int = 0
+    shares: tuple[float, ...] = ()
+    run: int = 0
+    view: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +198,8 @@ class JobRecord(EtcdRecord):
     request_id: str
     submitted_unix_s: float = 0.0
     cancel: bool = False
-    submitted_by: str = field(default="", metadata=LATER)  # common name of a certificate, or "unauthenticated"
-    cancelled_by: str = field(default="", metadata=LATER)
+    submitted_by: str = ""  # common name of a certificate, or "unauthenticated"
+    cancelled_by: str = ""
     status: JobStatus = JobStatus()
     learned: JobLearned = JobLearned()
     pinned: JobPins = JobPins()
@@ -219,7 +215,7 @@ class ExitRecord(EtcdRecord):
     reason: str = ""
     step: int = 0
     order: int = 0
-    uses_atoll: bool = field(default=False, metadata=LATER)
+    uses_atoll: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,8 +227,8 @@ class RunMember(EtcdRecord):
     local_rank: int
     local_world_size: int
     exit: ExitRecord | None = None
-    island: str = field(default="", metadata=LATER)
-    behind_nat: bool = field(default=False, metadata=LATER)
+    island: str = ""
+    behind_nat: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,8 +247,8 @@ class RunRecord(EtcdRecord):
     cause: Cause | None = None
     grace_s: float = 0.0
     why: str = ""
-    data_seed: str = field(default="", repr=False, metadata=LATER)
-    recovery: RecoveryRecord | None = field(default=None, metadata=LATER)
+    data_seed: str = field(default="", repr=False)
+    recovery: RecoveryRecord | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,11 +270,11 @@ class PlanRecord(EtcdRecord):
     input: str
     output: str
     measured_s: float = 0.0
-    strategy_params: Mapping[str, Any] = field(default_factory=dict, metadata=LATER)
-    total_batch: int = field(default=0, metadata=LATER)
-    learning_rate_factor: float = field(default=0.0, metadata=LATER)
-    predicted_s: float = field(default=0.0, metadata=LATER)
-    view: int = field(default=1, metadata=LATER)
+    strategy_params: Mapping[str, Any] = field(default_factory=dict)
+    total_batch: int = 0
+    learning_rate_factor: float = 0.0
+    predicted_s: float = 0.0
+    view: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +285,7 @@ class PlacementRecord(EtcdRecord):
     reason: str
     input: str
     output: str
-    view: int = field(default=1, metadata=LATER)
+    view: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,9 +308,9 @@ class DeviceRecord(EtcdRecord):
     model: str
     memory_bytes: int
     speed: float
-    work_per_s: float = field(default=0.0, metadata=LATER)
-    uuid: str = field(default="", metadata=LATER)
-    sharers: int = field(default=0, metadata=LATER)
+    work_per_s: float = 0.0
+    uuid: str = ""
+    sharers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,13 +321,13 @@ class NodeRecord(EtcdRecord):
     memory_bytes: int
     devices: tuple[DeviceRecord, ...]
     version: str
-    host: str = field(default="", metadata=LATER)
-    rack: str = field(default="", metadata=LATER)
-    checkpoint_memory_bytes: int = field(default=0, metadata=LATER)
-    shards_port: int = field(default=0, metadata=LATER)
-    shards_key: str = field(default="", metadata=LATER)
-    volunteer: bool = field(default=False, metadata=LATER)
-    behind_nat: bool = field(default=False, metadata=LATER)
+    host: str = ""
+    rack: str = ""
+    checkpoint_memory_bytes: int = 0
+    shards_port: int = 0
+    shards_key: str = ""
+    volunteer: bool = False
+    behind_nat: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

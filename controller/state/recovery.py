@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from atoll.jobs.etcd_record import LATER, EtcdRecord
+from atoll.jobs.etcd_record import EtcdRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class CommitRecord(EtcdRecord):
     step: int
     shards: int
     unix_s: float
-    view: int = field(default=1, metadata=LATER)
+    view: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,8 @@ class RecoveryRecord(EtcdRecord):
     resumed_unix_s: float = 0.0
     tier: str = ""
     step: int = 0
-    resize: bool = field(default=False, metadata=LATER)
-    began_step: int = field(default=0, metadata=LATER)
+    resize: bool = False
+    began_step: int = 0
 
     @property
     def over(self) -> bool:

@@ -137,9 +137,6 @@ def plans(
     found = connection.of(context).run(lambda client: client.plans(job, run))
     admissions = connection.of(context).run(lambda client: client.admissions(job, run))
     placement = connection.of(context).run(lambda client: client.placement(job, run))
-    if of == "0":
-        terminal.note("a placement is not plan 0 any more. Ask for it by its name: --input placement")
-        of = "placement"
     if of:
         inputs = {str(decided.plan.id): decided.input for decided in found}
         inputs |= {f"a{admission.id}": admission.input for admission in admissions}

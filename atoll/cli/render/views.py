@@ -134,8 +134,7 @@ def _began(worker: WorkerView) -> bool:
 
 
 def _trains_here(worker: WorkerView) -> bool:
-    """Whether it called atoll.init; an end that an older controller recorded tells by the steps alone."""
-    return worker.status.uses_atoll or worker.status.step > 0
+    return worker.status.uses_atoll
 
 
 def removal_lines(job: Job, checkpoints: CheckpointsReply | None, now_s: float) -> list[str]:

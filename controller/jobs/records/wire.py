@@ -30,7 +30,7 @@ from atoll.controller.state.records import (
     WorkerExitKind,
 )
 from atoll.controller.state.recovery import RecoveryRecord
-from atoll.jobs import exit_codes, job_spec
+from atoll.jobs import job_spec
 from atoll.jobs.worker_key import WorkerKey
 from atoll.network.message_limits import MAX_REASON
 from atoll.security.volunteer_ticket import ticket
@@ -47,11 +47,6 @@ _PHASES: Final = {
 _EXIT: Final = {
     common_pb2.ExitKind.Value(f"EXIT_KIND_{kind}"): kind for kind in WorkerExitKind if kind is not WorkerExitKind.LOST
 }
-_EXITED_WITH: Final = {
-    exit_codes.FINISHED: WorkerExitKind.FINISHED,
-    exit_codes.PEER_LOST: WorkerExitKind.PEER_LOST,
-    exit_codes.DRAINED: WorkerExitKind.DRAINED,
-}
 _LEVELS: Final = {level: common_pb2.Level.Value(f"LEVEL_{level}") for level in Level}
 _LEVEL_OF: Final[dict[int, Level]] = {value: level for level, value in _LEVELS.items()}
 
@@ -61,22 +56,14 @@ def worker_from_wire(status: common_pb2.WorkerStatus, standing: WorkerStanding |
     phase = _PHASES.get(status.state, WorkerPhase.STARTING)
     exit = None
     if phase is WorkerPhase.EXITED:
-        kind = _EXIT.get(status.exit_kind) or _kind_of(status.exit_code)
         exit = ExitRecord(
-            kind=kind,
+            kind=_EXIT.get(status.exit_kind, WorkerExitKind.FAILED),
             code=status.exit_code,
             reason=status.reason[:MAX_REASON],
             step=status.step,
             uses_atoll=status.uses_atoll,
         )
     return ObservedWorker(phase, status.step, status.plan, status.uses_atoll, exit, status.trained, standing)
-
-
-def _kind_of(code: int) -> WorkerExitKind:
-    """For an agent that gave only an exit code."""
-    if code < 0:
-        return WorkerExitKind.SIGNALLED
-    return _EXITED_WITH.get(code, WorkerExitKind.FAILED)
 
 
 def exit_to_wire(key: WorkerKey, exit: ExitRecord) -> common_pb2.WorkerStatus:

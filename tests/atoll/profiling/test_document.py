@@ -38,7 +38,7 @@ def test_a_complete_profile_is_loaded_and_the_planner_takes_its_surrogate(path: 
     }
     plan = json.loads(PLANNERS["tta"].run_json(json.dumps(given)))
     assert 8 <= plan["total_batch"] <= 32
-    assert len(found["error"]) == len(found["surrogate"]["rates"])
+    assert len(found["error"]) == len(found["surrogate"]["sparsities"])
 
 
 def test_it_is_loaded_without_torch_and_without_scikit_optimize(path: Path) -> None:
@@ -62,13 +62,16 @@ def test_one_that_is_not_complete_is_refused_with_how_to_complete_it(tmp_path: P
     [
         ({"kind": "other"}, "kind: Input should be 'atoll-profile'"),
         ({"surprise": 1}, "surprise: Extra inputs are not permitted"),
-        ({"surrogate": {"rates": [0.9], "batches": [8], "extra": [[1e9]]}}, "surrogate.extra.0.0: "),
-        ({"surrogate": {"rates": [0.9, 0.5], "batches": [8], "extra": [[0], [0]]}}, "rates must be ascending"),
+        ({"surrogate": {"sparsities": [0.9], "batches": [8], "extra": [[1e9]]}}, "surrogate.extra.0.0: "),
         (
-            {"surrogate": {"rates": [0.5, 0.9], "batches": [8], "extra": [[0]]}},
+            {"surrogate": {"sparsities": [0.9, 0.5], "batches": [8], "extra": [[0], [0]]}},
+            "sparsities must be ascending",
+        ),
+        (
+            {"surrogate": {"sparsities": [0.5, 0.9], "batches": [8], "extra": [[0]]}},
             "extra must have a row for each sparsity",
         ),
-        ({"probes": [{"rate": 1.5}]}, "probes.0.rate: "),
+        ({"probes": [{"sparsity": 1.5}]}, "probes.0.sparsity: "),
     ],
 )
 def test_what_is_wrong_is_named(path: Path, change: dict[str, object], said: str) -> None:

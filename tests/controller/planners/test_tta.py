@@ -38,7 +38,11 @@ def case(bandwidth: float = 12.5e6, **changes: Any) -> dict[str, Any]:
         "bandwidths": [bandwidth, bandwidth],
         "entries": 86_000_000,
         "samples": 1_000_000,
-        "surrogate": {"rates": RATES, "batches": BATCHES, "extra": [[extra(r, b) for b in BATCHES] for r in RATES]},
+        "surrogate": {
+            "sparsities": RATES,
+            "batches": BATCHES,
+            "extra": [[extra(r, b) for b in BATCHES] for r in RATES],
+        },
     } | changes
 
 
@@ -61,9 +65,9 @@ def worth(data: dict[str, Any], rate: float, batches: tuple[int, ...]) -> float 
 
 def test_a_thinner_link_means_more_compression_and_a_larger_batch() -> None:
     plans = [run(case(bandwidth)) for bandwidth in (125e6, 50e6, 12.5e6)]
-    assert [p["rate"] for p in plans] == sorted(p["rate"] for p in plans)
+    assert [p["sparsity"] for p in plans] == sorted(p["sparsity"] for p in plans)
     assert [p["total_batch"] for p in plans] == sorted(p["total_batch"] for p in plans)
-    assert plans[0]["rate"] < plans[-1]["rate"]
+    assert plans[0]["sparsity"] < plans[-1]["sparsity"]
     assert [p["tta"] for p in plans] == sorted(p["tta"] for p in plans)
 
 
@@ -82,15 +86,15 @@ def test_batches_follow_the_devices_speeds_where_all_are_saturated() -> None:
 
 
 def test_a_profile_of_one_total_and_one_rate_leaves_only_the_split_to_choose() -> None:
-    plan = run(case(125e6, surrogate={"rates": [0.99], "batches": [100], "extra": [[0.5]]}))
-    assert (plan["total_batch"], plan["rate"], plan["extra"]) == (100, pytest.approx(0.99), 0.5)
+    plan = run(case(125e6, surrogate={"sparsities": [0.99], "batches": [100], "extra": [[0.5]]}))
+    assert (plan["total_batch"], plan["sparsity"], plan["extra"]) == (100, pytest.approx(0.99), 0.5)
 
 
 def test_one_island_has_no_link_to_fear() -> None:
     data = case()
     plan = run(data | {"devices": [d | {"island": 0} for d in data["devices"]]})
     assert plan["communication_time"] == 0
-    assert plan["rate"] == pytest.approx(0.9)  # the least that was profiled, as it costs least here
+    assert plan["sparsity"] == pytest.approx(0.9)  # the least that was profiled, as it costs least here
 
 
 def test_where_less_compression_is_worse_the_rate_is_above_what_the_links_ask_for() -> None:
@@ -98,7 +102,7 @@ def test_where_less_compression_is_worse_the_rate_is_above_what_the_links_ask_fo
     known = case()["surrogate"]
     falling = [[0.3, 0.3, 0.3, 0.3, 0.3], [0.2] * 5, [0.0] * 5, [0.1] * 5, [0.2] * 5]
     plan = run(case(125e6, surrogate=known | {"extra": falling}))
-    assert plan["rate"] == pytest.approx(0.99, abs=1e-3)
+    assert plan["sparsity"] == pytest.approx(0.99, abs=1e-3)
 
 
 def test_no_plan_of_a_fine_grid_is_better() -> None:
@@ -107,7 +111,7 @@ def test_no_plan_of_a_fine_grid_is_better() -> None:
         data = case(bandwidth)
         data["devices"] = [FAST | {"max_batch": 48}, SLOW | {"max_batch": 40, "island": 1}]
         plan = run(data)
-        found = worth(data, plan["rate"], tuple(plan["batches"]))
+        found = worth(data, plan["sparsity"], tuple(plan["batches"]))
         rates = 1 - np.geomspace(0.1, 0.001, 30)
         others = [
             cost
@@ -125,7 +129,7 @@ def test_at_sparsity_0_each_rank_sends_its_whole_update() -> None:
     any sparsity above 0, and links carry that within the step; at 0 they carry four times as much, which takes 0.24 s.
     2. So the plan keeps off 0, and at 0 a step is as long as that. 3. On links that carry it, 0 is best, as it costs
     nothing there."""
-    known = {"rates": [0.0, 0.9, 0.99], "batches": [32, 512], "extra": [[0.0, 0.0], [0.05, 0.05], [0.2, 0.2]]}
+    known = {"sparsities": [0.0, 0.9, 0.99], "batches": [32, 512], "extra": [[0.0, 0.0], [0.05, 0.05], [0.2, 0.2]]}
     device = {"q": 0.0013, "s": 0.003, "k": 0.002, "m": 0.0}
     data = case(
         1e8,
@@ -138,14 +142,14 @@ def test_at_sparsity_0_each_rank_sends_its_whole_update() -> None:
     )
     plan = run(data)
     assert plan["step_time"] == pytest.approx(0.1086)
-    assert plan["rate"] == pytest.approx(LEAST_SPARSITY)
+    assert plan["sparsity"] == pytest.approx(LEAST_SPARSITY)
     assert plan["communication_time"] == pytest.approx(0.06, rel=0.01)
     exact = assess_tta(TtaInput.model_validate_json(json.dumps(data)), 0.0, [32] * 4)
     assert exact.step_time == exact.communication_time == pytest.approx(0.24, rel=0.01)
     wide = run(data | {"bandwidths": [4e8] * 4})
-    assert (wide["rate"], wide["communication_time"]) == (0.0, pytest.approx(0.06, rel=0.01))
-    work = run(data | {"bandwidths": [4e8] * 4, "rate_cost": {"seconds": 0.05, "rate": 0.9}})
-    assert work["rate"] > 0  # summing four whole updates takes the devices longer than it is worth
+    assert (wide["sparsity"], wide["communication_time"]) == (0.0, pytest.approx(0.06, rel=0.01))
+    work = run(data | {"bandwidths": [4e8] * 4, "sparsity_cost": {"seconds": 0.05, "sparsity": 0.9}})
+    assert work["sparsity"] > 0  # summing four whole updates takes the devices longer than it is worth
 
 
 def test_links_too_thin_for_any_profiled_rate_are_infeasible_and_it_says_what_to_do() -> None:
@@ -168,16 +172,22 @@ def test_devices_that_the_surrogate_does_not_cover_are_infeasible() -> None:
         ),
         ({"devices": [{"alpha": 1, "beta": 0}]}, r"devices\[0\].beta = 0"),
         ({"bandwidths": [0, 1]}, r"bandwidths\[0\] = 0"),
-        ({"surrogate": {"rates": [0.9, 0.5], "batches": [1], "extra": [[0], [0]]}}, "surrogate.rates must ascend"),
-        ({"surrogate": {"rates": [0.9, 1.0], "batches": [1], "extra": [[0], [0]]}}, r"surrogate.rates\[1\] = 1.0"),
         (
-            {"surrogate": {"rates": [0.9], "batches": [1, 2], "extra": [[0]]}},
+            {"surrogate": {"sparsities": [0.9, 0.5], "batches": [1], "extra": [[0], [0]]}},
+            "surrogate.sparsities must ascend",
+        ),
+        (
+            {"surrogate": {"sparsities": [0.9, 1.0], "batches": [1], "extra": [[0], [0]]}},
+            r"surrogate.sparsities\[1\] = 1.0",
+        ),
+        (
+            {"surrogate": {"sparsities": [0.9], "batches": [1, 2], "extra": [[0]]}},
             "surrogate must have 1 rows of 2 in extra",
         ),
-        ({"surrogate": {"rates": [0.9], "batches": [1], "extra": [[-1]]}}, r"surrogate.extra\[0\]\[0\] = -1"),
+        ({"surrogate": {"sparsities": [0.9], "batches": [1], "extra": [[-1]]}}, r"surrogate.extra\[0\]\[0\] = -1"),
         ({"balance": -1}, "balance = -1"),
-        ({"rate_cost": {"seconds": -1, "rate": 0.9}}, "rate_cost.seconds = -1"),
-        ({"rate_cost": {"seconds": 1}}, "field 'rate_cost.rate' is missing"),
+        ({"sparsity_cost": {"seconds": -1, "sparsity": 0.9}}, "sparsity_cost.seconds = -1"),
+        ({"sparsity_cost": {"seconds": 1}}, "field 'sparsity_cost.sparsity' is missing"),
     ],
 )
 def test_bad_input_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
@@ -238,18 +248,18 @@ def test_what_keeping_more_costs_the_devices_is_weighed_against_what_it_brings()
     """1. The links carry any rate, and the lowest converges best. 2. Where entries take a second of a step to select
     and apply, a higher rate is faster. 3. Costs or not, no plan asks more of thin links than they carry."""
     free = run(case(1e12))
-    costly = run(case(1e12, rate_cost={"seconds": 1.0, "rate": 0.99}))
-    assert free["rate"] == pytest.approx(0.9, abs=1e-3)
-    assert costly["rate"] > 0.95
-    thin = run(case(2e6, rate_cost={"seconds": 1.0, "rate": 0.99}))
+    costly = run(case(1e12, sparsity_cost={"seconds": 1.0, "sparsity": 0.99}))
+    assert free["sparsity"] == pytest.approx(0.9, abs=1e-3)
+    assert costly["sparsity"] > 0.95
+    thin = run(case(2e6, sparsity_cost={"seconds": 1.0, "sparsity": 0.99}))
     assert thin["communication_time"] <= thin["step_time"]
-    assert thin["rate"] > costly["rate"]
+    assert thin["sparsity"] > costly["sparsity"]
 
 
 def test_a_steps_time_counts_what_its_rate_keeps_beyond_the_one_that_was_measured() -> None:
-    one = {"surrogate": {"rates": [0.9], "batches": BATCHES, "extra": [[extra(0.9, b) for b in BATCHES]]}}
+    one = {"surrogate": {"sparsities": [0.9], "batches": BATCHES, "extra": [[extra(0.9, b) for b in BATCHES]]}}
     batches = {"totals": [256, 256]}
-    as_measured = run(case(1e12, **one, **batches, rate_cost={"seconds": 2.0, "rate": 0.9}))
-    from_above = run(case(1e12, **one, **batches, rate_cost={"seconds": 2.0, "rate": 0.99}))
+    as_measured = run(case(1e12, **one, **batches, sparsity_cost={"seconds": 2.0, "sparsity": 0.9}))
+    from_above = run(case(1e12, **one, **batches, sparsity_cost={"seconds": 2.0, "sparsity": 0.99}))
     assert as_measured["step_time"] == pytest.approx(run(case(1e12, **one, **batches))["step_time"])
     assert from_above["step_time"] == pytest.approx(as_measured["step_time"] + 2.0 * 0.09)

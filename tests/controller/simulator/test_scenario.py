@@ -17,7 +17,7 @@ from atoll.strategies import registry
 
 DEVICE = {"q": 0.001, "s": 0.0, "k": 0.002, "m": 0.0}
 VALID: dict[str, Any] = {"total_batch": 64, "entries": 1000, "devices": [DEVICE]}
-EXTRA = {"rates": [0.9, 0.99], "batches": [32, 64], "extra": [[0.0, 0.1], [0.1, 0.2]]}
+EXTRA = {"sparsities": [0.9, 0.99], "batches": [32, 64], "extra": [[0.0, 0.1], [0.1, 0.2]]}
 SPARSE = {"strategy": "stale-sparse", "learning": {"extra": EXTRA}}
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
 
@@ -27,7 +27,7 @@ SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
     [
         ({"total_bach": 1}, "unknown field 'total_bach'. Did you mean 'total_batch'?"),
         ({"devices": [{**DEVICE, "colour": 1}]}, "unknown field 'devices[0].colour'. Did you mean 'count'?"),
-        ({"learning": {"extra": {**EXTRA, "rate": 1}}}, "'learning.extra.rate'. Did you mean 'rates'?"),
+        ({"learning": {"extra": {**EXTRA, "sparsity": 1}}}, "'learning.extra.sparsity'. Did you mean 'sparsities'?"),
         ({"links": {"a": {"mbit": 1}}}, "'links.a.mbit'. Did you mean 'mbit_s'?"),
         ({"devices": [{"q": 1.0}]}, "devices[0] needs either preset, or all of q, s, k, m, or alpha and beta"),
         ({"devices": [{**DEVICE, "alpha": 1, "beta": 2}]}, "needs either preset"),
@@ -48,7 +48,7 @@ SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
         ({"changes": [{"at_s": 1, "device": "x"}]}, "changes[0] needs either device and speed, or island and mbit_s"),
         ({"overlap": {"t_o": 1}}, "overlap needs both t_o and t_u, or neither"),
         ({"learning": {"batches": [64, 32]}}, "must be lowest and highest"),
-        ({"learning": {"extra": {**EXTRA, "rates": [0.99, 0.9]}}}, "rates must ascend"),
+        ({"learning": {"extra": {**EXTRA, "sparsities": [0.99, 0.9]}}}, "sparsities must ascend"),
         ({"learning": {"extra": {**EXTRA, "batches": [64, 64]}}}, "batches must ascend"),
         ({"learning": {"extra": {**EXTRA, "extra": [[0.0, 0.1]]}}}, "must have 2 rows of 2"),
         ({"policies": []}, "policies = [] is wrong"),

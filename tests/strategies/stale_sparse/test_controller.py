@@ -136,7 +136,7 @@ def test_a_low_rate_rises_where_entries_are_known_to_cost_the_workers() -> None:
     plan = next_plan(run(100_000, current=there, policy=low, of_strategy=cost))
     assert plan is not None
     assert 0.95 < plan.strategy_params["sparsity"] < 0.999
-    assert json.loads(plan.input)["rate_cost"] == {"seconds": 0.5, "rate": 0.9}
+    assert json.loads(plan.input)["sparsity_cost"] == {"seconds": 0.5, "sparsity": 0.9}
 
 
 def test_a_device_with_a_knee_is_planned_with_its_knee() -> None:

@@ -20,7 +20,7 @@ from atoll.v1.agents_pb2 import Prepared, WorkerTelemetry
 from atoll.v1.common_pb2 import WorkerId
 
 ONE, OTHER = "a" * 64, "b" * 64
-SURROGATE = {"rates": [0.9, 0.99], "batches": [64, 256], "extra": [[0.0, 0.1], [0.2, 0.3]]}
+SURROGATE = {"sparsities": [0.9, 0.99], "batches": [64, 256], "extra": [[0.0, 0.1], [0.2, 0.3]]}
 OF_ONE = json.dumps(SURROGATE | {"model": {"fingerprint": ONE, "words": "1,000 entries in 4 tensors, SGD"}})
 
 

@@ -21,7 +21,7 @@ from atoll.v1 import common_pb2 as pb
 
 SHA = "ab" * 32
 SPARSE: dict[str, Any] = {"strategy": "stale-sparse"}
-SURROGATE = '{"rates": [0.9, 0.99], "batches": [64, 256], "extra": [[0.0, 0.1], [0.2, 0.3]]}'
+SURROGATE = '{"sparsities": [0.9, 0.99], "batches": [64, 256], "extra": [[0.0, 0.1], [0.2, 0.3]]}'
 
 
 def wire(**fields: Any) -> pb.JobSpec:
@@ -168,7 +168,7 @@ def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
         ),
         ({"adapt": pb.Adaptation(profile="{}")}, "spec.adapt.profile = '…' is of compression"),
         ({"adapt": pb.Adaptation(profile="{"), **SPARSE}, "spec.adapt.profile: the offline profile is not JSON"),
-        ({"adapt": pb.Adaptation(profile="{}"), **SPARSE}, "spec.adapt.profile: field .rates. is missing"),
+        ({"adapt": pb.Adaptation(profile="{}"), **SPARSE}, "spec.adapt.profile: field .sparsities. is missing"),
         (
             {"adapt": pb.Adaptation(profile=" " * 300_000), **SPARSE},
             "spec.adapt.profile = '300000 char.* at most 262144",
