@@ -19,6 +19,7 @@ from atoll.cli.commands import (
     down,
     export,
     install_etcd,
+    job_options,
     jobs,
     metrics,
     plan,
@@ -96,9 +97,9 @@ def version(as_json: jobs.Json = False) -> None:
 _RUN, _SEE, _KEEP = "Run", "See", "Keep"
 app.command(rich_help_panel=_RUN)(up.up)
 app.command(rich_help_panel=_RUN)(down.down)
-app.command(rich_help_panel=_RUN, cls=strategy_options.SubmitCommand)(submit.submit)
+app.command(rich_help_panel=_RUN, cls=job_options.JobCommand)(submit.submit)
 app.command(rich_help_panel=_RUN)(resume.resume)
-app.command(rich_help_panel=_RUN, cls=strategy_options.SubmitCommand)(restore.restore)
+app.command(rich_help_panel=_RUN, cls=job_options.JobCommand)(restore.restore)
 app.command(rich_help_panel=_RUN)(profile.profile)
 app.command(rich_help_panel=_RUN, cls=strategy_options.AdjustCommand)(jobs.adjust)
 app.command(rich_help_panel=_RUN)(jobs.plans)

@@ -30,24 +30,8 @@ def restore(
     script: Annotated[
         Path | None, typer.Option(help="Another script than the job's; needed for a directory or a URL.")
     ] = None,
-    module: options.Module = None,
-    name: Annotated[str | None, typer.Option(help="Name of the new job.")] = None,
-    workers: Annotated[str | None, typer.Option(metavar="N|MIN:MAX", help="How many devices.")] = None,
-    standby: options.Standby = None,
     config: options.Config = None,
     follow: options.Follow = False,
-    env: options.Env = None,
-    secret: options.Secret = None,
-    checkpoint_every: options.CheckpointEvery = None,
-    checkpoint_dir: options.CheckpointDir = None,
-    keep: options.Keep = None,
-    keep_every: options.KeepEvery = None,
-    max_restarts: options.MaxRestarts = None,
-    split: options.Split = None,
-    adapt_batch: options.AdaptBatch = None,
-    seed: options.Seed = None,
-    workdir: options.Workdir = None,
-    requirements: options.Requirements = None,
     timeout: options.Timeout = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -59,7 +43,7 @@ def restore(
     """
     wanted = sources.parse(source, step)
     flags = options.flags(context)
-    own_code = script is not None or module is not None or config is not None
+    own_code = script is not None or "module" in flags or config is not None
     if not wanted.job and not own_code:
         raise BadInput(f"{source} says nothing of the code. Give it with --script train.py, or with --config")
     send = of_job(wanted, flags) if not own_code else _with_own_code(wanted, config, flags)
@@ -67,7 +51,7 @@ def restore(
 
 
 def of_job(wanted: sources.CheckpointSource, flags: dict[str, Any]) -> submit.Send:
-    """To begin with a job's checkpoint, with its code and settings but for the flags."""
+    """Return how to submit a job from another job's checkpoint, with its code and settings but for the flags."""
     from atoll.client import job_file
 
     async def send(client: AsyncClient) -> str:
@@ -101,7 +85,7 @@ def _with_own_code(wanted: sources.CheckpointSource, config: Path | None, flags:
 
 
 async def _start(client: AsyncClient, wanted: sources.CheckpointSource) -> tuple[Job, StartFrom]:
-    """The job, and its checkpoint that is there. Raises NotFound, CheckpointError."""
+    """Return the job and its checkpoint. Raises NotFound, CheckpointError."""
     from atoll.v1.common_pb2 import StartFrom
 
     job = await client.get(wanted.job)

@@ -28,7 +28,7 @@ def resume(
 
     With other settings, or from another step: atoll restore.
     """
-    again = restore.of_job(CheckpointSource(job=job), {"env": None, "secrets": None})
+    again = restore.of_job(CheckpointSource(job=job), {})
 
     async def send(client: AsyncClient) -> str:
         found = await client.get(job)

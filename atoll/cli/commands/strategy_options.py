@@ -1,6 +1,6 @@
-"""Options that strategies bring: which strategy, their settings, and what plans may change of them.
+"""Options made from declarations: those of each strategy's settings and plan parameters come from the registry.
 
-They come from the registry once a command that has them is asked for, so that other commands need not load it."""
+A command makes them when it is first asked for, so that other commands need not load the registry."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from atoll.strategies.declaration import Declared
 
 _KEPT: Final = "atoll.strategy"
-"""Where a click context keeps what was given, by field."""
+"""Key under which a click context keeps the values that were given, by field."""
 
 
 def given(context: typer.Context) -> dict[str, Any]:
-    """What the command's strategy options said, by the field that each sets; those that were not given are absent."""
+    """Return the values of the command's made options, by the field that each sets, without those left out."""
     return dict(context.meta.get(_KEPT, {}))
 
 
-class _Command(TyperCommand):
+class OptionsCommand(TyperCommand):
+    """Command whose further options are made when it is first asked for."""
+
     make: ClassVar[Callable[[], list[Any]]]
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -33,7 +35,8 @@ class _Command(TyperCommand):
         return [*own, *type(self).make(), asking_for_help]
 
 
-def _submitted() -> Iterator[tuple[str, Any]]:
+def submitted() -> Iterator[tuple[str, Any]]:
+    """Yield the options of `--strategy` and of every strategy's settings, each with the field that it sets."""
     from atoll.strategies import registry
 
     names = "|".join(registry.strategies())
@@ -68,14 +71,14 @@ def _flags(model: type[Declared]) -> Iterator[tuple[str, type, Any]]:
 
 
 def _plain(annotation: Any) -> Any:
-    """The type of a field as the command line reads it: of `float | None` it is float, of words it is str."""
+    """Return a field's type as the command line reads it: float for `float | None`, str for words."""
     while not isinstance(annotation, type) and get_args(annotation):
         annotation = get_args(annotation)[0]
     return str if isinstance(annotation, str) else annotation
 
 
-def _options(listed: Callable[[], Iterator[tuple[str, Any]]]) -> list[Any]:
-    """Click's options for these; one that several strategies have comes once."""
+def options(listed: Callable[[], Iterator[tuple[str, Any]]]) -> list[Any]:
+    """Make click's options of fields and annotated types; one that several strategies have comes once."""
 
     def holder() -> None: ...
 
@@ -97,19 +100,13 @@ def _options(listed: Callable[[], Iterator[tuple[str, Any]]]) -> list[Any]:
 
 def _keeper(field: str) -> Callable[[Any, Any, Any], None]:
     def keep(context: Any, param: Any, value: Any) -> None:
-        if value is not None:
+        if value is not None and value != ():
             context.meta.setdefault(_KEPT, {})[field] = value
 
     return keep
 
 
-class SubmitCommand(_Command):
-    """A command that starts a job: which strategy, and its settings."""
+class AdjustCommand(OptionsCommand):
+    """`atoll adjust`: the parameters that plans give a strategy."""
 
-    make = staticmethod(cache(lambda: _options(_submitted)))
-
-
-class AdjustCommand(_Command):
-    """`atoll adjust`: what plans tell a strategy."""
-
-    make = staticmethod(cache(lambda: _options(_adjusted)))
+    make = staticmethod(cache(lambda: options(_adjusted)))

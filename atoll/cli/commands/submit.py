@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -34,26 +34,8 @@ def submit(
     ] = None,
     args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Handed to the script.")] = None,
     *,
-    module: options.Module = None,
-    name: Annotated[str | None, typer.Option(help="Name of the job; the script's name where left out.")] = None,
-    workers: Annotated[
-        str | None, typer.Option(metavar="N|MIN:MAX", help="How many devices.", show_default="1")
-    ] = None,
-    standby: options.Standby = None,
     config: options.Config = None,
     follow: options.Follow = False,
-    env: options.Env = None,
-    secret: options.Secret = None,
-    checkpoint_every: options.CheckpointEvery = None,
-    checkpoint_dir: options.CheckpointDir = None,
-    keep: options.Keep = None,
-    keep_every: options.KeepEvery = None,
-    max_restarts: options.MaxRestarts = None,
-    split: options.Split = None,
-    adapt_batch: options.AdaptBatch = None,
-    seed: options.Seed = None,
-    workdir: options.Workdir = None,
-    requirements: options.Requirements = None,
     timeout: options.Timeout = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -66,7 +48,7 @@ def submit(
     The code is executed on every node it is placed on.
     """
     flags = options.flags(context)
-    if script is not None and (module or script.startswith("-")):  # the first word after `--`
+    if script is not None and ("module" in flags or script.startswith("-")):  # the first word after `--`
         flags |= {"script": None, "args": (script, *(args or ()))}
     job, bundle = prepare(config, flags)
     spec = job.to_spec(bundle.script, os.environ)
@@ -81,7 +63,7 @@ def hand_over(
     *,
     as_json: bool,
 ) -> None:
-    """Have a job submitted, say its id, and follow it where that was asked for. send: returns the id."""
+    """Submit a job, print its id, and follow it if asked to. send: submits and returns the id."""
     if timeout_s is not None and not timeout_s > 0:
         raise BadInput(f"--timeout {timeout_s:g} must be positive. Leave it out to follow to the end")
     if timeout_s is not None and not follow:
@@ -96,24 +78,25 @@ def hand_over(
 
 
 def prepare(config: Path | None, flags: dict[str, Any]) -> tuple[JobFile, Bundle]:
-    """Everything that can be wrong with the input is found here, before any connection."""
+    """Read job file, flags and code. Finds everything that can be wrong with the input, before any connection."""
     from atoll.client import job_file, submission
 
     job = job_file.load(config) if config else job_file.JobFile()
-    base = config.parent if config and not (flags["script"] or flags["module"]) else Path()
-    root = config.parent if config and not flags["workdir"] else Path()
+    base = config.parent if config and not (flags.get("script") or flags.get("module")) else Path()
+    root = config.parent if config and "workdir" not in flags else Path()
     return submission.bundled(with_flags(job, flags), base, root)
 
 
 def with_flags(job: JobFile, flags: dict[str, Any]) -> JobFile:
-    """The job with the command's flags on top; --env and --secret add to what it has. Raises BadInput."""
+    """Return the job with the command's flags on top; --env and --secret add to what it has. Raises BadInput."""
     from atoll.client import job_file
 
-    env, secrets = _environment(flags["env"] or []), tuple(dict.fromkeys([*job.secrets, *(flags["secrets"] or [])]))
+    env = _environment(flags.get("env", ()))
+    secrets = tuple(dict.fromkeys([*job.secrets, *flags.get("secrets", ())]))
     return job_file.with_flags(job, {**flags, "env": {**job.env, **env} if env else None, "secrets": secrets or None})
 
 
-def _environment(pairs: list[str]) -> dict[str, str]:
+def _environment(pairs: Sequence[str]) -> dict[str, str]:
     found = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
@@ -124,7 +107,7 @@ def _environment(pairs: list[str]) -> dict[str, str]:
 
 
 class _Detached(Exception):
-    """Ctrl-C while following; holds the job's id."""
+    """Ctrl-C while following; its text is the job's id."""
 
 
 async def _submit(
