@@ -1,37 +1,25 @@
-"""The iteration of a model as a timeline of its device, links and processors; and searches on it.
+"""Simulate the synchronisation of a model's gradients, and search for a short one.
 
-N tensors in the order of the backward pass; T tasks of an option. Times in seconds, sizes in bytes.
+N: tensors, in the order of the backward pass. T: tasks of one option. Times are in seconds, sizes in bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from atoll.kernels import _native
 from atoll.kernels.refusals import refusals
 
 DEVICE = 0
-"""The resource on which backward passes run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """When a resource served a task. place: 0 for the backward pass, then the option's tasks from 1."""
-
-    tensor: int
-    place: int
-    resource: int
-    start_s: float
-    end_s: float
+"""Number of the resource that runs the backward passes."""
 
 
 class Timeline:
     """One backward pass and the synchronisation of its tensors. kernels/planning/timeline.hpp has the order of service.
 
-    tensors [N]: (bytes, seconds of the backward pass). options: of each the tasks [T] in their order, as (resource,
-    alpha, beta, factor), which takes alpha + beta * bytes * factor seconds. resources: how many there are.
-    Not for several threads at once. Raises BadInput for what does not fit.
+    tensors [N]: (bytes, seconds of the backward pass). options: the tasks [T] of each option in their order, as
+    (resource, alpha, beta, factor); a task takes alpha + beta * bytes * factor seconds. resources: their number.
+    One thread at a time. Raises BadInput for arguments that do not fit.
     """
 
     def __init__(
@@ -44,18 +32,14 @@ class Timeline:
             self._native = _native.Timeline(tensors, options, resources)
 
     def end_s(self, choice: Sequence[int]) -> float:
-        """From the first backward pass's begin to the end of all, with option choice[i] for tensor i."""
+        """Return the seconds until everything has ended, with option choice[i] for tensor i."""
         with refusals("Timeline.end_s"):
             return self._native.end_s(choice)
 
-    def spans(self, choice: Sequence[int]) -> list[Span]:
-        """The same, task by task, as they end."""
-        with refusals("Timeline.spans"):
-            return [Span(*row) for row in self._native.spans(choice)]
-
     def search(self, tasks: int) -> tuple[list[int], float]:
-        """An option for each tensor with an early end, and that end. Exact where all choices can be tried; else no
-        later than one option for all, or two by size. tasks: how many it may simulate, about."""
+        """Return an option for each tensor with a short timeline, and its end (rules: kernels/planning/search.hpp).
+
+        tasks: about how many to simulate."""
         with refusals("Timeline.search"):
             return self._native.search(tasks)
 
@@ -63,10 +47,10 @@ class Timeline:
 def fuse(
     tensors: Sequence[tuple[float, float]], compress: tuple[float, float, float], communicate: tuple[float, float]
 ) -> tuple[list[int], float]:
-    """The runs of tensors that are best compressed and sent as one: the end of each, and when all has ended. Exact.
+    """Return the end of each group of consecutive tensors, and the time at which all are sent. No grouping is sooner.
 
-    tensors [N]: (bytes, seconds of the backward pass). compress: (alpha, beta, floor): alpha + beta * max(bytes,
-    floor) seconds on the device. communicate: (alpha, beta), on one link.
+    tensors [N]: (bytes, seconds of the backward pass). compress: (alpha, beta, floor); a group takes alpha + beta *
+    max(bytes, floor) seconds on the device. communicate: (alpha, beta), on one link.
     """
     with refusals("fuse"):
         return _native.fuse(tensors, compress, communicate)

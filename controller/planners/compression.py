@@ -1,8 +1,8 @@
-"""Chooses for each tensor whether it is compressed, where, and how it is sent.
+"""Choose for each tensor whether it is compressed, where, and how it is sent.
 
 Source: Espresso (Wang, 2023), chapter 4: F(S), the iteration time by a simulated timeline, and the search for a short
-one. The timeline and the search are `atoll.kernels.timeline`; options come as chains of tasks, so what can be chosen
-is the caller's.
+one. `atoll.kernels.timeline` simulates and searches. An option is a chain of tasks, so the caller says what can be
+chosen.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from atoll.kernels.timeline import DEVICE, Timeline
 MAX_TENSORS: Final = 10_000
 MAX_OPTIONS: Final = 256
 MAX_TASKS: Final = 64
+"""Tasks of one option."""
 DEVICE_NAME: Final = "gpu"
+"""Name of the resource that runs the backward pass."""
 LINK: Final = "link"
-"""What the names of links begin with."""
+"""Prefix of the names of links."""
 
 TASKS_SEARCHED: Final = 2_500_000
 TASKS_SEARCHED_FREE: Final = 500_000
-"""Simulated at most, by the search and by that of the bound: some 50 ms of one core together."""
+"""Simulated tasks of the search, and of the search for the bound: some 50 ms of one core together."""
 
 SecondsPerByte = Annotated[float, Field(ge=0, le=1)]
 TensorBytes = Annotated[int, Field(ge=0, le=2**50)]
 
 
 class TensorTimes(Schema):
-    """A tensor of the model. bytes: of its gradient, uncompressed. backward_s: of its share of the backward pass."""
+    """A tensor of the model. bytes: size of its gradient, uncompressed. backward_s: its share of the backward pass."""
 
     bytes: TensorBytes
     backward_s: Seconds
@@ -42,7 +44,7 @@ Tensors = Annotated[tuple[TensorTimes, ...], Field(min_length=1, max_length=MAX_
 
 
 class TaskCost(Schema):
-    """What one task takes on the resource `on`: alpha + beta * bytes * factor seconds."""
+    """A task on the resource `on`, which takes alpha + beta * bytes * factor seconds."""
 
     on: Name
     alpha: Seconds
@@ -51,14 +53,14 @@ class TaskCost(Schema):
 
 
 class Option(Schema):
-    """One way to synchronise a tensor: its tasks, one after the other."""
+    """One way to synchronise a tensor: its tasks in their order."""
 
     name: Name
     tasks: Annotated[tuple[TaskCost, ...], Field(max_length=MAX_TASKS)]
 
 
 class CompressionInput(Schema):
-    """forward_s: of the whole forward pass. tensors: in the order of the backward pass. options: for any tensor."""
+    """forward_s: seconds of the forward pass. tensors: in the order of the backward pass. options: for any tensor."""
 
     forward_s: Seconds
     tensors: Tensors
@@ -76,8 +78,8 @@ class CompressionInput(Schema):
 
 @dataclass(frozen=True, slots=True)
 class CompressionPlan:
-    """options: by name, one a tensor. iteration_time: seconds, from the forward pass to the end of the last task.
-    bound: the shortest found where whatever is not on a link takes no time: compression for free."""
+    """options: name of each tensor's option. iteration_time: seconds from the forward pass to the end of the last task.
+    bound: the same for the best choice if only links took time: compression for free."""
 
     options: tuple[str, ...]
     iteration_time: float
@@ -85,17 +87,19 @@ class CompressionPlan:
 
 
 def plan_compression(given: CompressionInput) -> CompressionPlan:
-    """An option for each tensor with a short iteration. Exact where all choices can be tried (some 100,000 for six
-    tensors), else by local search; no longer than one option for all tensors, or two by size. Deterministic."""
+    """Return an option for each tensor with a short iteration. Deterministic.
+
+    Exact where all choices can be tried (some 100,000 for six tensors). Otherwise a local search; it is no longer than
+    with one option for all tensors, or two by size."""
     choice, end_s = timeline(given.tensors, given.options).search(TASKS_SEARCHED)
-    free = timeline(given.tensors, tuple(free_of_computing(option) for option in given.options))
-    bound_s = min(free.search(TASKS_SEARCHED_FREE)[1], free.end_s(choice), end_s)
+    bound = bound_s(given.tensors, given.options, choice, end_s, TASKS_SEARCHED_FREE)
     names = tuple(given.options[option].name for option in choice)
-    return CompressionPlan(names, given.forward_s + end_s, given.forward_s + bound_s)
+    return CompressionPlan(names, given.forward_s + end_s, given.forward_s + bound)
 
 
 def timeline(tensors: Sequence[TensorTimes], options: Sequence[Option]) -> Timeline:
-    """The backward pass of these tensors. Resources are numbered as they are first named, after the device."""
+    """Return the timeline of one backward pass. Resources get numbers in the order of their first use, after the
+    device."""
     numbers = {DEVICE_NAME: DEVICE}
     for option in options:
         for task in option.tasks:
@@ -107,11 +111,17 @@ def timeline(tensors: Sequence[TensorTimes], options: Sequence[Option]) -> Timel
     )
 
 
-def free_of_computing(option: Option) -> Option:
-    """The same where only links take time."""
-    return Option(
-        name=option.name,
-        tasks=tuple(
-            task if task.on.startswith(LINK) else TaskCost(on=task.on, alpha=0.0, beta=0.0) for task in option.tasks
-        ),
-    )
+def bound_s(
+    tensors: Sequence[TensorTimes], options: Sequence[Option], choice: Sequence[int], end_s: float, tasks: int
+) -> float:
+    """Return the shortest end that is found if only links take time.
+
+    choice, end_s: a choice and its end with all costs, which the bound never exceeds. tasks: about how many to
+    simulate."""
+    free = timeline(tensors, [_free_of_computing(option) for option in options])
+    return min(free.search(tasks)[1], free.end_s(choice), end_s)
+
+
+def _free_of_computing(option: Option) -> Option:
+    tasks = (task if task.on.startswith(LINK) else TaskCost(on=task.on, alpha=0.0, beta=0.0) for task in option.tasks)
+    return Option(name=option.name, tasks=tuple(tasks))

@@ -1,4 +1,4 @@
-"""Chooses which tensors are compressed and sent as one.
+"""Choose which tensors are compressed and sent as one.
 
 Source: Cupcake (Wang, 2023), chapter 5, for the costs. The paper searches up to 2^(N-1) groupings; the search here is
 exact and polynomial (kernels/planning/fusion.hpp).
@@ -17,18 +17,18 @@ from atoll.controller.planners.schemas import Schema, Seconds
 from atoll.kernels.timeline import fuse
 
 MAX_FUSED = 2_048
-"""Tensors: the search grows with their square."""
+"""Tensors of one input. The search takes time that grows with their square."""
 
 
 class LinkCost(Schema):
-    """alpha + beta * bytes seconds."""
+    """Seconds to send: alpha + beta * bytes."""
 
     alpha: Seconds
     beta: SecondsPerByte
 
 
 class CompressCost(LinkCost):
-    """alpha + beta * max(bytes, floor_bytes) seconds, on the device of the backward pass."""
+    """Seconds to compress on the device of the backward pass: alpha + beta * max(bytes, floor_bytes)."""
 
     floor_bytes: TensorBytes = 0
 
@@ -44,14 +44,14 @@ class FusionInput(Schema):
 
 @dataclass(frozen=True, slots=True)
 class FusionPlan:
-    """groups: consecutive tensors by index, in the order of the backward pass. iteration_time: seconds."""
+    """groups: indices of the consecutive tensors of each group. iteration_time: seconds."""
 
     groups: tuple[tuple[int, ...], ...]
     iteration_time: float
 
 
 def plan_fusion(given: FusionInput) -> FusionPlan:
-    """The groups with the shortest iteration. Exact."""
+    """Return the groups with the shortest iteration. Exact."""
     compress, communicate = given.compress, given.communicate
     ends, end_s = fuse(
         [(float(tensor.bytes), tensor.backward_s) for tensor in given.tensors],

@@ -1,14 +1,16 @@
-"""Chooses which tensors are synchronised as one, and how: planners `compression` and `fusion` in turns.
+"""Choose which neighbouring tensors are synchronised as one group, and an option for each group.
 
-Source: Espresso and Cupcake (Wang, 2023), chapters 4 and 5. Both look at one timeline (atoll.kernels.timeline): what
-fusion finds for a run of tensors with the same option counts only if the timeline of all ends sooner.
+Alternate between planners `fusion` (groups for given options) and `compression` (options for given groups), then move
+the borders of groups. A change counts only if it shortens the timeline of all tensors (atoll.kernels.timeline).
+Source: Espresso and Cupcake (Wang, 2023), chapters 4 and 5; the alternation is ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+from operator import attrgetter
 from typing import Final
 
 from atoll.controller.planners.compression import (
@@ -16,29 +18,35 @@ from atoll.controller.planners.compression import (
     LINK,
     CompressionInput,
     Option,
+    TaskCost,
     TensorTimes,
-    free_of_computing,
+    bound_s,
     timeline,
 )
 from atoll.kernels.timeline import fuse
 
 TASKS_SEARCHED: Final = 250_000
-"""Simulated at most, by each search for options."""
-TURNS: Final = 6
+"""Simulated tasks of one search for options."""
+MAX_ALTERNATIONS: Final = 6
+"""Rounds of compression and fusion from one start."""
 STARTS: Final = 3
-THRESHOLDS: Final = 4
-LOOKED_AT: Final = 12_000
-"""Tensors in all the groupings, at most, that each refinement looks at."""
-EVERY_TENSORS: Final = 7
-"""Up to so many, all groupings are tried."""
-LEAST_GAIN: Final = 1e-6
+"""Groupings from which the rounds start: the shortest of those with one option, or one from a size on."""
+SIZE_THRESHOLDS: Final = 4
+"""Sizes from which on tensors are compressed in a start."""
+TENSORS_REFINED: Final = 12_000
+"""Tensors in all the groupings that one refinement simulates."""
+TRY_ALL_TENSORS: Final = 7
+"""Number of tensors up to which every grouping is tried."""
+LEAST_GAIN_S: Final = 1e-6
+"""Seconds by which a change must shorten the iteration to be kept."""
 PLAIN: Final = "none"
+"""Name of the option without compression."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedRun:
-    """Neighbouring tensors [begin, end) of one option, in so many groups: by so many seconds the iteration ends sooner
-    than with option `none` for them."""
+    """Neighbouring tensors [begin, end) with one option, in `groups` groups. sooner: seconds that the option saves
+    against option `none` for these tensors."""
 
     begin: int
     end: int
@@ -49,8 +57,8 @@ class GroupedRun:
 
 @dataclass(frozen=True, slots=True)
 class GroupingPlan:
-    """sizes: tensors of each group; options: of each, by name. iteration_time: seconds; bound: the same where only
-    links take time. uniform: with one option for all tensors, each fused as is best for it."""
+    """sizes: number of tensors in each group. options: name of each group's option. iteration_time: seconds. bound: the
+    iteration time if only links took time. uniform: the iteration time with one option for all tensors, by name."""
 
     sizes: tuple[int, ...]
     options: tuple[str, ...]
@@ -62,184 +70,166 @@ class GroupingPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Grouping:
-    """ends: of each group, the tensor after its last; choice: its option; end_s: of the timeline."""
+    """ends: the tensor after each group's last. choice: each group's option. end_s: the end of the timeline."""
 
     ends: tuple[int, ...]
     choice: tuple[int, ...]
     end_s: float
 
 
+_end_s = attrgetter("end_s")
+
+
 class _GroupingSearch:
-    """Groupings of one input."""
+    """Make, simulate and improve groupings of one input's tensors."""
 
     def __init__(self, given: CompressionInput) -> None:
         self.tensors, self.options = given.tensors, given.options
-        self._bytes = list(accumulate((one.bytes for one in given.tensors), initial=0))
+        self._first_byte = list(accumulate((one.bytes for one in given.tensors), initial=0))
 
-    def of(self, ends: Sequence[int], choice: Sequence[int]) -> _Grouping:
-        end_s = timeline(self.fused(ends), self.options).end_s(choice)
-        return _Grouping(tuple(ends), tuple(choice), end_s)
+    def simulated(self, ends: Sequence[int], choice: Sequence[int]) -> _Grouping:
+        return _Grouping(tuple(ends), tuple(choice), timeline(self.groups(ends), self.options).end_s(choice))
 
-    def fused(self, ends: Sequence[int]) -> list[TensorTimes]:
+    def groups(self, ends: Sequence[int]) -> list[TensorTimes]:
+        """Return each group as one tensor."""
         return [
             TensorTimes.model_construct(
-                bytes=self._bytes[end] - self._bytes[begin],
+                bytes=self._first_byte[end] - self._first_byte[begin],
                 backward_s=sum(one.backward_s for one in self.tensors[begin:end]),
             )
-            for begin, end in zip((0, *ends), ends, strict=False)
+            for begin, end in pairwise((0, *ends))
         ]
 
-    def refused(self, choice_N: Sequence[int]) -> _Grouping:
-        """With this option for each tensor, runs of one option fused by themselves."""
+    def fused(self, option_N: Sequence[int]) -> _Grouping:
+        """Return the grouping of tensors with these options in which each run of one option is fused by itself."""
         ends: list[int] = []
         choice: list[int] = []
-        for option, run in groupby(range(len(choice_N)), key=lambda index: choice_N[index]):
-            tensors = list(run)
-            first = tensors[0]
-            found = self._fuse(self.options[option], first, tensors[-1] + 1)
-            ends += [first + end for end in found]
+        begin = 0
+        for option, run in groupby(option_N):
+            end = begin + len(list(run))
+            found = _fused_ends(self.options[option], self.tensors[begin:end])
+            ends += [begin + one for one in found]
             choice += [option] * len(found)
-        return self.of(ends, choice)
+            begin = end
+        return self.simulated(ends, choice)
 
-    def chosen(self, grouping: _Grouping) -> _Grouping:
-        """The same groups with the options that are found for them."""
-        choice, end_s = timeline(self.fused(grouping.ends), self.options).search(TASKS_SEARCHED)
-        return _Grouping(grouping.ends, tuple(choice), end_s)
+    def searched(self, ends: Sequence[int], tasks: int = TASKS_SEARCHED) -> _Grouping:
+        """Return the options that the search finds for these groups."""
+        choice, end_s = timeline(self.groups(ends), self.options).search(tasks)
+        return _Grouping(tuple(ends), tuple(choice), end_s)
 
-    def refined(self, grouping: _Grouping) -> _Grouping:
-        """Neighbours as one, groups cut in two, a group's end moved by one tensor, where everything ends sooner so."""
-        looked_at = 0
-        index = 0
-        while index < len(grouping.ends) and looked_at < LOOKED_AT:
-            better = None
-            for ends, choice in _near(grouping, index):
-                looked_at += len(self.tensors)
-                other = self.of(ends, choice)
-                if other.end_s < grouping.end_s - LEAST_GAIN and (better is None or other.end_s < better.end_s):
-                    better = other
-            grouping, index = (better, max(index - 1, 0)) if better is not None else (grouping, index + 1)
+    def alternated(self, grouping: _Grouping) -> _Grouping:
+        """Search options for the groups, then groups for the options, until neither shortens the timeline."""
+        for _ in range(MAX_ALTERNATIONS):
+            chosen = min(grouping, self.searched(grouping.ends), key=_end_s)
+            sizes = [end - begin for begin, end in pairwise((0, *chosen.ends))]
+            option_N = [option for option, size in zip(chosen.choice, sizes, strict=True) for _ in range(size)]
+            after = self.refined(min(chosen, self.fused(option_N), key=_end_s))
+            if not after.end_s < grouping.end_s - LEAST_GAIN_S:
+                return min(grouping, after, key=_end_s)
+            grouping = after
         return grouping
 
-    def every(self) -> _Grouping:
-        """The best of all groupings, each with the options that are found for it."""
-        count = len(self.tensors)
-        found = []
-        for cuts in range(1 << (count - 1)):
-            ends = [end for end in range(1, count) if cuts >> (end - 1) & 1] + [count]
-            choice, end_s = timeline(self.fused(ends), self.options).search(TASKS_SEARCHED >> (count - 1))
-            found.append(_Grouping(tuple(ends), tuple(choice), end_s))
-        return min(found, key=lambda grouping: grouping.end_s)
+    def refined(self, grouping: _Grouping) -> _Grouping:
+        """Join, cut and shift groups one after the other, as long as that shortens the timeline."""
+        simulated = index = 0
+        while index < len(grouping.ends) and simulated < TENSORS_REFINED:
+            others = [self.simulated(ends, choice) for ends, choice in _neighbours(grouping, index)]
+            simulated += len(others) * len(self.tensors)
+            best = min(others, key=_end_s, default=grouping)
+            if best.end_s < grouping.end_s - LEAST_GAIN_S:
+                grouping, index = best, max(index - 1, 0)
+            else:
+                index += 1
+        return grouping
 
-    def _fuse(self, option: Option, begin: int, end: int) -> list[int]:
-        """Ends of the groups of tensors [begin, end), counted from begin: what the option does on the device before its
-        first task on a link is compression, what it does on links is communication."""
-        on_links = [place for place, task in enumerate(option.tasks) if task.on.startswith(LINK)]
-        before = option.tasks[: on_links[0]] if on_links else option.tasks
-        compress = [task for task in before if task.on == DEVICE_NAME]
-        links = [option.tasks[place] for place in on_links]
-        ends, _ = fuse(
-            [(float(one.bytes), one.backward_s) for one in self.tensors[begin:end]],
-            (sum(task.alpha for task in compress), sum(task.beta * task.factor for task in compress), 0.0),
-            (sum(task.alpha for task in links), sum(task.beta * task.factor for task in links)),
-        )
-        return ends
+    def best_of_all(self) -> _Grouping:
+        """Try every grouping, with the options that the search finds for it."""
+        count = len(self.tensors)
+        cuts = range(1 << (count - 1))
+        every = [[end for end in range(1, count) if cut >> (end - 1) & 1] + [count] for cut in cuts]
+        return min((self.searched(ends, TASKS_SEARCHED // len(every)) for ends in every), key=_end_s)
 
 
 def plan_grouping(given: CompressionInput) -> GroupingPlan:
-    """Groups and their options with a short iteration: never longer than with one option for all tensors, fused as is
-    best for it, nor than with that for the largest alone. Deterministic."""
+    """Return groups and options with a short iteration. Deterministic.
+
+    It is never longer than with one option for all tensors, or for those from a size on, each fused exactly."""
     search = _GroupingSearch(given)
     count = len(given.tensors)
-    uniform = [search.refused([option] * count) for option in range(len(given.options))]
+    uniform = [search.fused([option] * count) for option in range(len(given.options))]
     plain = next((index for index, option in enumerate(given.options) if option.name == PLAIN), 0)
     by_size = [
-        search.refused([option if tensor.bytes >= least else plain for tensor in given.tensors])
+        search.fused([option if tensor.bytes >= least else plain for tensor in given.tensors])
         for option in sorted(range(len(uniform)), key=lambda option: uniform[option].end_s)[:2]
         if option != plain
-        for least in _thresholds(given.tensors)
+        for least in _size_thresholds(given.tensors)
     ]
-    starts = sorted([*uniform, *by_size], key=lambda grouping: grouping.end_s)[:STARTS]
-    found = [_in_turns(search, start) for start in starts]
-    if count <= EVERY_TENSORS:
-        found.append(search.every())
-    best = min(found, key=lambda grouping: grouping.end_s)
-    groups = search.fused(best.ends)
-    free = timeline(groups, tuple(free_of_computing(option) for option in given.options))
-    bound_s = min(free.search(TASKS_SEARCHED)[1], free.end_s(best.choice), best.end_s)
+    found = [search.alternated(start) for start in sorted([*uniform, *by_size], key=_end_s)[:STARTS]]
+    if count <= TRY_ALL_TENSORS:
+        found.append(search.best_of_all())
+    best = min(found, key=_end_s)
+    bound = bound_s(search.groups(best.ends), given.options, best.choice, best.end_s, TASKS_SEARCHED)
+    names = [option.name for option in given.options]
     return GroupingPlan(
-        sizes=tuple(end - begin for begin, end in zip((0, *best.ends), best.ends, strict=False)),
-        options=tuple(given.options[option].name for option in best.choice),
+        sizes=tuple(end - begin for begin, end in pairwise((0, *best.ends))),
+        options=tuple(names[option] for option in best.choice),
         iteration_time=given.forward_s + best.end_s,
-        bound=given.forward_s + bound_s,
-        uniform={
-            option.name: given.forward_s + found.end_s for option, found in zip(given.options, uniform, strict=True)
-        },
-        runs=_runs(search, given, best, plain),
+        bound=given.forward_s + bound,
+        uniform={name: given.forward_s + one.end_s for name, one in zip(names, uniform, strict=True)},
+        runs=tuple(_runs(search, names, best, plain)),
     )
 
 
 def grouping_time(given: CompressionInput, sizes: Sequence[int], options: Sequence[str]) -> float:
-    """Seconds of an iteration with these groups. Raises BadInput where they are not of these tensors."""
+    """Return the seconds of an iteration with these groups. Raises BadInput if they are not groups of these tensors."""
     names = [option.name for option in given.options]
-    search, ends, end = _GroupingSearch(given), [], 0
-    for size in sizes:
-        end += size
-        ends.append(end)
-    return given.forward_s + search.of(ends, [names.index(option) for option in options]).end_s
+    choice = [names.index(option) for option in options]
+    return given.forward_s + _GroupingSearch(given).simulated(list(accumulate(sizes)), choice).end_s
 
 
-def _near(grouping: _Grouping, index: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Ends and choice of groupings that differ at group `index`."""
+def _fused_ends(option: Option, tensors: Sequence[TensorTimes]) -> list[int]:
+    """Fuse these tensors exactly; return the ends of the groups.
+
+    The option's work on the device before its first link compresses them, and all its work on links sends them."""
+    on_links = [place for place, task in enumerate(option.tasks) if task.on.startswith(LINK)]
+    before = option.tasks[: on_links[0]] if on_links else option.tasks
+    compress = _total_cost([task for task in before if task.on == DEVICE_NAME])
+    send = _total_cost([option.tasks[place] for place in on_links])
+    return fuse([(float(one.bytes), one.backward_s) for one in tensors], (*compress, 0.0), send)[0]
+
+
+def _total_cost(tasks: Sequence[TaskCost]) -> tuple[float, float]:
+    return sum(task.alpha for task in tasks), sum(task.beta * task.factor for task in tasks)
+
+
+def _neighbours(grouping: _Grouping, index: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield ends and choice of the groupings that differ at group `index`: joined with the next, shifted, or cut."""
     ends, choice = grouping.ends, grouping.choice
     begin = ends[index - 1] if index else 0
     if index + 1 < len(ends):
         for option in {choice[index], choice[index + 1]}:
             yield ends[:index] + ends[index + 1 :], (*choice[:index], option, *choice[index + 2 :])
-        if ends[index] + 1 < ends[index + 1]:
-            yield (*ends[:index], ends[index] + 1, *ends[index + 1 :]), choice
-        if ends[index] - 1 > begin:
-            yield (*ends[:index], ends[index] - 1, *ends[index + 1 :]), choice
+        for end in (ends[index] + 1, ends[index] - 1):
+            if begin < end < ends[index + 1]:
+                yield (*ends[:index], end, *ends[index + 1 :]), choice
     if ends[index] - begin > 1:
         for cut in {begin + 1, (begin + ends[index]) // 2, ends[index] - 1}:
             yield (*ends[:index], cut, *ends[index:]), (*choice[: index + 1], *choice[index:])
 
 
-def _in_turns(search: _GroupingSearch, grouping: _Grouping) -> _Grouping:
-    """Options for the groups, then groups for the options, until neither makes it shorter."""
-    for _ in range(TURNS):
-        chosen = min(grouping, search.chosen(grouping), key=lambda one: one.end_s)
-        choice_N = [
-            option
-            for option, begin, end in zip(chosen.choice, (0, *chosen.ends), chosen.ends, strict=False)
-            for _ in range(begin, end)
-        ]
-        after = search.refined(min(chosen, search.refused(choice_N), key=lambda one: one.end_s))
-        if not after.end_s < grouping.end_s - LEAST_GAIN:
-            return min(grouping, after, key=lambda one: one.end_s)
-        grouping = after
-    return grouping
-
-
-def _thresholds(tensors: Sequence[TensorTimes]) -> list[int]:
-    """Sizes that cut the tensors into parts of about equal numbers, ascending."""
+def _size_thresholds(tensors: Sequence[TensorTimes]) -> list[int]:
+    """Return sizes that divide the distinct sizes into parts of about equal number, ascending."""
     sizes = sorted({tensor.bytes for tensor in tensors})
-    return sorted({sizes[len(sizes) * part // (THRESHOLDS + 1)] for part in range(1, THRESHOLDS + 1)})
+    return sorted({sizes[len(sizes) * part // (SIZE_THRESHOLDS + 1)] for part in range(1, SIZE_THRESHOLDS + 1)})
 
 
-def _runs(search: _GroupingSearch, given: CompressionInput, best: _Grouping, plain: int) -> tuple[GroupedRun, ...]:
-    runs: list[GroupedRun] = []
-    begin = 0
-    for end, option in zip(best.ends, best.choice, strict=True):
-        name = given.options[option].name
-        if runs and runs[-1].option == name:
-            runs[-1] = replace(runs[-1], end=end, groups=runs[-1].groups + 1)
-        else:
-            runs.append(GroupedRun(begin, end, name, 1, 0.0))
-        begin = end
-    found = []
-    for run in runs:
-        choice = [
-            plain if run.begin < end <= run.end else option for end, option in zip(best.ends, best.choice, strict=True)
-        ]
-        found.append(replace(run, sooner=max(search.of(best.ends, choice).end_s - best.end_s, 0.0)))
-    return tuple(found)
+def _runs(search: _GroupingSearch, names: Sequence[str], best: _Grouping, plain: int) -> Iterator[GroupedRun]:
+    first = 0  # group of the run
+    for option, run in groupby(best.choice):
+        count = len(list(run))
+        choice = (*best.choice[:first], *[plain] * count, *best.choice[first + count :])
+        sooner_s = max(search.simulated(best.ends, choice).end_s - best.end_s, 0.0)
+        begin = best.ends[first - 1] if first else 0
+        yield GroupedRun(begin, best.ends[first + count - 1], names[option], count, sooner_s)
+        first += count

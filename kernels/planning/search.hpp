@@ -11,13 +11,14 @@ struct Searched {
     double end_s;
 };
 
-// An option for each tensor with a short timeline. Exact where all choices can be tried; else no longer than one option
-// for all tensors, nor than one option for those from a size on and another for the rest, for a few sizes.
+// Returns an option for each tensor with a short timeline. Exact where all choices can be tried. Otherwise no longer
+// than one option for all tensors, nor than one option from a size on and another below it, for a few sizes.
 //
-// tasks: how many to serve in about, over all timelines looked at. The answer is the same everywhere: no clock is asked.
-// Source: Espresso (Wang, 2023), Algorithms 4.1 (the largest first, one tensor's option at a time) and 4.2 (the first u
-// of those of one size and option). Ours: several starts, two tensors at once, descents from shaken choices for as long
-// as the tasks last, and bounds in place of the bubbles.
+// tasks: about how many to simulate over all timelines. The search reads no clock, so the answer is the same everywhere.
+// Source: Espresso (Wang, 2023), Algorithm 4.1: one tensor's option at a time, the largest first. Ours: several starts,
+// descents from shaken choices for as long as the tasks last, and bounds in place of the bubbles. Moving several tensors
+// of one size and option together (Algorithm 4.2) and pairs of tensors found nothing in these descents and cost the time
+// of some.
 Searched search(Timeline& timeline, std::uint64_t tasks);
 
 }  // namespace atoll_kernels

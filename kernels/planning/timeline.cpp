@@ -19,8 +19,8 @@ Timeline::Timeline(std::vector<TensorWork> tensors, std::vector<std::vector<Task
     }
 }
 
-double Timeline::end_s(const Choice& choice, double limit, std::vector<Span>* spans) {
-    end_s_ = run_device(choice, spans);
+double Timeline::end_s(const Choice& choice, double limit) {
+    end_s_ = run_device(choice);
     if (lower_bound() >= limit) return never;
     std::size_t arrived = 0;
     for (;;) {
@@ -31,14 +31,14 @@ double Timeline::end_s(const Choice& choice, double limit, std::vector<Span>* sp
             if (entries_[arrived].task < last_task(arrived)) enqueue(now_s, arrived, entries_[arrived].task);
         }
         for (Resource& resource : resources_) {
-            if (resource.busy_until_s <= now_s) finish(resource, now_s, spans);
+            if (resource.busy_until_s <= now_s) finish(resource, now_s);
         }
-        serve(now_s, spans);
+        serve(now_s);
     }
 }
 
 // The backward passes and what the device compresses between them. Returns the end of the last.
-double Timeline::run_device(const Choice& choice, std::vector<Span>* spans) {
+double Timeline::run_device(const Choice& choice) {
     option_ = choice.data();
     for (Resource& resource : resources_) {
         resource.queue.clear();
@@ -48,13 +48,9 @@ double Timeline::run_device(const Choice& choice, std::vector<Span>* spans) {
     }
     double now_s = 0;
     for (std::size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
-        const double start_s = std::exchange(now_s, now_s + tensors_[tensor].backward_s);
-        if (spans != nullptr) spans->push_back({tensor, 0, device, start_s, now_s});
+        now_s += tensors_[tensor].backward_s;
         std::size_t task = first_[choice[tensor]];
-        for (const std::size_t end = task + leading_[choice[tensor]]; task < end; ++task) {
-            const double began_s = std::exchange(now_s, now_s + duration(tensor, task));
-            if (spans != nullptr) spans->push_back({tensor, task - first_[choice[tensor]] + 1, device, began_s, now_s});
-        }
+        for (const std::size_t end = task + leading_[choice[tensor]]; task < end; ++task) now_s += duration(tensor, task);
         entries_[tensor] = {now_s, task};
         for (; task < last_task(tensor); ++task) {
             Resource& resource = resources_[tasks_[task].resource];
@@ -86,14 +82,10 @@ void Timeline::enqueue(double now_s, std::size_t tensor, std::size_t task) {
     resource.queue.insert(at, {now_s, tensor, task});
 }
 
-void Timeline::finish(Resource& resource, double now_s, std::vector<Span>* spans) {
+void Timeline::finish(Resource& resource, double now_s) {
     const Waiting done = resource.serving;
     resource.busy_until_s = never;
     end_s_ = std::max(end_s_, now_s);
-    if (spans != nullptr) {
-        const std::size_t place = done.task - first_[option_[done.tensor]] + 1;
-        spans->push_back({done.tensor, place, tasks_[done.task].resource, resource.started_s, now_s});
-    }
     if (done.task + 1 < last_task(done.tensor)) enqueue(now_s, done.tensor, done.task + 1);
 }
 
@@ -115,17 +107,15 @@ Timeline::Resource* Timeline::instant(double now_s) {
 }
 
 // Idle resources begin what waits for them. What takes no time goes first, as it may bring more that is ready now.
-void Timeline::serve(double now_s, std::vector<Span>* spans) {
+void Timeline::serve(double now_s) {
     while (Resource* const resource = instant(now_s)) {
         resource->serving = resource->queue[resource->head++];
-        resource->started_s = now_s;
-        finish(*resource, now_s, spans);
+        finish(*resource, now_s);
     }
     for (std::size_t i = 0; i < resources_.size(); ++i) {
         if (!can_begin(i, now_s)) continue;
         Resource& resource = resources_[i];
         resource.serving = resource.queue[resource.head++];
-        resource.started_s = now_s;
         resource.busy_until_s = now_s + duration(resource.serving.tensor, resource.serving.task);
     }
 }

@@ -17,12 +17,6 @@ struct TensorWork {
     double bytes, backward_s;
 };
 
-// When a task was served, from the first backward pass's begin; a backward pass has place 0, tasks count from 1.
-struct Span {
-    std::size_t tensor, place, resource;
-    double start_s, end_s;
-};
-
 using Choice = std::vector<std::uint16_t>;
 
 // One backward pass and the synchronisation of its tensors, simulated: every resource serves one task at a time to its
@@ -46,8 +40,8 @@ class Timeline {
     const std::vector<TensorWork>& work() const { return tensors_; }
 
     // Seconds from the first backward pass's begin to the end of everything, with option choice[i] for tensor i; `never`
-    // where that is no less than `limit`. spans: if not null, gets every task in the order of their ends.
-    double end_s(const Choice& choice, double limit = never, std::vector<Span>* spans = nullptr);
+    // where that is no less than `limit`.
+    double end_s(const Choice& choice, double limit = never);
 
     // Tasks looked at since construction: what a search has cost, on every machine the same.
     std::uint64_t tasks_served() const { return served_; }
@@ -61,7 +55,7 @@ class Timeline {
         std::vector<Waiting> queue;  // from `head` on, in the order of service
         std::size_t head = 0;
         Waiting serving{};
-        double started_s = 0, busy_until_s = never;  // `never`: idle
+        double busy_until_s = never;  // `never`: idle
         double total_s = 0, first_s = never;  // what it will serve in all, and when that can begin
         bool has_waiting() const { return head < queue.size(); }
     };
@@ -74,13 +68,13 @@ class Timeline {
         return durations_[tensor * tasks_.size() + task];
     }
     std::size_t last_task(std::size_t tensor) const { return first_[option_[tensor] + 1]; }
-    double run_device(const Choice& choice, std::vector<Span>* spans);
+    double run_device(const Choice& choice);
     double lower_bound() const;
     void enqueue(double now_s, std::size_t tensor, std::size_t task);
-    void finish(Resource& resource, double now_s, std::vector<Span>* spans);
+    void finish(Resource& resource, double now_s);
     bool can_begin(std::size_t resource, double now_s) const;
     Resource* instant(double now_s);
-    void serve(double now_s, std::vector<Span>* spans);
+    void serve(double now_s);
     double next_event(std::size_t arrived) const;
 
     std::vector<TensorWork> tensors_;

@@ -51,15 +51,6 @@ double end_s(Timeline& timeline, const Choice& choice) {
     return timeline.end_s(choice);
 }
 
-auto spans(Timeline& timeline, const Choice& choice) {
-    require(timeline, choice);
-    std::vector<Span> found;
-    timeline.end_s(choice, Timeline::never, &found);
-    std::vector<std::tuple<std::size_t, std::size_t, std::size_t, double, double>> rows;
-    for (const Span& s : found) rows.emplace_back(s.tensor, s.place, s.resource, s.start_s, s.end_s);
-    return rows;
-}
-
 auto searched(Timeline& timeline, std::uint64_t tasks) {
     const nb::gil_scoped_release released;
     Searched found = search(timeline, tasks);
@@ -84,7 +75,6 @@ void bind_planning(nb::module_& m) {
              },
              "tensors"_a, "options"_a, "resources"_a)
         .def("end_s", end_s, "choice"_a)
-        .def("spans", spans, "choice"_a)
         .def("search", searched, "tasks"_a);
     m.def("fuse", fused, "tensors"_a, "compress"_a, "communicate"_a);
 }
