@@ -16,9 +16,9 @@ from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header, che
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
-from atoll.agent.runtime.checkpoints.handing_over import hand_over
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import HeldGenerations, Recovered
 from atoll.agent.runtime.checkpoints.model_state import load_module
+from atoll.agent.runtime.checkpoints.peer_transfer import transfer_checkpoint
 from atoll.agent.runtime.checkpoints.remote_checkpoints import RemoteCheckpoints
 from atoll.agent.runtime.checkpoints.snapshot import SHARED, Tracked
 from atoll.agent.runtime.data.sampler import Position
@@ -147,7 +147,7 @@ def agreed(session: Session, own: LoadedCheckpoint | None) -> LoadedCheckpoint |
     if all(one == best for one in positions):
         return own
     lacking = [rank for rank, position in enumerate(positions) if position != best]
-    return hand_over(session.group, own, source, lacking) or own
+    return transfer_checkpoint(session.group, own, source, lacking) or own
 
 
 def _contained(checkpoint: LoadedCheckpoint) -> int:

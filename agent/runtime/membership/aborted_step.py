@@ -1,8 +1,8 @@
-"""The broken step: what the script does between a backward pass that lost a peer and the next view counts for nothing.
+"""Ignores a step that lost a peer: what the script does from there to the next view has no effect.
 
-The script notices nothing of it. Its optimizers step over no parameters, and what else moved is put back as it was at
-the boundary before. Where it accumulates gradients, the passes that follow up to its next update are for show, too: all
-that were to make up that update are trained again, and the script's own count of them stays in step."""
+The script does not notice. Its optimizers step over no parameters, and other state returns to its value at the boundary
+before. A script that accumulates gradients makes the passes up to its next update without effect, too. All passes of
+that update are trained again, and the script's own count of them stays right."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from torch import nn
 
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot, Tracked
 
-LONGEST_PASSES: Final = 4096
-"""For show. A script that makes no update in so many makes none."""
+MAX_IGNORED_PASSES: Final = 4096
+"""Passes without effect before an update. A script that makes no update in so many makes none."""
 
 
 class AbortedStep:
-    """Of one loss, from the pass that broke until `put_back`. Used by the training thread alone."""
+    """The step of one loss, from the aborted pass until `put_back`. Used by the training thread alone."""
 
     def __init__(
         self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], snapshot: Snapshot, *, whole: bool
     ) -> None:
-        """snapshot: of the boundary that this goes back to. whole: no optimizer has stepped since."""
+        """snapshot: of the boundary before the step. whole: no optimizer has stepped since."""
         self._snapshot = snapshot
         self._hollow = {id(one): _hollow(one) for one in optimizers}
         self._whole = whole
         self._parameters = [one for one in model.parameters() if not snapshot.keeps(one)]
         self._versions = [one._version for one in self._parameters]
-        self.passes = 0  # batches handed out for show
+        self.passes = 0  # batches handed out without effect
         self.updated = False
-        """The script made its update: the next boundary is one as that before the first broken pass."""
+        """The script made its update, so the next boundary is like the one before the first aborted pass."""
         snapshot.hold()
 
     def in_place_of(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """What its step() is called with instead."""
+        """Return the arguments with which the optimizer's step() moves nothing."""
         return (self._hollow[id(optimizer)], *args[1:]), kwargs
 
     @property
     def whole(self) -> bool:
-        """Whether the parameters are those of the boundary: nobody moved them in another way either."""
+        """Whether the parameters are those of the boundary. The script may have written some without an optimizer."""
         return self._whole and all(
             one._version == version for one, version in zip(self._parameters, self._versions, strict=True)
         )
 
     def put_back(self) -> None:
-        """What is not a parameter or a moment, as it was at the boundary."""
+        """Give what is neither parameter nor moment its value at the boundary."""
         self._snapshot.put_back()
 
 
-def why_not(optimizers: Sequence[torch.optim.Optimizer], tracked: Mapping[str, Tracked]) -> str | None:
-    """Why what the script does in a broken step could not be put back; None where it can."""
+def why_not_undoable(optimizers: Sequence[torch.optim.Optimizer], tracked: Mapping[str, Tracked]) -> str | None:
+    """Return why an aborted step could not be put back; None if it can."""
     known = [getattr(one, "optimizer", None) for one in tracked.values()]
     for optimizer in optimizers:
         scheduled = getattr(optimizer.step, "_wrapped_by_lr_sched", False)
@@ -87,7 +87,7 @@ def without_gradients(
 
 
 def _hollow(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The same without parameters, state and hooks: its step() does nothing but call the closure."""
+    """Return the optimizer without parameters, state and hooks: its step() only calls the closure."""
     hollow = object.__new__(type(optimizer))
     vars(hollow).update(vars(optimizer))
     hooks: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The standing of a worker towards the views of its run, as it tells the controller: stage, step and times."""
+"""Reports to the controller where a worker is in the life of its run's views: stage, step and times."""
 
 from __future__ import annotations
 
@@ -10,38 +10,33 @@ from atoll.network.message_limits import MAX_REASON
 from atoll.v1.common_pb2 import VIEW_STAGE_JOINING, VIEW_STAGE_READY, ViewReport, ViewStage, ViewTimes
 
 
-class Standing:
-    """Used by the training thread alone; the link's tells it."""
+class MembershipReporter:
+    """Used by the training thread alone; the link's thread sends the reports."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._noticed_s = 0.0
-        self._times: ViewTimes | None = None
+        self._times_begin_s = 0.0
+        self._times: ViewTimes | None = None  # of the way into the view that is formed, or was formed last
         self._stage: ViewStage.ValueType | None = None
-        self._takes_in = self._tolerates_loss = False  # as it was said last while it trained
+        self._takes_in = self._tolerates_loss = False  # as last reported while the worker trained
         self._trained = False  # a step of this view is complete
 
     @property
-    def times(self) -> ViewTimes | None:
-        """Of the way into the view that is formed, or was last."""
-        return self._times
-
-    @property
-    def waits(self) -> bool:
-        """Whether it was in no view yet, and none is being formed with it."""
+    def awaits_admission(self) -> bool:
+        """Whether the worker has been in no view yet, and no view is being formed with it."""
         return self._stage in (VIEW_STAGE_JOINING, VIEW_STAGE_READY)
 
-    def noticed(self) -> None:
-        """The view is broken, or left."""
-        self._noticed_s, self._times, self._trained = time.monotonic(), ViewTimes(), False
+    def begin_times(self) -> None:
+        """Start the clock of a view change: the view is broken, or left."""
+        self._times_begin_s, self._times, self._trained = time.monotonic(), ViewTimes(), False
 
-    def came_to(self, what: str) -> None:
-        """The first time counts: a view may be formed several times."""
-        if self._times is not None and not getattr(self._times, what):
-            setattr(self._times, what, max(time.monotonic() - self._noticed_s, 1e-6))
+    def mark_time(self, field: str) -> None:
+        """Record that the change has come to `field` of `ViewTimes`. The first time counts: forming may be retried."""
+        if self._times is not None and not getattr(self._times, field):
+            setattr(self._times, field, max(time.monotonic() - self._times_begin_s, 1e-6))
 
-    def say(self, stage: ViewStage.ValueType, step: int, *, view: int = 0, reason: str = "") -> None:
-        """view: 0 is the one that it is in."""
+    def report(self, stage: ViewStage.ValueType, step: int, *, view: int = 0, reason: str = "") -> None:
+        """Report a stage. view: 0 is the view that the worker is in."""
         self._stage = stage
         if self._session.link is not None:
             self._session.link.stand(
@@ -56,7 +51,7 @@ class Standing:
                 )
             )
 
-    def trains(
+    def report_training(
         self,
         stage: ViewStage.ValueType,
         step: int,
@@ -65,14 +60,14 @@ class Standing:
         takes_in: Callable[[], bool],
         tolerates_loss_mid_step: bool,
     ) -> None:
-        """At a boundary. trained: a step of the view is complete. takes_in: whether it can leave the view for one with
-        others in it; asked where there is news. tolerates_loss_mid_step: a step
-        that loses a peer is completed without it."""
+        """Report at a boundary, where there is news. trained: a step of the view is complete. takes_in: whether the
+        worker can leave the view at a boundary for a view with joiners. tolerates_loss_mid_step: whether a step is
+        completed without a peer that is lost in it."""
         if trained and not self._trained:
             self._trained = True
-            self.came_to("first_step_s")
+            self.mark_time("first_step_s")
             self._stage = None
         if self._stage != stage:
             self._takes_in = takes_in()
             self._tolerates_loss = tolerates_loss_mid_step and self._takes_in
-            self.say(stage, step)
+            self.report(stage, step)

@@ -20,7 +20,8 @@ from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings, known_count
 from atoll.agent.runtime.data.sampler import BatchSlice, Position, after
 from atoll.agent.runtime.membership.aborted_step import without_gradients
-from atoll.agent.runtime.membership.view_transition import ViewTransition
+from atoll.agent.runtime.membership.member_state import PreparedObjects
+from atoll.agent.runtime.membership.view_transition import ExchangeControl, ViewTransition
 from atoll.agent.runtime.step.backward.accumulation import NORMS_EVERY_STEPS
 from atoll.agent.runtime.step.backward.backward_pass import BackwardPass
 from atoll.agent.runtime.step.backward.batch_statistics import batch_statistics_layers, name_drop_last
@@ -111,17 +112,21 @@ class Training:
         self._carried = UnappliedGradients(model, optimizers)
         self.succession = ViewTransition(
             session,
-            model,
-            optimizers,
-            tracked,
-            loader=self.loader,
-            schedule=self._schedule,
-            state=self.state,
-            rebuild=self._begin_view,
-            why_not=lambda: self._exchange.why_not_in_place,
-            tolerates_loss_mid_step=lambda: self._exchange.tolerates_loss_mid_step,
-            rewind=self._rewind if self._part is not None else None,
-            likeness=likeness(session, model, settings, self.loader.order, self._part),
+            PreparedObjects(
+                model,
+                optimizers,
+                tracked,
+                self.loader,
+                likeness(session, model, settings, self.loader.order, self._part),
+            ),
+            self.state,
+            self._schedule,
+            ExchangeControl(
+                rebuild=self._begin_view,
+                why_not=lambda: self._exchange.why_not_in_place,
+                tolerates_loss_mid_step=lambda: self._exchange.tolerates_loss_mid_step,
+                rewind=self._rewind if self._part is not None else None,
+            ),
         )
         self._scaled_steps = ScaledSteps(
             optimizers, self._update_left_out, for_show=lambda: self.succession.broken is not None

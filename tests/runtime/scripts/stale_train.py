@@ -24,7 +24,7 @@ from stopping import await_stop
 from torch import nn
 
 import atoll
-from atoll.agent.runtime.membership import continue_without_rollback, view_transition
+from atoll.agent.runtime.membership.recovery import continue_without_rollback, roll_back_to_memory
 from atoll.agent.runtime.step.step_exchange import StepExchange
 from atoll.errors import PeerLost
 from atoll.strategies.shared_masters.rolling import RollingMasters
@@ -192,7 +192,7 @@ def die_in_view() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if options.die_in_view == "taking over":
-        vars(continue_without_rollback)["hand_over"] = die
+        vars(continue_without_rollback)["transfer_checkpoint"] = die
     elif options.die_in_view == "building":
         StepExchange.__init__ = die  # type: ignore[method-assign]
     else:
@@ -213,7 +213,7 @@ def step_counts() -> bool:
     """Return whether the step just made stays: a rank that lost a peer before its update makes it for show."""
     assert run._training is not None
     succession = run._training.succession
-    return succession.broken is None or succession._updated_to is not None
+    return succession.broken is None or succession._member.updated_to is not None
 
 
 @torch.no_grad()
@@ -237,7 +237,7 @@ if options.die_flushed or options.often:
 if options.die_in_view is not None and RANK == 2:
     die_in_view()
 if options.goes_back_s is not None:
-    vars(view_transition)["GOES_BACK_S"] = options.goes_back_s
+    vars(roll_back_to_memory)["MAX_RETRAINED_S"] = options.goes_back_s
 next_step = begun_step
 if not run._session.joins:
     keep("begin")

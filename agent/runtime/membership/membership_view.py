@@ -14,12 +14,14 @@ from atoll.v1.agents_pb2 import Member
 from atoll.v1.common_pb2 import Plan
 
 MAX_MEMBERS: Final = 4096
-LONGEST_MEETING_S: Final = 300.0
+"""Members of a view; a message that names more is malformed."""
+MAX_MEETING_S: Final = 300.0
+"""The longest time, in seconds, that a view may give its members to meet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """One membership of the run. All by position, which is the rank in collectives."""
+class MembershipView:
+    """One membership of the run. Sequences are by position, which is the rank in collectives."""
 
     number: int
     ranks: tuple[int, ...]  # of the members in their run, for good
@@ -34,19 +36,19 @@ class View:
     reason: str
 
 
-def read_view(wire: agents_pb2.View, rank: int, before: WorkerPlace) -> View:
-    """As worker `rank` of the run takes it. before: its place at its launch. Raises BadInput for what makes no view."""
+def view_from_wire(wire: agents_pb2.View, rank: int, before: WorkerPlace) -> MembershipView:
+    """Return the view for worker `rank` of the run. before: its place at its launch. Raises BadInput."""
     what = f"view {wire.view} of run {wire.run}"
     ranks = tuple(one.member.rank for one in wire.members)
     if not 1 <= len(ranks) <= MAX_MEMBERS or len(set(ranks)) != len(ranks):
         raise BadInput(f"{what} names {len(ranks)} members; it needs 1 to {MAX_MEMBERS}, each once")
     if not 0 < wire.master_port < 2**16 or not wire.master_address:
         raise BadInput(f"{what} says to meet at {wire.master_address!r}:{wire.master_port}, which is no address")
-    if not 0 < wire.meet_s <= LONGEST_MEETING_S:
-        raise BadInput(f"{what} has meet_s = {wire.meet_s}; it must be above 0 and at most {LONGEST_MEETING_S:.0f}")
+    if not 0 < wire.meet_s <= MAX_MEETING_S:
+        raise BadInput(f"{what} has meet_s = {wire.meet_s}; it must be above 0 and at most {MAX_MEETING_S:.0f}")
     check_shares(wire.plan.shares, len(ranks), what)
     keys = tuple(one.public_key for one in wire.members)
-    return View(
+    return MembershipView(
         number=wire.view,
         ranks=ranks,
         members=tuple(one.member for one in wire.members),

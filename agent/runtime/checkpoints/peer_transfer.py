@@ -1,4 +1,4 @@
-"""Hands a checkpoint from one rank to those that lack it: directly, and nothing of it that they have already."""
+"""Transfers a checkpoint from one rank directly to the ranks that lack it, without what they have already."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.transport.process_groups import Group
 
 
-def hand_over(
+def transfer_checkpoint(
     group: Group,
     own: LoadedCheckpoint | None,
     source: int,
     lacking: Sequence[int],
     known: Mapping[str, torch.Tensor] | None = None,
 ) -> LoadedCheckpoint | None:
-    """Collective: that of rank `source` to the ranks `lacking`, which verify it; None elsewhere. own: of rank `source`.
-    known: tensors that this rank has, by their names there; same bits are not sent. Raises PeerLost,
+    """Send the checkpoint of rank `source` to the ranks `lacking`, which verify it. Collective.
+
+    own: the checkpoint, on rank `source`. known: tensors that this rank has, by their names in the checkpoint; equal
+    bits are not sent. Returns the checkpoint on the ranks `lacking`, None elsewhere. Raises PeerLost,
     CheckpointError."""
     here, has = group.rank, known or {}
     mine = transfer.listed(own) if here == source and own is not None else None
