@@ -52,7 +52,6 @@ UNCLEAN_FOLDERS: set[str] = {
     "agent/runtime/checkpoints/memory/replication",
     "agent/runtime/checkpoints/memory/shards",
     "agent/runtime/data",
-    "agent/runtime/membership",
     "agent/runtime/pipeline",
     "agent/runtime/step",
     "agent/runtime/step/backward",

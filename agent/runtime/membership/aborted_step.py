@@ -42,7 +42,7 @@ class AbortedStep:
 
     @property
     def whole(self) -> bool:
-        """Whether the parameters are those of the boundary. The script may have written some without an optimizer."""
+        """True if the parameters are those of the boundary. The script may have written some without an optimizer."""
         return self._whole and all(
             one._version == version for one, version in zip(self._parameters, self._versions, strict=True)
         )

@@ -74,7 +74,7 @@ class MemberState:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the parameters are those of `position`: no part of a later update is in them."""
+        """True if the parameters are those of `position`: no part of a later update is in them."""
         return self.aborted is None or self.aborted.whole
 
     def adopt(self, sent: LoadedCheckpoint) -> None:
@@ -84,9 +84,9 @@ class MemberState:
         resumed.restore(prepared.model, as_one(prepared.optimizers), self.keeper.snapshot.prepared)
         for name, tracked in prepared.tracked.items():
             resumed.restore_tracked(name, tracked)
-        self.settle_at(resumed.position)
+        self.set_boundary(resumed.position)
 
-    def settle_at(self, position: Position) -> None:
+    def set_boundary(self, position: Position) -> None:
         """Take the present state for that of the boundary `position`."""
         self.keeper.snapshot.take(position)
         if self.aborted is not None:

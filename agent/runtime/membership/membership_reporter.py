@@ -23,7 +23,7 @@ class MembershipReporter:
 
     @property
     def awaits_admission(self) -> bool:
-        """Whether the worker has been in no view yet, and no view is being formed with it."""
+        """True if the worker has been in no view yet, and no view is being formed with it."""
         return self._stage in (VIEW_STAGE_JOINING, VIEW_STAGE_READY)
 
     def begin_times(self) -> None:

@@ -95,7 +95,7 @@ class ViewTransition:
 
     @property
     def possible(self) -> bool:
-        """Whether the run may continue in place at all."""
+        """True if the run may continue in place at all."""
         return self._session.link is not None and self._session.link.makes_views
 
     @property

@@ -60,7 +60,7 @@ class ContinueWithoutRollback:
         beside = {name: one for name, one in states[SHARED].items() if name != _OF_OLD_MEMBERS_ONLY}
         shared = {**beside, **self._masters(states["model"])}
         origin = Origin(session.run, session.view, position.step, self._old_world_size, shared, [survived(shared)])
-        member.settle_at(position)
+        member.set_boundary(position)
         if session.place.is_main:
             text = f"{self._reason}: the others go on from step {position.step} as they are, without it"
             session.notice(LEVEL_WARNING, text)

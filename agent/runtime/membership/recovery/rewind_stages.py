@@ -34,6 +34,6 @@ class RewindStages:
         if own.step > step:
             if member.prepared.tracked or not self._rewind(step):
                 raise BadInput(f"another stage stands at step {step}, and this one at {own.step} cannot go back there")
-            member.settle_at(position)
+            member.set_boundary(position)
         saver.seen_step = min(max(row.seen_step for row in rows), step)
         return RecoveryOutcome(position)
