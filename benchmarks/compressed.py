@@ -41,7 +41,7 @@ from lab.machine import processor
 from lab.network import DEVICE, Network, refuse_without_tools
 from paced_models import MODELS, PacedModel
 
-from atoll.controller.planners.tensor_groups import grouping_time, plan_grouping
+from atoll.controller.planners.tensor_compression.tensor_groups import grouping_time, plan_grouping
 from atoll.errors import AtollError, BadInput
 from atoll.strategies.compressed.controller import CHANGED
 from atoll.strategies.compressed.costs.compression_costs import CompressionCosts, costs_of

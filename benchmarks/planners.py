@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from atoll.controller.planners.goodput import candidates_between
-from atoll.controller.planners.optperf import NodeModel, Overlap, optperf_of_totals
+from atoll.controller.planners.batches.goodput import candidates_between
+from atoll.controller.planners.batches.optperf import NodeModel, Overlap, optperf_of_totals
 from atoll.controller.planners.registry import PLANNERS
 
 OVERLAP = {"gamma": 0.2, "t_o": 0.05, "t_u": 0.01}

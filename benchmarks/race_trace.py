@@ -35,8 +35,8 @@ from racing.updates import OwnedUpdates
 
 from atoll.controller.estimators.bandwidth import BandwidthEstimator
 from atoll.controller.estimators.observed import ObservedLink
-from atoll.controller.planners.exchange_density import ExchangeDensityInput, plan_exchange_density
-from atoll.controller.planners.wire_bytes import VALUE_BYTES
+from atoll.controller.planners.islands.exchange_density import ExchangeDensityInput, plan_exchange_density
+from atoll.controller.planners.islands.wire_bytes import VALUE_BYTES
 from atoll.strategies.local_steps.controller import ENOUGH, RISES_AFTER_S, USED, moves
 from atoll.strategies.local_steps.settings import RETURNED
 

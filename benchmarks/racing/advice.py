@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from atoll.controller.planners.one_island import Exchange, IslandTimes, OneIslandInput, OneIslandPlan
+from atoll.controller.planners.islands.one_island import Exchange, IslandTimes, OneIslandInput, OneIslandPlan
 from atoll.controller.planners.registry import ONE_ISLAND
 from atoll.strategies import registry
 from racing.clock import Network

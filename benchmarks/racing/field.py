@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from atoll.controller.planners.exchange_density import ExchangeDensityInput, plan_exchange_density
-from atoll.controller.planners.wire_bytes import VALUE_BYTES
+from atoll.controller.planners.islands.exchange_density import ExchangeDensityInput, plan_exchange_density
+from atoll.controller.planners.islands.wire_bytes import VALUE_BYTES
 from atoll.strategies.compressed.settings import Algorithm, Compressed
 from atoll.strategies.local_steps.controller import ENOUGH, USED
 from atoll.strategies.local_steps.settings import RETURNED, LocalSteps

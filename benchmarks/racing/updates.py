@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from atoll.controller.planners.exchange_density import ExchangeDensityInput
+from atoll.controller.planners.islands.exchange_density import ExchangeDensityInput
 from atoll.strategies.shared_masters.local_fit_gap import EVERY, NewestAdvantages
 from atoll.strategies.shared_masters.second_moments import late_of, span_of, told_after
 from racing.clock import Exchange

@@ -16,8 +16,8 @@ from atoll.controller.deciding.given import GAIN, MIN_INTERVAL_S, REACH, Given, 
 from atoll.controller.deciding.stepping import NO_OVERLAP
 from atoll.controller.estimators.profile import node_model
 from atoll.controller.jobs.lifecycle import reconcile
-from atoll.controller.planners.even import EvenInput, split_evenly
-from atoll.controller.planners.goodput import GoodputInput, candidates_between, plan_goodput
+from atoll.controller.planners.batches.even import EvenInput, split_evenly
+from atoll.controller.planners.batches.goodput import GoodputInput, candidates_between, plan_goodput
 from atoll.controller.state.records import PlanRecord
 from atoll.step_estimators.estimates import NodeEstimate
 

@@ -12,7 +12,7 @@ from atoll.controller.deciding.split import doubts_s, following
 from atoll.controller.deciding.stepping import NO_OVERLAP, expected_step_s, predicted, rank_times
 from atoll.controller.deciding.words import changed, listed
 from atoll.controller.estimators.profile import NoiseEstimate, node_model
-from atoll.controller.planners.goodput import (
+from atoll.controller.planners.batches.goodput import (
     GoodputInput,
     GoodputPlan,
     Rule,

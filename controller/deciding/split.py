@@ -12,7 +12,7 @@ from atoll.controller.deciding.given import GAIN, Given, lead_steps
 from atoll.controller.deciding.stepping import NO_OVERLAP, expected_step_s, predicted, rank_times
 from atoll.controller.deciding.words import listed, ratios
 from atoll.controller.estimators.profile import node_model
-from atoll.controller.planners.optperf import NodeModel, OptPerfInput
+from atoll.controller.planners.batches.optperf import NodeModel, OptPerfInput
 from atoll.controller.planners.registry import OPTPERF, Decision
 from atoll.controller.state.records import PlanRecord
 from atoll.step_estimators.estimates import NodeEstimate, RankProfile

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from atoll.controller.estimators.profile import NoiseEstimate
-from atoll.controller.planners.gns import pooled
+from atoll.controller.planners.batches.gns import pooled
 from atoll.step_estimators.robust import median, spread
 from atoll.step_estimators.sums import NormSums
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from atoll.controller.planners.optperf import NodeModel
+from atoll.controller.planners.batches.optperf import NodeModel
 from atoll.step_estimators.estimates import NodeEstimate, RankProfile
 
 

@@ -1,9 +1,8 @@
-"""Assesses whether a device that offers itself makes a run faster: the time to accuracy with and without it.
+"""Assess whether a device that offers itself makes a run faster: the time to accuracy with and without it.
 
-A slow peer can cost more than it brings: it takes part in every step with its fixed cost, and every step waits for
-it. Both sides are planned in full (total batch and split), so what is compared is the best of each. Time to accuracy
-goes with one over goodput, so their ratio needs no loss curve.
-"""
+A slow peer can cost more than it brings: it takes part in every step with its fixed cost, and every step waits for it.
+Both sides are planned in full (total batch and split), so the comparison is of the best of each. Time to accuracy is
+proportional to one over goodput, so their ratio needs no loss curve."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from atoll.controller.planners.goodput import GoodputInput, GoodputPlan, plan_goodput
-from atoll.controller.planners.optperf import NodeModel, Overlap
+from atoll.controller.planners.batches.goodput import GoodputInput, GoodputPlan, plan_goodput
+from atoll.controller.planners.batches.optperf import NodeModel, Overlap
 from atoll.controller.planners.schemas import Name, Seconds, Share, Uncertainty
 from atoll.errors import NoFeasiblePlan
 
@@ -24,8 +23,8 @@ Split = Literal["best", "even"]
 
 
 class Offer(NodeModel):
-    """A device that would join. t_o, t_u: of the whole run, as predicted with it (its link is part of every
-    synchronisation); None: as they are. uncertainty: relative standard deviation of its times."""
+    """A device that would join. t_o, t_u: predicted for the whole run with it (its link is part of every
+    synchronisation); None: unchanged. uncertainty: relative standard deviation of its times."""
 
     name: Name
     uncertainty: Uncertainty
@@ -41,9 +40,11 @@ def _named_once(offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
 
 
 class AdmissionInput(GoodputInput):
-    """The run as it is, and who would join: each offer costs a plan of the whole run, so who waits longer is assessed
-    in the next decision. uncertainty: relative standard deviation of the run's predicted step time. cost: of taking
-    devices in, however many, as a part of the time within which that has to pay. split: how batches are shared out."""
+    """The run and the devices that would join. Each offer costs a plan of the whole run; devices beyond the limit are
+    assessed in the next decision.
+
+    uncertainty: relative standard deviation of the run's predicted step time. cost: of admitting any number of devices,
+    as a part of the time within which that must pay. split: rule that divides batches."""
 
     offers: Annotated[tuple[Offer, ...], Field(min_length=1, max_length=64), AfterValidator(_named_once)]
     uncertainty: Uncertainty
@@ -53,8 +54,8 @@ class AdmissionInput(GoodputInput):
 
 @dataclass(frozen=True, slots=True)
 class OfferVerdict:
-    """improvement: relative change of the time to accuracy that the device was assessed by, > 0 is faster. needed: what
-    it has to exceed. None and 0 where no plan with the device exists."""
+    """improvement: relative change of the time to accuracy with the device; positive is faster. needed: the improvement
+    that it must exceed. None and 0 if no plan with the device exists."""
 
     name: str
     admitted: bool
@@ -65,8 +66,8 @@ class OfferVerdict:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPlan:
-    """verdicts: one per offer, in the order they were made. The rest is the plan with those admitted, in the order of
-    nodes, then admitted offers as they are listed in `admitted`. time_to_accuracy: relative to the run as it is."""
+    """verdicts: one per offer, in the order of offers. The rest is the plan with the admitted devices: nodes, then
+    offers as listed in `admitted`. time_to_accuracy: relative to the run without them."""
 
     verdicts: tuple[OfferVerdict, ...]
     admitted: tuple[str, ...]
@@ -78,12 +79,11 @@ class AdmissionPlan:
 
 
 def plan_admission(given: AdmissionInput) -> AdmissionPlan:
-    """Assess the offers one by one, the fastest device first, each against the run with those already admitted; then
-    all that were admitted together against the cost of taking them in.
+    """Assess the offers one by one, the fastest device first, each against the run with those already admitted. Then
+    compare all that were admitted with the cost of admitting them.
 
-    One by one by batches in fractions of samples: among a hundred nodes one more changes no whole batch, fifty do.
-    Raises NoFeasiblePlan where the run as it is has none.
-    """
+    Single offers are assessed by batches in fractions of samples: among a hundred nodes one more changes no whole
+    batch, fifty do. Raises NoFeasiblePlan if the run without offers has none."""
     run: GoodputInput = given
     before = plan = _plan(run, given.split)
     verdicts: dict[int, OfferVerdict] = {}
@@ -118,7 +118,7 @@ def plan_admission(given: AdmissionInput) -> AdmissionPlan:
 
 
 def _plan(run: GoodputInput, split: Split) -> GoodputPlan:
-    """The best plan of the run; of those with equal batches, where it shares them out evenly."""
+    """Return the best plan of the run, or the best with equal batches if the split is even."""
     if split == "best":
         return plan_goodput(run)
     each = ({"candidates": (total,), "nodes": _evenly(run.nodes, total)} for total in run.candidates)
@@ -127,7 +127,7 @@ def _plan(run: GoodputInput, split: Split) -> GoodputPlan:
 
 
 def _fine(plan: GoodputPlan) -> float:
-    """Its goodput before batches were rounded."""
+    """Return the plan's goodput before batches were rounded."""
     return max(c.goodput for c in plan.candidates if c.goodput is not None)
 
 
@@ -141,22 +141,23 @@ def _evenly(nodes: Sequence[NodeModel], total: int) -> tuple[NodeModel, ...]:
 
 
 def _doubt(run: GoodputInput, plan: GoodputPlan, offer: Offer, split: Split) -> float:
-    """How much longer the run, whose last node is the offer, takes if that is slower than predicted by its
-    uncertainty: a device that gets a small part of the batch makes the run little less sure."""
+    """Return the relative slowdown of the run if its last node, the offer, is slower by its uncertainty: a device with
+    a small part of the batch makes the run little less sure."""
     slower = 1 + offer.uncertainty
     node = offer.model_copy(update={name: getattr(offer, name) * slower for name in "qskm"})
     return _fine(plan) / _fine(_plan(run.model_copy(update={"nodes": (*run.nodes[:-1], node)}), split)) - 1
 
 
 def _fastest_first(offers: Sequence[Offer], plan: GoodputPlan) -> list[int]:
-    """By each device's time for an even share of the present batch, so that the order of arrival decides nothing."""
+    """Order offers by each device's time for an even share of the present batch, so that the order of arrival decides
+    nothing."""
     share = plan.total_batch / (len(plan.batches) + 1)
 
     return sorted(range(len(offers)), key=lambda i: (offers[i].compute_s(share), i))
 
 
 def _slower(given: AdmissionInput, run: Overlap, offer: Offer) -> dict[str, float]:
-    """The synchronisation of a run that already admitted others: no faster than with any of them alone."""
+    """Return the synchronisation times of a run that already admitted others: no faster than with any of them alone."""
     t_o = given.t_o if offer.t_o is None else offer.t_o
     t_u = given.t_u if offer.t_u is None else offer.t_u
     return {"t_o": max(run.t_o, t_o), "t_u": max(run.t_u, t_u)}

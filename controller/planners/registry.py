@@ -1,7 +1,6 @@
-"""Planners by name: typed values within the process, JSON where a person asks or a record is kept.
+"""Registry of planners by name: typed values within the process, JSON for people and records.
 
-`atoll plan NAME` reads a recorded input and gives the recorded answer again, byte for byte.
-"""
+`atoll plan NAME` reads a recorded input and prints the recorded answer again, byte for byte."""
 
 from __future__ import annotations
 
@@ -10,21 +9,21 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from atoll.controller.planners.admission import AdmissionInput, plan_admission
-from atoll.controller.planners.allocation import AllocationInput, plan_allocation
-from atoll.controller.planners.compression import CompressionInput, plan_compression
-from atoll.controller.planners.even import EvenInput, split_evenly
-from atoll.controller.planners.exchange_density import ExchangeDensityInput, plan_exchange_density
-from atoll.controller.planners.fusion import FusionInput, plan_fusion
-from atoll.controller.planners.gns import GnsInput, estimate_gns
-from atoll.controller.planners.goodput import GoodputInput, plan_goodput
-from atoll.controller.planners.groups import GroupsInput, plan_groups
-from atoll.controller.planners.inverse_time import InverseTimeInput, split_by_inverse_time
-from atoll.controller.planners.one_island import OneIslandInput, compare_one_island
-from atoll.controller.planners.optperf import OptPerfInput, plan_optperf
-from atoll.controller.planners.placement import PlacementInput, plan_placement
+from atoll.controller.planners.batches.even import EvenInput, split_evenly
+from atoll.controller.planners.batches.gns import GnsInput, estimate_gns
+from atoll.controller.planners.batches.goodput import GoodputInput, plan_goodput
+from atoll.controller.planners.batches.inverse_time import InverseTimeInput, split_by_inverse_time
+from atoll.controller.planners.batches.optperf import OptPerfInput, plan_optperf
+from atoll.controller.planners.checkpoint_placement.placement import PlacementInput, plan_placement
+from atoll.controller.planners.islands.exchange_density import ExchangeDensityInput, plan_exchange_density
+from atoll.controller.planners.islands.one_island import OneIslandInput, compare_one_island
+from atoll.controller.planners.islands.thin_island import ThinIslandInput, compare_thin_island
+from atoll.controller.planners.pipelines.allocation import AllocationInput, plan_allocation
+from atoll.controller.planners.pipelines.groups import GroupsInput, plan_groups
 from atoll.controller.planners.schemas import canonical, read
-from atoll.controller.planners.tensor_groups import GroupingPlan, plan_grouping
-from atoll.controller.planners.thin_island import ThinIslandInput, compare_thin_island
+from atoll.controller.planners.tensor_compression.compression import CompressionInput, plan_compression
+from atoll.controller.planners.tensor_compression.fusion import FusionInput, plan_fusion
+from atoll.controller.planners.tensor_compression.tensor_groups import GroupingPlan, plan_grouping
 from atoll.controller.planners.tta import TtaInput, plan_tta
 from atoll.planning.chunks import ChunksInput, plan_chunks
 from atoll.planning.sparse_scheme import SparseSchemeInput, plan_sparse_scheme
@@ -36,7 +35,7 @@ Plan = TypeVar("Plan")
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[Given, Plan]):
-    """A planner's answer and what it was given. input, output: both as text, which is what records keep."""
+    """A planner's answer and its input. input, output: both as the text that records keep."""
 
     planner: Planner[Given, Plan]
     given: Given
@@ -53,8 +52,8 @@ class Decision(Generic[Given, Plan]):
 
 @dataclass(frozen=True, slots=True)
 class Planner(Generic[Given, Plan]):
-    """One planner. schema: of its input. example: a valid input, shown by `atoll plan`. omits_none: whether the JSON of
-    a plan leaves out what is None."""
+    """A planner. schema: type of its input. example: a valid input, shown by `atoll plan`. omits_none: the JSON of a
+    plan leaves out fields that are None."""
 
     name: str
     summary: str
@@ -68,7 +67,7 @@ class Planner(Generic[Given, Plan]):
         return Decision(self, given, self.plan(given))
 
     def read(self, text: str) -> Given:
-        """Its input from JSON. Raises BadInput naming the field."""
+        """Return its input from JSON. Raises BadInput naming the field."""
         return read(self.schema, text, f"the input of planner {self.name}", f"Example: {self.example}")
 
     def run_json(self, text: str) -> str:

@@ -1,7 +1,6 @@
-"""The declaration of a planner's input: typed values within the process, JSON where people and records have it.
+"""Base of planners' inputs: typed values within the process, JSON for people and records.
 
-Every refusal names the field, its value and what is right.
-"""
+Every refusal names the field, its value and the range."""
 
 from __future__ import annotations
 
@@ -27,32 +26,31 @@ Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Sparsity = Annotated[float, Field(ge=0, le=1 - 1e-9)]
 Uncertainty = Annotated[float, Field(ge=0, le=10)]
-"""A relative standard deviation."""
+"""Relative standard deviation."""
 Bytes = Annotated[int, Field(ge=1, le=2**60)]
 BytesPerSecond = Annotated[float, Field(ge=1, le=1e15)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 _LEAST_ABOVE: Final = 1e-12
-"""Stands for the smallest number above a bound that is not allowed itself."""
+"""Distance from an exclusive bound to the nearest allowed number."""
 
 Read = TypeVar("Read")
 
 
 class Schema(BaseModel):
-    """No field beyond the declared ones, no number from a text or a truth value.
+    """Base of inputs: no undeclared field, no number from a text or a boolean.
 
-    What was left out stays out of the record: a recorded input is what was said.
-    """
+    A field that was left out stays out of the record: a recorded input is exactly what was given."""
 
     # Built when first used: a process uses few of the planners that it imports.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     @classmethod
     def of_measured(cls, **values: Any) -> Self:
-        """Make one of measured values: a number outside the range of its field becomes the nearest one inside.
+        """Make an instance of measured values: a number outside its field's range becomes the nearest one inside.
 
-        A planner that refused a measurement would decide nothing as long as it lasts. What people say is refused
-        instead (`read`). Raises BadInput where the values contradict each other."""
+        A planner that refused a measurement would decide nothing as long as it lasts. People's input is refused instead
+        (`read`). Raises BadInput if the values contradict each other."""
         ranges = _ranges_of(cls)
         inside = {name: _nearest(value, ranges[name]) if name in ranges else value for name, value in values.items()}
         try:
@@ -63,10 +61,9 @@ class Schema(BaseModel):
 
 
 def read(schema: type[Read], text: str, what: str, example: str) -> Read:
-    """JSON text as `schema`. Raises BadInput for the first field that is wrong, and where it is no JSON object.
+    """Parse JSON text as `schema`. Raises BadInput for the first wrong field, and if the text is no JSON object.
 
-    what: the document, as its users call it. example: what they may give, in words.
-    """
+    what: the document's name for users. example: a valid document, in words."""
     try:
         value: Read = adapter(cast(Any, schema)).validate_json(text)
         return value
@@ -87,13 +84,13 @@ def plain(value: object, *, omit_none: bool = False) -> dict[str, Any]:
 
 
 def canonical(value: object, *, omit_none: bool = False) -> str:
-    """JSON with sorted keys and shortest floats: equal values are equal text."""
+    """Return JSON with sorted keys and shortest floats: equal values are equal text."""
     return json.dumps(plain(value, omit_none=omit_none), sort_keys=True, allow_nan=False)
 
 
 @cache
 def _ranges_of(schema: type[BaseModel]) -> Mapping[str, tuple[float, float]]:
-    """The least and the largest number that each field allows, in itself or in each value of a tuple."""
+    """Return the least and the largest number that each field allows, in itself or in each value of a tuple."""
     ranges = {}
     for name, field in schema.model_fields.items():
         if limits := list(_limits([*field.metadata, field.annotation])):
@@ -104,7 +101,7 @@ def _ranges_of(schema: type[BaseModel]) -> Mapping[str, tuple[float, float]]:
 
 
 def _limits(declared: Any) -> Iterator[tuple[float, bool]]:
-    """Each bound of the numbers in an annotation, and whether it is a lower one."""
+    """Yield each bound of the numbers in an annotation, and whether it is a lower one."""
     for one in declared:
         if isinstance(one, FieldInfo):
             yield from _limits(one.metadata)

@@ -18,8 +18,10 @@ from typing import Annotated, Final
 import numpy as np
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from atoll.controller.planners.bounds import Bounds
-from atoll.controller.planners.optperf import NodeModel
+from atoll.controller.planners.batches.bounds import Bounds
+from atoll.controller.planners.batches.optperf import NodeModel
+from atoll.controller.planners.batches.water_filling import F64, Levels, PiecewiseTimes, whole
+from atoll.controller.planners.islands.wire_bytes import LEAST_SPARSITY, UpdateTraffic, update_density
 from atoll.controller.planners.schemas import (
     MAX_BATCH,
     MAX_NODES,
@@ -31,8 +33,6 @@ from atoll.controller.planners.schemas import (
     TotalBatch,
 )
 from atoll.controller.planners.surrogate import Surrogate
-from atoll.controller.planners.water_filling import F64, Levels, PiecewiseTimes, whole
-from atoll.controller.planners.wire_bytes import LEAST_SPARSITY, UpdateTraffic, update_density
 from atoll.errors import NoFeasiblePlan
 
 _STARTS: Final = 4

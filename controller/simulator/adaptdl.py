@@ -8,9 +8,9 @@ import numpy as np
 
 from atoll.controller.deciding.stepping import NO_OVERLAP
 from atoll.controller.estimators.profile import node_model
-from atoll.controller.planners.even import EvenInput, split_evenly
-from atoll.controller.planners.goodput import GoodputInput, Rule, efficiency, plan_goodput
-from atoll.controller.planners.optperf import NodeModel, Overlap, step_times
+from atoll.controller.planners.batches.even import EvenInput, split_evenly
+from atoll.controller.planners.batches.goodput import GoodputInput, Rule, efficiency, plan_goodput
+from atoll.controller.planners.batches.optperf import NodeModel, Overlap, step_times
 from atoll.controller.simulator.policies import GAIN, Choice, Situation
 
 SECOND_BATCH = 1.25

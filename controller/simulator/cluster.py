@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from atoll.controller.planners.bounds import Bounds
-from atoll.controller.planners.goodput import candidates_between
+from atoll.controller.planners.batches.bounds import Bounds
+from atoll.controller.planners.batches.goodput import candidates_between
 from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.simulator import presets
 from atoll.controller.simulator.devices import Cost, SimulatedDevice

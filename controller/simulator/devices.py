@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from atoll.controller.planners.bounds import Bounds
-from atoll.controller.planners.optperf import NodeModel
-from atoll.controller.planners.water_filling import F64
+from atoll.controller.planners.batches.bounds import Bounds
+from atoll.controller.planners.batches.optperf import NodeModel
+from atoll.controller.planners.batches.water_filling import F64
 
 FORWARD_SHARE: Final = 1 / 3
 """Of a step's computing, where only the whole is known: a backward pass takes two forward passes' time."""

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from atoll.controller.planners.goodput import efficiency
-from atoll.controller.planners.water_filling import F64
+from atoll.controller.planners.batches.goodput import efficiency
+from atoll.controller.planners.batches.water_filling import F64
 
 DIMENSIONS: Final = 64
 """Enough that squared norms vary as those of a large model's layers do, and cheap for 1,000 ranks."""

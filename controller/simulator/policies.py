@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from atoll.controller.estimators.profile import Profile
-from atoll.controller.planners.bounds import Bounds
+from atoll.controller.planners.batches.bounds import Bounds
 from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.simulator.strategy_steps import Params
 

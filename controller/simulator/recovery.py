@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, cast
 
-from atoll.controller.planners.failure_domains import Machine
-from atoll.controller.planners.placement import PlacementInput, plan_placement
+from atoll.controller.planners.checkpoint_placement.failure_domains import Machine
+from atoll.controller.planners.checkpoint_placement.placement import PlacementInput, plan_placement
 from atoll.controller.simulator.failure_scenario import FailureScenario
 from atoll.controller.simulator.failures import DAY_S, Failure, failures
 from atoll.controller.simulator.progress import Pace, Restorable, Writing

@@ -10,8 +10,8 @@ import numpy as np
 from atoll.controller.deciding.controller_half import controller_half
 from atoll.controller.deciding.given import lead_steps
 from atoll.controller.estimators.run import RunEstimators, StepEstimator
-from atoll.controller.planners.even import EvenInput, split_evenly
-from atoll.controller.planners.inverse_time import InverseTimeInput, TimedNode, split_by_inverse_time
+from atoll.controller.planners.batches.even import EvenInput, split_evenly
+from atoll.controller.planners.batches.inverse_time import InverseTimeInput, TimedNode, split_by_inverse_time
 from atoll.controller.simulator.cluster import Cluster, is_called
 from atoll.controller.simulator.joining import Joining
 from atoll.controller.simulator.learning import Learning, SampledNorms

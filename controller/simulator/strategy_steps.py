@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 
-from atoll.controller.planners.optperf import NodeModel
-from atoll.controller.planners.water_filling import F64
+from atoll.controller.planners.batches.optperf import NodeModel
+from atoll.controller.planners.batches.water_filling import F64
 from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.links import Link
 from atoll.strategies.declaration import Declared

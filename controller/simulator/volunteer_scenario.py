@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, model_validator
 
-from atoll.controller.planners.allocation import (
+from atoll.controller.planners.pipelines.allocation import (
     MAX_DEVICES,
     MAX_LAYERS,
     MAX_STAGES,

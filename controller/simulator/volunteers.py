@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from atoll.controller.planners.allocation import AllocatedStage, plan_allocation
+from atoll.controller.planners.pipelines.allocation import AllocatedStage, plan_allocation
 from atoll.controller.simulator.volunteer_scenario import F64, VolunteerCluster, VolunteerScenario
 from atoll.errors import BadInput
 from atoll.host.documents import did_you_mean

@@ -9,9 +9,9 @@ from typing import Final
 from atoll.controller.deciding.given import GAIN, Given
 from atoll.controller.deciding.split import following
 from atoll.controller.deciding.words import changed, mbit
-from atoll.controller.planners.compression import CompressionInput
 from atoll.controller.planners.registry import TENSOR_GROUPS, Decision
-from atoll.controller.planners.tensor_groups import GroupedRun, GroupingPlan, grouping_time
+from atoll.controller.planners.tensor_compression.compression import CompressionInput
+from atoll.controller.planners.tensor_compression.tensor_groups import GroupedRun, GroupingPlan, grouping_time
 from atoll.controller.state.records import PlanRecord
 from atoll.step_estimators.estimates import RankProfile
 from atoll.strategies.compressed.costs.compression_costs import CompressionCosts, CostEstimator, costs_of, link_bps

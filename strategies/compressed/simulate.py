@@ -12,10 +12,10 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from atoll.controller.planners.compression import CompressionInput, Option, TensorTimes
-from atoll.controller.planners.optperf import NodeModel
-from atoll.controller.planners.tensor_groups import grouping_time
-from atoll.controller.planners.water_filling import F64
+from atoll.controller.planners.batches.optperf import NodeModel
+from atoll.controller.planners.batches.water_filling import F64
+from atoll.controller.planners.tensor_compression.compression import CompressionInput, Option, TensorTimes
+from atoll.controller.planners.tensor_compression.tensor_groups import grouping_time
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.policies import Pinned

@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from atoll.controller.planners.optperf import NodeModel, OptPerfInput, Overlap, plan_optperf
+from atoll.controller.planners.batches.optperf import NodeModel, OptPerfInput, Overlap, plan_optperf
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.strategy_steps import Network, Params, PolicyMaker, Timed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Protocol
 
-from atoll.controller.planners.group_rounds import RoundGroup
+from atoll.controller.planners.pipelines.group_rounds import RoundGroup
 
 Members = tuple[int, ...]
 

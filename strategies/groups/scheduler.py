@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from atoll.controller.planners.group_rounds import GroupRounds, RoundGroup, departed, passed, ready
+from atoll.controller.planners.pipelines.group_rounds import GroupRounds, RoundGroup, departed, passed, ready
 from atoll.strategies.groups.arrivals import ArrivalTimes
 from atoll.strategies.groups.messages import GroupsMessage
 from atoll.strategies.groups.rules import RandomPairs, StageRule, Static, Together, WholePipelines

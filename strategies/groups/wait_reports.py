@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from atoll.controller.planners.group_rounds import RoundGroup
-from atoll.controller.planners.group_waits import StageWaits
+from atoll.controller.planners.pipelines.group_rounds import RoundGroup
+from atoll.controller.planners.pipelines.group_waits import StageWaits
 
 FIRST_PAUSE_S: Final = 60.0
 """Between the first report of a view and the second; then twice as long each time."""

@@ -10,9 +10,9 @@ from atoll.controller.deciding.given import Given
 from atoll.controller.deciding.split import following
 from atoll.controller.deciding.stepping import expected_step_s, predicted
 from atoll.controller.deciding.words import changed, mbit, percent
-from atoll.controller.planners.exchange_density import Drift, ExchangeDensityInput, ExchangeDensityPlan, HeldBy
+from atoll.controller.planners.islands.exchange_density import Drift, ExchangeDensityInput, ExchangeDensityPlan, HeldBy
+from atoll.controller.planners.islands.wire_bytes import VALUE_BYTES
 from atoll.controller.planners.registry import EXCHANGE_DENSITY, Decision
-from atoll.controller.planners.wire_bytes import VALUE_BYTES
 from atoll.controller.state.records import PlanRecord
 from atoll.step_estimators.estimates import RankProfile
 from atoll.strategies.local_steps import learning

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from atoll.controller.planners.exchange_density import steps_for_one_at
+from atoll.controller.planners.islands.exchange_density import steps_for_one_at
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import LocalSteps
 

@@ -12,6 +12,7 @@ from atoll.controller.deciding.split import doubts_s, following
 from atoll.controller.deciding.stepping import expected_step_s, predicted
 from atoll.controller.deciding.words import changed, listed, mbit, percent
 from atoll.controller.estimators.saturation import SaturationEstimate, curve_of
+from atoll.controller.planners.islands.wire_bytes import VALUE_BYTES, update_density
 from atoll.controller.planners.registry import TTA, Decision
 from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.planners.tta import (
@@ -22,7 +23,6 @@ from atoll.controller.planners.tta import (
     TtaPlan,
     assess_tta,
 )
-from atoll.controller.planners.wire_bytes import VALUE_BYTES, update_density
 from atoll.controller.state.records import PlanRecord
 from atoll.step_estimators.estimates import RankProfile
 from atoll.strategies.stale_sparse.settings import StaleSparse

@@ -12,8 +12,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.controller.planners.optperf import NodeModel
-from atoll.controller.planners.wire_bytes import VALUE_BYTES, UpdateTraffic, update_density
+from atoll.controller.planners.batches.optperf import NodeModel
+from atoll.controller.planners.islands.wire_bytes import VALUE_BYTES, UpdateTraffic, update_density
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.strategy_steps import Network, Params, PolicyMaker, Timed

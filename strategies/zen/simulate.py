@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from atoll.controller.planners.optperf import NodeModel
+from atoll.controller.planners.batches.optperf import NodeModel
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.strategy_steps import Network, Params, PolicyMaker, Timed

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.planners.admission import AdmissionInput, AdmissionPlan, Offer
-from atoll.controller.planners.goodput import candidates_between
-from atoll.controller.planners.optperf import NodeModel, Overlap
+from atoll.controller.planners.batches.goodput import candidates_between
+from atoll.controller.planners.batches.optperf import NodeModel, Overlap
 from atoll.controller.planners.registry import ADMISSION, Decision
 from atoll.errors import NoFeasiblePlan
 from atoll.step_estimators.estimates import NodeEstimate, RankProfile
@@ -82,7 +82,7 @@ class AdmissionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """As planners.optperf.NodeModel; error: relative, of its time with its part of the batch in a larger run. coarse:
+    """NodeModel and its error: relative, of its time with its part of the batch in a larger run. coarse:
     what a step costs whatever its batch is not known, and counted as none."""
 
     q: float

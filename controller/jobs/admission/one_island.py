@@ -12,7 +12,7 @@ from typing import Final
 from atoll.controller.jobs.admission.growing import is_steady
 from atoll.controller.jobs.lifecycle.observed import NewEvent, ObservedJob, PassClock
 from atoll.controller.jobs.membership.members import members_of
-from atoll.controller.planners.one_island import CLEARLY, IslandTimes, OneIslandInput, OneIslandPlan
+from atoll.controller.planners.islands.one_island import MIN_SAVING, IslandTimes, OneIslandInput, OneIslandPlan
 from atoll.controller.planners.registry import ONE_ISLAND, Decision
 from atoll.controller.state.records import JobPhase, JobRecord, Level, OneIsland, PlanRecord, RunMember, RunRecord
 from atoll.step_estimators.estimates import RankProfile
@@ -138,7 +138,7 @@ def _says_the_same(before: OneIsland, decision: OneIslandDecision) -> bool:
     """Whether the island that was told of is still the soonest, or nearly, and by about as much."""
     planned = decision.plan
     its = [decision.given.alone_s(one) for one in decision.given.islands if one.name == before.island]
-    if not planned.sooner or not its or its[0] * (1 - CLEARLY) > planned.alone_s:
+    if not planned.sooner or not its or its[0] * (1 - MIN_SAVING) > planned.alone_s:
         return False
     then, now = before.together_s / before.alone_s, planned.together_s / planned.alone_s
     return 1 / OTHER < now / then < OTHER

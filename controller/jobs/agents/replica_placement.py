@@ -11,8 +11,8 @@ from typing import Any
 
 from humanize import naturalsize
 
-from atoll.controller.planners.failure_domains import Machine
-from atoll.controller.planners.placement import GENERATIONS, PlacementInput, PlacementPlan
+from atoll.controller.planners.checkpoint_placement.failure_domains import Machine
+from atoll.controller.planners.checkpoint_placement.placement import GENERATIONS, PlacementInput, PlacementPlan
 from atoll.controller.planners.registry import PLACEMENT
 from atoll.controller.state.records import JobLearned, NodeRecord, PlacementRecord, RunMember
 from atoll.jobs.job_spec import Checkpoint

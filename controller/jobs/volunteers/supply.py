@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
-from atoll.controller.planners.allocation import stage_for
+from atoll.controller.planners.pipelines.allocation import stage_for
 
 GAIN: Final = 1.25
 """By so much the least supplied rank has to become faster for a volunteer to move: a start costs it seconds."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from atoll.controller.planners.compression import CompressionInput, Option, TaskCost, TensorTimes
+from atoll.controller.planners.tensor_compression.compression import CompressionInput, Option, TaskCost, TensorTimes
 from atoll.step_estimators.observed import ObservedStep
 from atoll.strategies.compressed.costs.measured import MeasuredCosts
 from atoll.strategies.compressed.groups.options import Way, ways

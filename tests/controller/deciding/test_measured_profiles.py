@@ -19,7 +19,7 @@ from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.jobs.admission.admitting import AdmissionQuestion, RatedDevice, answer, dispensable
 from atoll.controller.jobs.admission.one_island import island_times
-from atoll.controller.planners.one_island import OneIslandInput, compare_one_island
+from atoll.controller.planners.islands.one_island import OneIslandInput, compare_one_island
 from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.state.records import PlanRecord
 from atoll.errors import NoFeasiblePlan

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.controller.planners.allocation import (
+from atoll.controller.planners.pipelines.allocation import (
     AllocationDevice,
     AllocationInput,
     AllocationPlan,

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.controller.planners.compression import (
+from atoll.controller.planners.registry import PLANNERS
+from atoll.controller.planners.tensor_compression.compression import (
     CompressionInput,
     CompressionPlan,
     Option,
@@ -18,7 +19,6 @@ from atoll.controller.planners.compression import (
     plan_compression,
     timeline,
 )
-from atoll.controller.planners.registry import PLANNERS
 from atoll.errors import BadInput
 
 SECONDS = st.one_of(st.just(0.0), st.integers(1, 12).map(float))

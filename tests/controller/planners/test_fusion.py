@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.controller.planners.compression import TensorTimes
-from atoll.controller.planners.fusion import CompressCost, FusionInput, LinkCost, plan_fusion
+from atoll.controller.planners.tensor_compression.compression import TensorTimes
+from atoll.controller.planners.tensor_compression.fusion import CompressCost, FusionInput, LinkCost, plan_fusion
 
 ALPHA = st.one_of(st.just(0.0), st.floats(1e-3, 5))
 BETA = st.one_of(st.just(0.0), st.floats(1e-3, 1))

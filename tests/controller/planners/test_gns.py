@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from atoll.controller.planners.gns import combine
+from atoll.controller.planners.batches.gns import combine
+from atoll.controller.planners.batches.water_filling import F64
 from atoll.controller.planners.registry import PLANNERS
-from atoll.controller.planners.water_filling import F64
 from atoll.errors import BadInput
 
 BATCHES = (4, 12, 48)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.controller.planners.goodput import candidates_between, efficiency, learning_rate_factor
+from atoll.controller.planners.batches.goodput import candidates_between, efficiency, learning_rate_factor
 from atoll.controller.planners.registry import PLANNERS
 from atoll.errors import NoFeasiblePlan
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.controller.planners import group_rounds
-from atoll.controller.planners.group_rounds import (
+from atoll.controller.planners.pipelines import group_rounds
+from atoll.controller.planners.pipelines.group_rounds import (
     GroupRounds,
     RoundGroup,
     departed,
@@ -23,7 +23,7 @@ from atoll.controller.planners.group_rounds import (
     returned,
     window_over,
 )
-from atoll.controller.planners.groups import GroupsInput, plan_groups
+from atoll.controller.planners.pipelines.groups import GroupsInput, plan_groups
 from atoll.errors import BadInput
 
 TRAINS, READY, GROUPED = range(3)

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from atoll.controller.planners.one_island import CLEARLY, Exchange, IslandTimes, OneIslandInput, compare_one_island
+from atoll.controller.planners.islands.one_island import (
+    MIN_SAVING,
+    Exchange,
+    IslandTimes,
+    OneIslandInput,
+    compare_one_island,
+)
 from atoll.controller.planners.registry import PLANNERS
 from atoll.errors import BadInput
 
@@ -51,7 +57,7 @@ def test_a_measured_step_is_believed_over_a_predicted_one() -> None:
 
 def test_it_is_sooner_only_clearly_and_beyond_what_is_unsure() -> None:
     alone_s = compare_one_island(asked(step_s=1.0)).alone_s
-    just = alone_s / (1 - CLEARLY)
+    just = alone_s / (1 - MIN_SAVING)
     assert compare_one_island(asked(step_s=just * 1.001)).sooner
     assert not compare_one_island(asked(step_s=just * 0.999)).sooner
     assert not compare_one_island(asked(step_s=just * 1.001, uncertainty=0.01)).sooner

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from atoll.controller.planners.optperf import (
+from atoll.controller.planners.batches.optperf import (
     NodeModel,
     OptPerfInput,
     Overlap,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.controller.planners.stage_order import EXACT_STAGES, F64, order_cost, shortest_order
+from atoll.controller.planners.pipelines.stage_order import EXACT_STAGES, F64, order_cost, shortest_order
 
 
 def drawn(seed: int, count: int) -> F64:
@@ -39,7 +39,7 @@ def test_stages_on_a_line_are_ordered_along_it_when_annealed() -> None:
 
 def test_annealing_is_near_the_exact_order() -> None:
     """Where both can be had, annealing is within 2 % in the mean of two cases."""
-    from atoll.controller.planners import stage_order
+    from atoll.controller.planners.pipelines import stage_order
 
     ratios = []
     for seed in range(2):

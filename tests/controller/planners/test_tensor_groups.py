@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.controller.planners.compression import CompressionInput, Option, TaskCost, TensorTimes, timeline
-from atoll.controller.planners.tensor_groups import grouping_time, plan_grouping
+from atoll.controller.planners.tensor_compression.compression import (
+    CompressionInput,
+    Option,
+    TaskCost,
+    TensorTimes,
+    timeline,
+)
+from atoll.controller.planners.tensor_compression.tensor_groups import grouping_time, plan_grouping
 from atoll.errors import BadInput
 
 SECONDS = st.floats(0, 2)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from atoll.controller.planners.exchange_density import ExchangeDensityInput, steps_for_one_at
-from atoll.controller.planners.one_island import CLEARLY, IslandTimes
+from atoll.controller.planners.islands.exchange_density import ExchangeDensityInput, steps_for_one_at
+from atoll.controller.planners.islands.one_island import MIN_SAVING, IslandTimes
+from atoll.controller.planners.islands.thin_island import ThinIslandInput, ThinIslandPlan, compare_thin_island
 from atoll.controller.planners.registry import THIN_ISLAND
-from atoll.controller.planners.thin_island import ThinIslandInput, ThinIslandPlan, compare_thin_island
 from atoll.errors import BadInput
 
 ENTRIES = 25_000_000
@@ -85,10 +85,10 @@ def test_a_pinned_density_teaches_the_same_without_the_island_unless_the_link_ho
 def test_it_leaves_only_clearly_beyond_what_is_unsure_and_what_it_costs() -> None:
     links = (WIDE, WIDE, WIDE / 100, WIDE)
     planned = compared(*links)
-    doubt = (planned.together_s * (1 - CLEARLY) / planned.without_s - 1) / 2
+    doubt = (planned.together_s * (1 - MIN_SAVING) / planned.without_s - 1) / 2
     assert compared(*links, uncertainty=doubt * 0.99).leaves
     assert not compared(*links, uncertainty=doubt * 1.01).leaves
-    dear = 1 - planned.without_s / (planned.together_s * (1 - CLEARLY))
+    dear = 1 - planned.without_s / (planned.together_s * (1 - MIN_SAVING))
     assert compared(*links, cost=dear * 0.99).leaves
     assert not compared(*links, cost=dear * 1.01).leaves
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.controller.estimators.profile import NoiseEstimate, OverlapEstimate, Profile
-from atoll.controller.planners.bounds import Bounds
+from atoll.controller.planners.batches.bounds import Bounds
 from atoll.controller.simulator.adaptdl import AdaptDl
 from atoll.controller.simulator.policies import Choice, Even, LbBsp, Situation
 from atoll.step_estimators.estimates import NodeEstimate, RankProfile

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.controller.planners.optperf import NodeModel, Overlap, step_times
+from atoll.controller.planners.batches.optperf import NodeModel, Overlap, step_times
 from atoll.controller.simulator.devices import Computing
 from atoll.strategies.dense.simulate import dense_step, ring_overlap
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from atoll.controller.planners.group_rounds import RoundGroup
-from atoll.controller.planners.group_waits import StageWaits
-from atoll.controller.planners.groups import GroupsInput, plan_groups
+from atoll.controller.planners.pipelines.group_rounds import RoundGroup
+from atoll.controller.planners.pipelines.group_waits import StageWaits
+from atoll.controller.planners.pipelines.groups import GroupsInput, plan_groups
 from atoll.strategies.groups.arrivals import ArrivalTimes
 from atoll.strategies.groups.messages import GroupsMessage
 from atoll.strategies.groups.rules import RandomPairs, StageRule, Static, Together, WholePipelines

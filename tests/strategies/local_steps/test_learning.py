@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.controller.planners.exchange_density import MEASURED
+from atoll.controller.planners.islands.exchange_density import MEASURED
 from atoll.strategies import registry
 from atoll.strategies.declaration import load
 from atoll.strategies.local_steps.learning import steps_for_one, steps_of_plan, told

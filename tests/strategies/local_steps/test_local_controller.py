@@ -9,7 +9,7 @@ from measured_runs import EVEN, given, ranks
 
 from atoll.controller.deciding.given import Given, Pins, Policy
 from atoll.controller.deciding.next import next_plan
-from atoll.controller.planners.exchange_density import Drift, ExchangeDensityInput, plan_exchange_density
+from atoll.controller.planners.islands.exchange_density import Drift, ExchangeDensityInput, plan_exchange_density
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.records import PlanRecord
 from atoll.strategies.local_steps.controller import FILLED, RISES_AFTER_S, LocalStepsController

@@ -29,8 +29,8 @@ from sparse_runs import (
 from zmq_agent import FakeAgent, Start
 
 from atoll.agent.runtime.checkpoints.disk import listing
-from atoll.controller.planners.exchange_density import ExchangeDensityInput
-from atoll.controller.planners.wire_bytes import VALUE_BYTES
+from atoll.controller.planners.islands.exchange_density import ExchangeDensityInput
+from atoll.controller.planners.islands.wire_bytes import VALUE_BYTES
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 
 pytestmark = pytest.mark.timeout(300)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from atoll.controller.planners.wire_bytes import VALUE_BYTES, UpdateTraffic
+from atoll.controller.planners.islands.wire_bytes import VALUE_BYTES, UpdateTraffic
 from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.links import Link
 from atoll.controller.simulator.strategy_steps import Network, Timed

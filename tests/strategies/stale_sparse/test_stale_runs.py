@@ -28,7 +28,7 @@ from zmq_agent import Start, torchrun_like
 
 from atoll.agent.runtime.checkpoints.disk import files, listing
 from atoll.agent.runtime.transport.limits import Limits
-from atoll.controller.planners.wire_bytes import VALUE_BYTES, UpdateTraffic, update_density
+from atoll.controller.planners.islands.wire_bytes import VALUE_BYTES, UpdateTraffic, update_density
 from atoll.strategies.stale_sparse.worker import pace_of
 
 pytestmark = pytest.mark.timeout(300)

@@ -1,9 +1,8 @@
-"""The bytes of a sparse step on the links between islands: values, indices and copies.
+"""Count the bytes of a sparse step on the links between islands: values, indices and copies.
 
-Of the entries that a step sends, each rank selects its even part; the parts of an island travel as one sum, from its
+Each rank selects its even part of the entries that a step sends. The parts of an island travel as one sum, from its
 leader to every other leader. At sparsity 0 each rank sends all entries of its own update. A link is full duplex: it
-carries what its island sends beside what it receives.
-"""
+carries what its island sends beside what it receives."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from typing import Final
 
 import numpy as np
 
-from atoll.controller.planners.water_filling import F64
+from atoll.controller.planners.batches.water_filling import F64
 
 BLOCK_ENTRIES: Final = 16
 """Entries that share an index."""
 VALUE_BYTES: Final[Mapping[str, float]] = {
     "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1.125, "int4": 0.625, "int2": 0.2578125,
 }  # fmt: skip
-"""Of a value on the wire, with its part of scales (kernels/cpu/codec/wire_values.hpp)."""
+"""Bytes of a value on the wire, with its part of scales (kernels/cpu/codec/wire_values.hpp)."""
 
 
 LEAST_SPARSITY: Final = 1e-4
@@ -36,8 +35,9 @@ def update_density(sparsity: float, ranks: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class UpdateTraffic:
-    """entries: of the model. value_bytes: of one on the wire. part_J: each island's share of what is sent; an island
-    without devices has none of it and no traffic. bandwidth_J: bytes a second, each way."""
+    """entries: number of the model's parameters. value_bytes: bytes of one on the wire. part_J: each island's share of
+    the entries that are sent; an island without devices has none and no traffic. bandwidth_J: bytes a second, each
+    way."""
 
     entries: int
     value_bytes: float
@@ -45,18 +45,19 @@ class UpdateTraffic:
     bandwidth_J: F64
 
     def seconds(self, density: float) -> float:
-        """Seconds that the slowest link needs for a step of this density; 0 for one island."""
+        """Return the seconds that the slowest link needs for a step of this density; 0 for one island."""
         rate_J: list[float] = self.bandwidth_J.tolist()
         sent_J, received_J = self._carried(density)
         return max(max(sent, came) / rate for sent, came, rate in zip(sent_J, received_J, rate_J, strict=True))
 
     def carried(self, density: float) -> tuple[F64, F64]:
-        """Bytes that each island sends, and those it receives, in a step of this density (see `update_density`)."""
+        """Return the bytes that each island sends, and those it receives, in a step of this density (see
+        `update_density`)."""
         sent_J, received_J = self._carried(density)
         return np.array(sent_J), np.array(received_J)
 
     def _carried(self, density: float) -> tuple[list[float], list[float]]:
-        """Numbers, not arrays: a plan tries thousands of densities, for a few islands each."""
+        """Return lists, not arrays: a plan tries thousands of densities, for a few islands each."""
         part_J = self.part_J.tolist()
         density_J = [min(density * part, 1.0) for part in part_J]  # an island's ranks travel as one sum
         sum_J = [self.entries * d * (self.value_bytes + index_bytes(d) / BLOCK_ENTRIES) for d in density_J]
@@ -64,7 +65,7 @@ class UpdateTraffic:
         return [others * s for s in sum_J], [whole - s if p > 0 else 0.0 for p, s in zip(part_J, sum_J, strict=True)]
 
     def density_within(self, seconds: float) -> float:
-        """The largest density that every link carries in this time, to 1e-9 below; 1 where all fit."""
+        """Return the largest density that every link carries in this time, to 1e-9 below; 1 if all entries fit."""
         if self.seconds(1.0) <= seconds:
             return 1.0
         # Time is nearly proportional to the density: bytes an entry change by 1 % where the density changes by half,
@@ -76,12 +77,12 @@ class UpdateTraffic:
 
 
 def index_bytes(density: float) -> float:
-    """Bytes of an index as the gap to the one before, 7 bits a byte, for blocks chosen at random with this density.
+    """Return the bytes of an index as the gap to the one before, 7 bits a byte, for blocks chosen at random with this
+    density.
 
         bytes(d) = 1 + (1 - d)^(2^7) + (1 - d)^(2^14) + (1 - d)^(2^21)
 
-    A gap reaches 2^7 with probability (1 - d)^(2^7), and so on.
-    """
+    A gap reaches 2^7 with probability (1 - d)^(2^7), and so on."""
     found, longer = 1.0, 1 - density
     for _ in range(3):
         for _ in range(7):

@@ -1,7 +1,6 @@
-"""Replays how replicas of unequal speed are grouped: the rules of group_rounds.py against given times.
+"""Replay the grouping of replicas of unequal speed: the rules of group_rounds.py against given times.
 
-SDPipe (Miao et al., 2023), Algorithm 2 with the enforcement of section 3.4.
-"""
+SDPipe (Miao et al., 2023), Algorithm 2 with the enforcement of section 3.4."""
 
 from __future__ import annotations
 
@@ -11,21 +10,21 @@ from typing import Annotated, Final
 
 from pydantic import Field, model_validator
 
-from atoll.controller.planners.group_rounds import GroupRounds, RoundGroup, passed, ready
-from atoll.controller.planners.group_waits import StageWaits
+from atoll.controller.planners.pipelines.group_rounds import GroupRounds, RoundGroup, passed, ready
+from atoll.controller.planners.pipelines.group_waits import StageWaits
 from atoll.controller.planners.schemas import Schema, Seconds
 
 MAX_STAGES: Final = 256
 MAX_REPLICAS: Final = 1_024
 MAX_ITERATIONS: Final = 100_000
-"""That a replay may take; more are refused."""
+"""Iterations of one replay; an input with more is refused."""
 
 Iteration = Annotated[float, Field(ge=1e-6, le=1e6)]
 
 
 class GroupsInput(Schema):
     """Each replica of each stage trains `iteration_s`, is ready, is grouped, averages `average_s` (a group of one does
-    not), and goes on. All begin at 0. iteration_s: of each stage, its replicas'."""
+    not), and trains again. All begin at 0. iteration_s: a row a stage, a value a replica."""
 
     replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
     window_s: Seconds
@@ -62,8 +61,8 @@ class FormedGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupsPlan:
-    """groups: in the order in which they were formed. iterations: of each stage, how many each replica has trained.
-    waits: why groups waited, a sentence for each stage whose groups did, as `atoll events` has it."""
+    """groups: in the order in which they were formed. iterations: how many each replica of each stage has trained.
+    waits: a sentence for each stage whose groups waited, as in `atoll events`."""
 
     groups: tuple[FormedGroup, ...]
     iterations: tuple[tuple[int, ...], ...]
@@ -71,8 +70,8 @@ class GroupsPlan:
 
 
 def plan_groups(given: GroupsInput) -> GroupsPlan:
-    """Every group formed until `until_s`, and the iterations that ended by then. Of what happens at the same time,
-    replicas are ready (by stage, by replica) before windows end."""
+    """Return every group formed until `until_s`, and the iterations that ended by then. At equal times, replicas are
+    ready (by stage, by replica) before windows end."""
     rounds = GroupRounds.of(len(given.iteration_s), given.replicas, given.history)
     trained = [[0] * given.replicas for _ in given.iteration_s]
     ends = [

@@ -13,7 +13,7 @@ from itertools import accumulate, groupby, pairwise
 from operator import attrgetter
 from typing import Final
 
-from atoll.controller.planners.compression import (
+from atoll.controller.planners.tensor_compression.compression import (
     DEVICE_NAME,
     LINK,
     CompressionInput,

@@ -1,10 +1,8 @@
-"""The fastest step of unequal nodes whose communication overlaps their backward pass (OptPerf).
+"""Split a batch among unequal nodes for the fastest step, with communication beside the backward pass (OptPerf).
 
-Source: Cannikin (Ma et al., 2024), Eq. 5-7 for the step's time. The search is ours: where the paper looks for the
-overlap state of each node with linear solves, O(n^3 log n), the largest batch a node can finish by a time is the
-minimum of two lines in that time, so one root is the optimum of all states together, O(n log n), with bounds for
-free.
-"""
+Source: Cannikin (Ma et al., 2024), Eq. 5-7 for the step's time. The search is ours. The paper looks for the overlap
+state of each node with linear solves, O(n^3 log n). Here the largest batch that a node finishes by a time is the
+minimum of two lines in that time. So one root is the optimum of all states together, within bounds, O(n log n)."""
 
 from __future__ import annotations
 
@@ -15,20 +13,20 @@ from typing import Annotated, Any, Final, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from atoll.controller.planners.bounds import Bounds
+from atoll.controller.planners.batches.bounds import Bounds
+from atoll.controller.planners.batches.water_filling import F64, Levels, PiecewiseTimes, whole
 from atoll.controller.planners.schemas import MAX_NODES, MAX_SECONDS, Schema, Seconds, Share, TotalBatch
-from atoll.controller.planners.water_filling import F64, Levels, PiecewiseTimes, whole
 
 Bottleneck = Literal["compute", "communication"]
 
 LEAST_SLOPE_S: Final = 1e-18
-"""Seconds a sample."""
+"""Smallest seconds a sample of any node."""
 LEAST_PART: Final = 1e-15
-"""A sample takes at least this part of the fixed seconds: less drowns in the rounding of float64."""
+"""Smallest seconds a sample, as a part of the node's fixed seconds: less drowns in the rounding of float64."""
 
 
 class NodeModel(Bounds):
-    """A node with a batch of b: load, forward and update take q b + s seconds, its backward pass k b + m."""
+    """A node. With a batch of b, load, forward and update take q b + s seconds, and the backward pass k b + m."""
 
     q: Seconds
     s: Seconds
@@ -46,13 +44,14 @@ class NodeModel(Bounds):
 
     @classmethod
     def of_measured(cls, **values: Any) -> Self:
-        """Where samples seem to be free, they take the least that a planner can tell from nothing."""
+        """Make a node of measured times. If samples seem to be free, they take the least that a planner can tell from
+        nothing."""
         fixed_s = min(values["s"], MAX_SECONDS) + min(values["m"], MAX_SECONDS)
         missing_s = 2 * _least_slope_s(fixed_s) - (values["q"] + values["k"])
         return super().of_measured(**{**values, "k": values["k"] + max(missing_s, 0.0)})
 
     def compute_s(self, batch: float) -> float:
-        """(q + k) b + s + m."""
+        """Return (q + k) b + s + m, the seconds of computing."""
         return (self.q + self.k) * batch + self.s + self.m
 
 
@@ -64,8 +63,8 @@ Nodes = Annotated[tuple[NodeModel, ...], Field(min_length=1, max_length=MAX_NODE
 
 
 class Overlap(Schema):
-    """What is the same for all nodes. gamma: share of the backward pass before the first bucket of gradients is
-    ready. t_o, t_u: seconds to synchronise all buckets but the last, and the last."""
+    """Overlap that all nodes share. gamma: share of the backward pass before the first bucket of gradients is ready.
+    t_o, t_u: seconds to synchronise all buckets but the last, and the last."""
 
     gamma: Share
     t_o: Seconds
@@ -81,9 +80,8 @@ class OptPerfInput(Overlap):
 
 @dataclass(frozen=True, slots=True)
 class OptPerfPlan:
-    """batches: whole samples per node; step_time: seconds with them. continuous, optperf: the optimum before
-    rounding. bottlenecks: what each node's step ends with: its backward pass, or the communication that began in
-    it."""
+    """batches: whole samples per node. step_time: seconds with them. continuous, optperf: the same before rounding.
+    bottlenecks: the end of each node's step: its backward pass, or the communication that began in it."""
 
     batches: tuple[int, ...]
     continuous: tuple[float, ...]
@@ -95,8 +93,7 @@ class OptPerfPlan:
 def plan_optperf(given: OptPerfInput) -> OptPerfPlan:
     """Minimise the time of the slowest node over all splits of the total batch within bounds. Exact. O(n log n).
 
-    A node whose batch is 0 still takes part in the step, with its fixed cost. Raises NoFeasiblePlan.
-    """
+    A node with a batch of 0 still takes part in the step, with its fixed cost. Raises NoFeasiblePlan."""
     times = step_times(given.nodes, given)
     times.require(given.total_batch)
     levels = Levels(times)
@@ -114,10 +111,9 @@ def plan_optperf(given: OptPerfInput) -> OptPerfPlan:
 
 
 def optperf_of_totals(nodes: Sequence[NodeModel], overlap: Overlap, totals: Sequence[int]) -> F64:
-    """Seconds of the fastest step [C] for each of many total batches; NaN where the bounds cannot hold it.
+    """Return the seconds of the fastest step [C] for many total batches; NaN if the bounds cannot hold a batch.
 
-    The breakpoints are sorted once for all of them.
-    """
+    The breakpoints are sorted once for all of them."""
     times = step_times(nodes, overlap)
     total_C = np.array(totals, dtype=np.float64)
     fits = (times.low_N.sum() <= total_C) & (total_C <= times.high_N.sum())
@@ -128,11 +124,11 @@ def optperf_of_totals(nodes: Sequence[NodeModel], overlap: Overlap, totals: Sequ
 
 
 def step_times(nodes: Sequence[NodeModel], overlap: Overlap) -> PiecewiseTimes:
-    """Two lines per node, and the higher one is its time:
+    """Return the time of each node as the higher of two lines:
 
         T_i(b) = max(q b + s + k b + m + t_u,  q b + s + gamma (k b + m) + t_o + t_u)
 
-    The first is bound by its own computing, the second by communication. Source: Cannikin, Eq. 7."""
+    The first is bound by the node's computing, the second by communication. Source: Cannikin, Eq. 7."""
     q, s, k, m = np.array([(n.q, n.s, n.k, n.m) for n in nodes], dtype=np.float64).T  # [N] each
     gamma, t_o, t_u = overlap.gamma, overlap.t_o, overlap.t_u
     slope = np.stack([q + k, q + gamma * k])

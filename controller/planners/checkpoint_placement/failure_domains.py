@@ -1,9 +1,9 @@
-"""Machines that fail together: hosts within racks within islands, and blocks whose members share as little as may be.
+"""Group machines so that those of one group share as few failure domains as possible: hosts, racks, islands.
 
-A block is a group (m machines, each holding a replica of all) or a ring (m + 1 to 2m - 1, each holding those of the
-m - 1 before it). No two machines of a ring of that size are m apart in both directions, so that, as in a group, one
-always holds a replica of the other: a block shares nothing if and only if its members are all in distinct domains.
-"""
+A block is a group (m machines, each holding a replica of all) or a ring (m + 1 to 2m - 1 machines, each holding the
+replicas of the m - 1 before it). No two machines of a ring of that size are m apart in both directions. So, as in a
+group, one of two machines always holds a replica of the other, and a block shares nothing if and only if its members
+are all in distinct domains."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from pydantic import Field
 from atoll.controller.planners.schemas import Bytes, Name, Schema
 
 Block = tuple[int, ...]
-"""Machines by index, in the order of the ring."""
+"""Indices of machines, in the order of the ring."""
 Sharing = tuple[int, int, int]
-"""Replicas that are in a host, rack, island with another one of the same checkpoint. Compared in this order."""
+"""Numbers of replicas that share a host, a rack, an island with another replica of the same checkpoint. Compared in
+this order."""
 LEVELS: Final = ("host", "rack", "island")
 Key = tuple[str, str | int]
 T = TypeVar("T")
 
 
 class Machine(Schema):
-    """host, rack, island: names of what fails as one; None where it is not known, then taken for its own (an island:
-    one with all others that name none). link_bps: bits a second that leave it. memory_bytes: free for checkpoints.
-    checkpoint_bytes: of its own checkpoint, where they differ."""
+    """A machine. host, rack, island: names of domains that fail as one. A machine without a host or rack is its own;
+    machines without an island form one.
+
+    link_bps: bits a second that leave it. memory_bytes: free for checkpoints. checkpoint_bytes: size of its own
+    checkpoint, if they differ."""
 
     name: Name | None = None
     host: Name | None = None
@@ -40,7 +43,7 @@ class Machine(Schema):
 
 
 def require_nested(machines: Sequence[Machine]) -> None:
-    """A host is in one rack and one island, a rack in one island. Raises ValueError."""
+    """Check that a host is in one rack and one island, and a rack in one island. Raises ValueError."""
     for inner, outer in (("host", "rack"), ("host", "island"), ("rack", "island")):
         found: dict[str, tuple[str | None, int]] = {}
         for i, machine in enumerate(machines):
@@ -56,7 +59,7 @@ def require_nested(machines: Sequence[Machine]) -> None:
 
 
 class Domains:
-    """Who shares what. site_safe: whether an island is a failure domain too."""
+    """Failure domains of machines. site_safe: an island is a failure domain too."""
 
     def __init__(self, machines: Sequence[Machine], replicas: int, site_safe: bool) -> None:
         self._replicas = replicas
@@ -68,10 +71,9 @@ class Domains:
         ]
 
     def blocks(self, pool: Sequence[int]) -> list[Block]:
-        """All of the pool, at least m machines, in groups of m and, where that leaves some over, one ring, the last.
+        """Group the pool, at least m machines, into groups of m and, if some are left over, one ring, which comes last.
 
-        Consecutive ones, the fastest links first, where that shares nothing; else dealt out.
-        """
+        Consecutive machines, the fastest links first, if that shares nothing. Otherwise domains are dealt out."""
         m = self._replicas
         order = sorted(pool, key=lambda i: (-self._link_bps[i], i))
         groups = len(pool) // m
@@ -82,8 +84,10 @@ class Domains:
         return found if self.sharing(found) == (0, 0, 0) else self._dealt(order)
 
     def _dealt(self, order: Sequence[int]) -> list[Block]:
-        """Domains in runs, dealt out like cards: a domain of no more machines than blocks gets no two in one block, a
-        larger one gets as equally many in each as can be. As runs lie within runs, this holds on all levels at once."""
+        """Deal out domains like cards, each as a run of machines.
+
+        A domain with no more machines than blocks gets no two in one block. A larger one gets as equal a number in each
+        as possible. Runs lie within runs, so this holds on all levels at once."""
         m, over = self._replicas, len(order) % self._replicas
         ring = self._spread(order, m + over) if over else ()
         taken = set(ring)
@@ -95,7 +99,7 @@ class Domains:
         return (*reversed(self._keys[i][: self._levels]), -self._link_bps[i], i)
 
     def _spread(self, order: Sequence[int], count: int) -> Block:
-        """The members of the ring: from as many domains as there are, the largest first, so that what is left can be
+        """Choose the members of the ring: from as many domains as there are, the largest first, so that the rest can be
         dealt out too."""
         left = list(order)
         size = [Counter(self._keys[i][level] for i in left) for level in range(self._levels)]
@@ -126,8 +130,8 @@ class Domains:
         return found[0], found[1], found[2]
 
     def separable(self, block: Block, other: Block) -> bool:
-        """Whether, on the widest level on which the block shares anything, one exchange makes it share less and the
-        other no more."""
+        """Return whether one exchange reduces what the block shares on the widest level, without increasing it in the
+        other."""
         for level in reversed(self._shared):
             mine = Counter(self._keys[i][level] for i in block)
             if len(mine) < len(block):
@@ -136,7 +140,8 @@ class Domains:
         return False
 
     def fatal(self, holders: Sequence[Sequence[int]]) -> Iterator[tuple[str, str]]:
-        """Level and name of every domain whose loss alone takes all replicas of some checkpoint. holders: of each."""
+        """Yield level and name of every domain whose loss alone takes all replicas of some checkpoint. holders: one
+        block a checkpoint."""
         for level, what in enumerate(LEVELS):
             found = [{self._keys[i][level] for i in each} for each in holders]
             names = {str(name) for keys in found if len(keys) == 1 for kind, name in keys if kind == what}
@@ -144,13 +149,14 @@ class Domains:
 
 
 def _keys(i: int, machine: Machine) -> tuple[Key, Key, Key]:
-    """What stands for a domain that is not named: the smaller one within it. So runs lie within runs."""
+    """Return the machine's domains. An unnamed domain is replaced by the smaller one within it, so that runs lie within
+    runs."""
     host: Key = ("machine", i) if machine.host is None else ("host", machine.host)
     rack = host if machine.rack is None else ("rack", machine.rack)
     return host, rack, rack if machine.island is None else ("island", machine.island)
 
 
 def held(block: Sequence[T], replicas: int) -> Iterator[tuple[T, ...]]:
-    """For each member of a block, itself and those after it: the holders of its replicas."""
+    """Yield, for each member of a block, the holders of its replicas: the member and those after it."""
     for at in range(len(block)):
         yield tuple(block[(at + j) % len(block)] for j in range(replicas))

@@ -1,9 +1,8 @@
-"""Allocates unequal devices to a pipeline: which reliable ones hold which stage, and whom volunteers help.
+"""Allocate unequal devices to a pipeline: reliable devices hold stages, and volunteers help stages.
 
 Section 3.3 of the volunteer pipelines (ICLR 2025 submission): divisive clustering of the reliable devices, an open
 travelling salesman over the clusters, servers by the delay to the neighbour stage, volunteers by the delay to a stage,
-layers by power.
-"""
+layers by power."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from atoll.controller.planners.pipelines.stage_order import order_cost, shortest_order
 from atoll.controller.planners.schemas import Schema, Seconds, TotalBatch
-from atoll.controller.planners.stage_order import order_cost, shortest_order
 from atoll.errors import NoFeasiblePlan
 
 MAX_DEVICES: Final = 512
@@ -26,7 +25,7 @@ MAX_STAGES: Final = 64
 
 F64 = NDArray[np.float64]
 Cluster = tuple[int, ...]
-"""Reliable devices by their place in the input, ascending."""
+"""Indices of reliable devices, ascending."""
 
 Bandwidth = Annotated[float, Field(ge=0, le=1e15)]
 Positive = Annotated[float, Field(ge=1e-9, le=1e18)]
@@ -34,16 +33,16 @@ Volume = Annotated[int, Field(ge=0, le=2**60)]
 
 
 class AllocationDevice(Schema):
-    """power: layer costs that it works off in a second."""
+    """power: layer costs that the device computes in a second."""
 
     power: Positive
     reliable: bool
 
 
 class AllocationInput(Schema):
-    """delay, bandwidth: seconds and bytes a second from device i (row) to device j; a bandwidth of 0 is no link, what
-    stands on the diagonal and between two volunteers counts for nothing. activation_bytes: of a batch, between two
-    layers. layer_costs: of a sample, in order. parameter_bytes: of the whole model. batch: samples."""
+    """delay, bandwidth: seconds and bytes a second from device i (row) to device j. A bandwidth of 0 is no link; the
+    diagonal and links between two volunteers do not count. activation_bytes: of a batch, between two layers.
+    layer_costs: of a sample, in order. parameter_bytes: of the whole model. batch: samples."""
 
     devices: Annotated[tuple[AllocationDevice, ...], Field(min_length=1, max_length=MAX_DEVICES)]
     delay: Annotated[tuple[tuple[Seconds, ...], ...], Field(max_length=MAX_DEVICES)]
@@ -72,8 +71,8 @@ class AllocationInput(Schema):
 
 @dataclass(frozen=True, slots=True)
 class AllocatedStage:
-    """layers: first and last. frontal: the servers that hand out activations; backward: those that hand out gradients;
-    a stage of one reliable device has it as both. clients: its volunteers."""
+    """layers: first and last. frontal: servers that hand out activations. backward: servers that hand out gradients; a
+    single reliable device is both. clients: the stage's volunteers."""
 
     layers: tuple[int, int]
     frontal: tuple[int, ...]
@@ -83,21 +82,21 @@ class AllocatedStage:
 
 @dataclass(frozen=True, slots=True)
 class AllocationPlan:
-    """stages: in the order of the pipeline. order_cost: seconds, of the mean edges between neighbours."""
+    """stages: in the order of the pipeline. order_cost: seconds, the sum of mean edges between neighbours."""
 
     stages: tuple[AllocatedStage, ...]
     order_cost: float
 
 
 def plan_allocation(given: AllocationInput) -> AllocationPlan:
-    """The stages, who serves them, and whom each volunteer helps.
+    """Return the stages, their servers and their volunteers.
 
         edge(i, j) = delay_ij + delay_ji + a / bandwidth_ij + a / bandwidth_ji    a: activation bytes
         step(p stages) = max(largest mean edge between neighbours + batch |H| / (p sum C), longest aggregation)
 
-    Clusters of reliable devices are divided as long as the step gets shorter (Eq. 2 and 3, with d = 1, `batch` being
-    what passes a stage at once). Raises NoFeasiblePlan where no device is reliable, where two reliable ones have no
-    link, or where a volunteer reaches no stage."""
+    Clusters of reliable devices are divided as long as the step gets shorter (Eq. 2 and 3, with d = 1 and `batch` for
+    what passes a stage at once). Raises NoFeasiblePlan if no device is reliable, two reliable ones have no link, or a
+    volunteer reaches no stage."""
     reliable = tuple(i for i, device in enumerate(given.devices) if device.reliable)
     if not reliable:
         raise NoFeasiblePlan(f"none of {len(given.devices)} devices is reliable. Stages need one at least to hold them")
@@ -118,18 +117,19 @@ def plan_allocation(given: AllocationInput) -> AllocationPlan:
 
 
 def stage_for(edge_P: Sequence[float], supply_P: Sequence[float] | None = None) -> int:
-    """The stage that a volunteer helps: that of the least mean edge, the earlier of equal ones. Where layers are given
-    and do not follow the volunteers (a run under way), of the least edge times the samples a second that the stage has:
-    supply_P; None: all have as much."""
+    """Return the stage that a volunteer helps: the one with the least mean edge, the earlier of equals.
+
+    supply_P: samples a second that each stage has, in a run whose layers stay where they are. Then the least edge times
+    supply decides. None: all have as much."""
     supplied = supply_P if supply_P is not None else [1.0] * len(edge_P)
     return min(range(len(edge_P)), key=lambda k: (edge_P[k] * supplied[k], k))
 
 
 def layers_by_power(cost_L: F64, power_P: F64) -> tuple[tuple[int, int], ...]:
-    """First and last layer of each stage, at least one a stage: the least of the slowest stage's cost / power, and of
-    equal ones those nearest to proportion (least sum of cost² / power). Exact, O(stages · layers²).
+    """Return the first and last layer of each stage, at least one a stage.
 
-    cost_L: float64 [L]; power_P: float64 [P], P <= L, both positive."""
+    Minimise the slowest stage's cost / power, then the sum of cost² / power, which is nearest to proportion. Exact,
+    O(stages · layers²). cost_L: float64 [L]; power_P: float64 [P], P <= L, both positive."""
     sum_L1 = np.concatenate([[0.0], np.cumsum(cost_L)])
     stage_LL = np.tril(sum_L1[:, None] - sum_L1[None, :])  # [end, begin]
     later_LL = np.tri(len(sum_L1), k=-1, dtype=bool)
@@ -195,8 +195,10 @@ def _step_s(given: AllocationInput, edge_NN: F64, clusters: list[Cluster]) -> fl
 
 
 def _aggregation_s(given: AllocationInput, cluster: Cluster, stages: int) -> float:
-    """Of a stage's delayed update, which runs beside the next step: each member sends the others their shard of its
-    gradient and gets theirs of the update, 2 (n - 1) / n of the stage over the slowest link."""
+    """Return the seconds of a stage's delayed update, which runs beside the next step.
+
+    Each member sends the others their shard of its gradient and gets their shard of the update: 2 (n - 1) / n of the
+    stage over the slowest link."""
     others = len(cluster) - 1
     if not others:
         return 0.0
@@ -205,7 +207,7 @@ def _aggregation_s(given: AllocationInput, cluster: Cluster, stages: int) -> flo
 
 
 def _divided(given: AllocationInput, edge_NN: F64, clusters: list[Cluster]) -> list[Cluster]:
-    """The cluster of the largest diameter in two; of equal ones the more powerful."""
+    """Divide the cluster of the largest diameter in two, the more powerful of equals."""
     wide = max(
         (one for one in clusters if len(one) > 1),
         key=lambda one: (float(edge_NN[np.ix_(one, one)].max()), _power(given, one), [-i for i in one]),
@@ -214,8 +216,8 @@ def _divided(given: AllocationInput, edge_NN: F64, clusters: list[Cluster]) -> l
 
 
 def _halves(given: AllocationInput, edge_NN: F64, cluster: Cluster) -> tuple[Cluster, Cluster]:
-    """The two that are farthest apart, and each of the others with those that are nearer in the mean; where both are,
-    with those that have less power. First those that are surest."""
+    """Divide a cluster between the two devices that are farthest apart. Each of the others joins the half that is
+    nearer in the mean, the clearest case first; at equal distance it joins the half with less power."""
     inner = edge_NN[np.ix_(cluster, cluster)]
     seeds = np.unravel_index(int(inner.argmax()), inner.shape)
     halves = ([cluster[int(seeds[0])]], [cluster[int(seeds[1])]])
@@ -240,7 +242,7 @@ def _mean_edges(edge_NN: F64, clusters: list[Cluster]) -> F64:
 
 
 def _clients(given: AllocationInput, edge_NN: F64, stages: list[Cluster]) -> list[tuple[int, ...]]:
-    """Each volunteer to the stage with the least mean edge to its reliable devices, the earlier of equal ones."""
+    """Assign each volunteer to the stage with the least mean edge to its reliable devices, the earlier of equals."""
     clients: list[list[int]] = [[] for _ in stages]
     for i, device in enumerate(given.devices):
         if device.reliable:
@@ -256,8 +258,8 @@ def _clients(given: AllocationInput, edge_NN: F64, stages: list[Cluster]) -> lis
 
 
 def _servers(edge_NN: F64, stages: list[Cluster], stage: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(frontal, backward). A device serves the neighbour stage that is nearer to it in the mean. At the ends of the
-    pipeline, where there is one neighbour, the nearer half serves it; where there is none, the first are frontal."""
+    """Return (frontal, backward). A device serves the neighbour stage that is nearer to it in the mean. At the ends of
+    the pipeline, with one neighbour, the nearer half serves it; with none, the first are frontal."""
     members = stages[stage]
     if len(members) == 1:
         return members, members

@@ -1,12 +1,12 @@
-"""Compares all islands together with all but the one whose link is thinnest.
+"""Compare all islands together with all but the one whose link is thinnest.
 
-All islands send as much as the thinnest link carries: where that is a tenth of the others, everybody learns late of
-everybody else. Without it the others share the same batch, so a step computes longer,
+All islands send as much as the thinnest link carries. If it carries a tenth of the others, every island learns late of
+every other. Without it the others share the same batch, so a step computes longer,
 
     T = max(B / sum_i (b_i / c_i), bytes(d) / bandwidth),
 
-and sends more of the model in it, d, as planner `exchange-density` chooses for the links that are left. What one step
-of density 0.2 teaches takes `steps_for_one_at(d)` steps, of T seconds each, with the island and without it."""
+and sends a larger share d of the model, as planner `exchange-density` chooses for the remaining links. The progress of
+one step of density 0.2 takes `steps_for_one_at(d)` steps of T seconds each, with the island and without it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from atoll.controller.planners.exchange_density import ExchangeDensityInput, plan_exchange_density, steps_for_one_at
-from atoll.controller.planners.one_island import CLEARLY, IslandTimes
+from atoll.controller.planners.islands.exchange_density import (
+    ExchangeDensityInput,
+    plan_exchange_density,
+    steps_for_one_at,
+)
+from atoll.controller.planners.islands.one_island import MIN_SAVING, IslandTimes
 from atoll.controller.planners.schemas import MAX_NODES, Schema, Share, Uncertainty
 
 
 class ThinIslandInput(Schema):
     """exchange: of all islands, its bandwidths in their order. uncertainty: of the computing times. cost: of leaving an
-    island out, as a part of the time within which that has to pay."""
+    island out, as a part of the time within which that must pay."""
 
     islands: Annotated[tuple[IslandTimes, ...], Field(min_length=3, max_length=MAX_NODES)]
     exchange: ExchangeDensityInput
@@ -42,9 +46,9 @@ class ThinIslandInput(Schema):
 
 @dataclass(frozen=True, slots=True)
 class ThinIslandPlan:
-    """together_s, without_s: seconds for what a step of density 0.2 teaches, of all islands, and of all but
-    `island`; density, density_without: the share of the model that is sent then. leaves: whether that is sooner by
-    CLEARLY, by what it costs and what is unsure."""
+    """together_s, without_s: seconds for the progress of one step of density 0.2, of all islands and of all but
+    `island`. density, density_without: the share of the model that is sent then. leaves: without it is sooner by
+    MIN_SAVING, the cost and the uncertainty."""
 
     island: str
     together_s: float
@@ -55,19 +59,19 @@ class ThinIslandPlan:
 
 
 def compare_thin_island(given: ThinIslandInput) -> ThinIslandPlan:
-    """Ties among links go to the island that computes least."""
+    """Compare all islands with all but the thinnest. Ties among links go to the island that computes least."""
     links = given.exchange.bandwidths
     thin = min(range(len(links)), key=lambda i: (links[i], given.islands[i].batch / given.islands[i].compute_s))
     everybody = range(len(links))
     together_s, density = _taught_s(given, everybody)
     without_s, density_without = _taught_s(given, [i for i in everybody if i != thin])
-    margin = (1 - CLEARLY) * (1 - given.cost)
+    margin = (1 - MIN_SAVING) * (1 - given.cost)
     leaves = without_s * (1 + 2 * given.uncertainty) <= together_s * margin
     return ThinIslandPlan(given.islands[thin].name, together_s, without_s, density, density_without, leaves)
 
 
 def _taught_s(given: ThinIslandInput, kept: range | list[int]) -> tuple[float, float]:
-    """Seconds as above with the islands that are kept, and the density that is planned for them."""
+    """Return the seconds as above with the islands that are kept, and the density that is planned for them."""
     batch = sum(one.batch for one in given.islands)
     compute_s = batch / math.fsum(given.islands[i].batch / given.islands[i].compute_s for i in kept)
     links = tuple(given.exchange.bandwidths[i] for i in kept)

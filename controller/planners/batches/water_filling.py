@@ -1,9 +1,8 @@
-"""Batches under a common level of time: the split behind the planners that know a fixed cost per step.
+"""Find the batches that nodes finish by a common time: the split behind planners that know a fixed cost per step.
 
-Each node's time grows with its batch as the maximum of two lines, so the most samples it finishes by a level of time is
-the minimum of two lines, cut off at its bounds. The sum over all nodes grows with the level: one root, found between
-sorted breakpoints. Legend of suffixes: N = nodes, C = totals asked for at once, 2 = the two lines.
-"""
+A node's time grows with its batch as the maximum of two lines. So the most samples that it finishes by a given time are
+the minimum of two lines, cut off at its bounds. Their sum over all nodes grows with the time: one root, found between
+sorted breakpoints. Legend of suffixes: N = nodes, C = totals asked for at once, 2 = the two lines."""
 
 from __future__ import annotations
 
@@ -15,23 +14,23 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.controller.planners.bounds import Bounds
+from atoll.controller.planners.batches.bounds import Bounds
 from atoll.errors import NoFeasiblePlan
 
 F64 = NDArray[np.float64]
 
 _CELLS: Final = 1_000_000
-"""Nodes times totals that are worked on at once: a few arrays of this many float64."""
+"""Cells, nodes times totals, of one pass: a few arrays of this many float64."""
 _FLAT: Final = 1e-11
-"""A line this much flatter than a node's other one changes the step by less than this part where it is the higher."""
+"""Ratio of slopes below which the flatter line counts as flat: it changes the step by less than this part."""
 
 
 @dataclass(frozen=True, slots=True)
 class PiecewiseTimes:
-    """time_i(b) = max over two lines of slope_2N[:, i] * b + offset_2N[:, i], in seconds; low_N <= b <= high_N.
+    """Times of all nodes: time_i(b) = max over two lines of slope_2N[:, i] * b + offset_2N[:, i] seconds, low_N <= b <=
+    high_N.
 
-    slope_2N: not negative, and of each node at least one positive. high_N: inf where a node has no limit.
-    """
+    slope_2N: not negative, and at least one of each node's is positive. high_N: inf for a node without a limit."""
 
     slope_2N: F64
     offset_2N: F64
@@ -45,19 +44,19 @@ class PiecewiseTimes:
         return cls(slope_2N, offset_2N, low, high)
 
     def at(self, batch_N: F64) -> F64:
-        """Seconds of each node with its batch. [N]"""
+        """Return the seconds of each node with its batch. [N]"""
         times: F64 = (self.slope_2N * batch_N + self.offset_2N).max(axis=0)
         return times
 
     def floor_s(self) -> float:
-        """Seconds that no split can be faster than: the slowest node with its least batch."""
+        """Return a lower bound of any split's seconds: the slowest node with its least batch."""
         return float(self.at(self.low_N).max())
 
     def holds(self, total: float) -> bool:
         return bool(self.low_N.sum() <= total <= self.high_N.sum())
 
     def require(self, total: int) -> None:
-        """Raises NoFeasiblePlan where the bounds cannot hold `total` samples."""
+        """Raise NoFeasiblePlan if the bounds cannot hold `total` samples."""
         if not self.holds(total):
             low, high = self.low_N.sum(), np.where(np.isinf(self.high_N), total, self.high_N).sum()
             raise NoFeasiblePlan(
@@ -79,10 +78,10 @@ class Levels:
         self._level_K, self._held_K, self._last_rate = self._breakpoints(slope, offset)
 
     def _breakpoints(self, slope: F64, offset: F64) -> tuple[F64, F64, float]:
-        """Levels at which a node's rate (samples a second) changes, what all hold there, and the rate after the last.
+        """Return the times at which some node's rate (samples a second) changes, the samples of all nodes by then, and
+        the rate after the last.
 
-        What they hold comes from running sums, good to rounding errors only: a guess of where to look.
-        """
+        The samples come from running sums, good to rounding errors only: a guess of where to look."""
         low, high = self._times.low_N, self._times.high_N
         steeper = slope.max(axis=0)
         gap = slope[0] - slope[1]
@@ -103,7 +102,7 @@ class Levels:
         return level, np.maximum.accumulate(held), float(second[np.isinf(high)].sum())
 
     def split(self, level_C: F64) -> F64:
-        """The batches [C, N] that end by each level, within bounds."""
+        """Return the batches [C, N] that end by each time, within bounds."""
         level_C1 = level_C[:, None]
         batch: F64 = (level_C1 - self._offset_2N[0]) * self._rate_2N[0]
         np.minimum(batch, (level_C1 - self._offset_2N[1]) * self._rate_2N[1], out=batch)
@@ -112,7 +111,8 @@ class Levels:
         return batch
 
     def levels(self, total_C: F64) -> F64:
-        """Level of time [C] at which the batches sum to each total, which the bounds must hold (see `require`)."""
+        """Return the times [C] at which the batches sum to each total. The bounds must hold the totals (see
+        `require`)."""
         at_once = max(1, _CELLS // len(self._times.low_N))
         parts = [self._levels(total_C[i : i + at_once]) for i in range(0, len(total_C), at_once)]
         return np.concatenate(parts)
@@ -134,7 +134,8 @@ class Levels:
         return self._within(low, total_C)
 
     def _within(self, low: NDArray[np.int64], total_C: F64) -> F64:
-        """The level in the segment that begins at breakpoint `low`: linear there, from exact values at both ends."""
+        """Return the time in the segment that begins at breakpoint `low`: linear there, from exact values at both
+        ends."""
         points = len(self._level_K)
         begin, end = self._level_K[low], self._level_K[np.minimum(low + 1, points - 1)]
         held = self._held(begin)
@@ -148,10 +149,11 @@ class Levels:
 
 
 def whole(times: PiecewiseTimes, continuous_N: F64, total: int) -> list[int]:
-    """Whole batches that sum to `total`: rounded down, the rest one by one to where the time rises least. O(n log n).
+    """Return whole batches that sum to `total`: rounded down, the rest one by one to where the time rises least. O(n
+    log n).
 
-    continuous_N: what `Levels.split` gives at the level of `total`. Optimal, because times do not fall as batches grow.
-    """
+    continuous_N: the result of `Levels.split` at the level of `total`. Optimal, because times do not fall as batches
+    grow."""
     slopes, offsets = times.slope_2N.T.tolist(), times.offset_2N.T.tolist()
     low, high = times.low_N.tolist(), times.high_N.tolist()
     batches = [int(b) for b in np.maximum(np.floor(continuous_N), times.low_N)]

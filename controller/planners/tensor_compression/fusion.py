@@ -12,8 +12,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from atoll.controller.planners.compression import SecondsPerByte, TensorBytes, TensorTimes
 from atoll.controller.planners.schemas import Schema, Seconds
+from atoll.controller.planners.tensor_compression.compression import SecondsPerByte, TensorBytes, TensorTimes
 from atoll.kernels.timeline import fuse
 
 MAX_FUSED = 2_048

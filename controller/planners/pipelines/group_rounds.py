@@ -1,8 +1,8 @@
-"""Answers *ready* with a group: which replicas of a stage average together, and when.
+"""Form groups of replicas that average together, from their ready signals.
 
 SDPipe (Miao et al., 2023), Algorithm 2 and sections 3.3 and 3.4. A state and an event make the next state and the
-groups that were formed; time is an argument. Planner `groups` replays it, the scheduler of strategy `groups` runs it.
-"""
+groups that were formed; time is an argument. Planner `groups` replays it, the scheduler of strategy `groups` runs
+it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from typing import Final, Literal
 from atoll.errors import BadInput
 
 Cause = Literal["all ready", "window over", "connects", "not validated", "partners ready"]
-"""Of a group: all live replicas are ready; the window ended and the groups connect; after a wait they connect; the
-window ended while another stage waits, so that nobody asked; all are ready whom a rule without windows put together."""
+"""Cause of a group: all live replicas are ready; the window ended and the groups connect; after a wait they connect;
+the window ended while another stage waits, so that it was not checked; all replicas of a rule without windows are
+ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundGroup:
-    """Replicas of a stage that average together. waited_s: from the first one's ready signal on. held_s: of that, after
-    the window's end until the groups connect, and awaited: who ended this wait, by being ready or by its departure.
-    widened_s: of it, in the window beyond its usual end."""
+    """Replicas of a stage that average together. waited_s: seconds since the first ready signal. held_s: seconds of it
+    between the window's end and the connection; awaited: the replica whose signal or departure ended this wait.
+    widened_s: seconds of it in the window beyond its usual end."""
 
     stage: int
     formed_s: float
@@ -35,7 +36,8 @@ class RoundGroup:
 
 @dataclass(frozen=True, slots=True)
 class StageRounds:
-    """Of one stage. live: those that the groups must connect. returning: of them, those without the stage's mean yet.
+    """State of one stage. live: replicas that the groups must connect. returning: those of them without the stage's
+    mean yet.
 
     recent: the newest groups, at most history - 1."""
 
@@ -49,8 +51,10 @@ class StageRounds:
 
 @dataclass(frozen=True, slots=True)
 class GroupRounds:
-    """All stages. waiting: the one stage that waits until its groups connect, since waiting_since_s; meanwhile no other
-    one is validated, for two stages that wait for each other's pipelines would wait for ever (section 3.4)."""
+    """State of all stages. waiting: the one stage that waits until its groups connect, since waiting_since_s.
+
+    Meanwhile no other stage is checked: two stages that wait for each other's pipelines would wait for ever (section
+    3.4)."""
 
     history: int
     stages: tuple[StageRounds, ...]
@@ -59,20 +63,20 @@ class GroupRounds:
 
     @staticmethod
     def of(stages: int, replicas: int, history: int) -> GroupRounds:
-        """history: so many consecutive groups of a stage connect all its live replicas. With 1 all average together in
-        each round. Raises BadInput."""
+        """Return the first state. history: this many consecutive groups of a stage connect all its live replicas. With
+        1 all average together in each round. Raises BadInput."""
         if min(stages, replicas, history) < 1:
             raise BadInput(f"stages = {stages}, replicas = {replicas} and history = {history} must be at least 1")
         return GroupRounds(history, (StageRounds(frozenset(range(replicas))),) * stages)
 
     @property
     def due_s(self) -> float | None:
-        """When the next window ends: `passed` is to be called then."""
+        """Time at which the next window ends; call `passed` then."""
         return min((s.window_ends_s for s in self.stages if s.window_ends_s is not None), default=None)
 
     def connects(self, stage: int) -> bool:
-        """Whether those that are ready and the newest groups connect the stage. A replica counts once all its stages
-        have their means again: one stage would wait for it, and it for another stage."""
+        """Return whether the ready replicas and the newest groups connect the stage. A replica counts once all its
+        stages have their means again: otherwise one stage would wait for it, and it for another stage."""
         here = self.stages[stage]
         returning = frozenset[int]().union(*(each.returning for each in self.stages))
         return connected((*here.recent, here.ready), here.live - returning)
@@ -83,7 +87,8 @@ NOTHING: Final[frozenset[int]] = frozenset()
 
 
 def ready(rounds: GroupRounds, stage: int, replica: int, now_s: float, window_s: float) -> Outcome:
-    """A replica has made its local update. A repeated signal changes nothing. Raises BadInput for one that departed."""
+    """Handle a replica's ready signal after its local update. A repeated signal changes nothing. Raises BadInput for
+    one that departed."""
     here = rounds.stages[stage]
     if replica not in here.live:
         raise BadInput(f"replica {replica} of stage {stage} is none of {sorted(here.live)}. It has to return first")
@@ -97,7 +102,7 @@ def ready(rounds: GroupRounds, stage: int, replica: int, now_s: float, window_s:
 
 
 def passed(rounds: GroupRounds, now_s: float) -> Outcome:
-    """Time went by: windows that ended by now are closed, in the order in which they ended."""
+    """Close windows that ended by now, in the order in which they ended."""
     groups: list[RoundGroup] = []
     while (due_s := rounds.due_s) is not None and due_s <= now_s:
         stage = next(at for at, each in enumerate(rounds.stages) if each.window_ends_s == due_s)
@@ -107,7 +112,7 @@ def passed(rounds: GroupRounds, now_s: float) -> Outcome:
 
 
 def window_over(rounds: GroupRounds, stage: int, now_s: float) -> Outcome:
-    """The window of a stage ends: those that are ready average, or wait for more."""
+    """End the window of a stage: the ready replicas average, or wait for more."""
     here = replace(rounds.stages[stage], window_ends_s=None)
     rounds = _put(rounds, stage, here)
     if here.ready <= here.returning:
@@ -120,7 +125,7 @@ def window_over(rounds: GroupRounds, stage: int, now_s: float) -> Outcome:
 
 
 def departed(rounds: GroupRounds, stage: int, replica: int, now_s: float) -> Outcome:
-    """A replica is gone: nobody waits for it, and the groups need not connect it."""
+    """Remove a replica: no stage waits for it, and the groups need not connect it."""
     here = rounds.stages[stage]
     gone = frozenset({replica})
     here = replace(here, live=here.live - gone, ready=here.ready - gone, returning=here.returning - gone)
@@ -133,7 +138,7 @@ def departed(rounds: GroupRounds, stage: int, replica: int, now_s: float) -> Out
 
 
 def returned(rounds: GroupRounds, stage: int, replica: int) -> GroupRounds:
-    """A replica that had departed is back. It averages with others before it is on its own: so it gets their mean."""
+    """Add a replica that had departed. It averages with others before it trains alone, and so gets their mean."""
     here = rounds.stages[stage]
     if replica in here.live:
         return rounds
@@ -144,7 +149,8 @@ def returned(rounds: GroupRounds, stage: int, replica: int) -> GroupRounds:
 
 
 def connected(groups: Iterable[frozenset[int]], nodes: frozenset[int]) -> bool:
-    """Whether the groups join all these nodes, also by way of others. Undirected: averaging goes both ways."""
+    """Return whether the groups join all these nodes, also through other nodes. Undirected: averaging goes both
+    ways."""
     parts: list[frozenset[int]] = []
     for group in groups:
         joined, apart = group, []
@@ -158,8 +164,7 @@ def connected(groups: Iterable[frozenset[int]], nodes: frozenset[int]) -> bool:
 
 
 def _examined(rounds: GroupRounds, stage: int, replica: int, now_s: float) -> Outcome:
-    """Forms the group that needs no window: nobody else can come, or what the stage waits for has come, with
-    `replica`."""
+    """Form the group that needs no window: no other replica can come, or `replica` connects the waiting stage."""
     here = rounds.stages[stage]
     if not here.ready or here.ready <= here.returning != here.live:
         return rounds, []
@@ -171,7 +176,8 @@ def _examined(rounds: GroupRounds, stage: int, replica: int, now_s: float) -> Ou
 
 
 def _formed(rounds: GroupRounds, stage: int, now_s: float, cause: Cause, last: int | None = None) -> Outcome:
-    """last: whose signal or departure made it possible; None: the window's end did."""
+    """Form a group of the ready replicas. last: the replica whose signal or departure allowed it; None: the window's
+    end did."""
     here = rounds.stages[stage]
     kept = rounds.history - 1
     after = replace(

@@ -1,9 +1,8 @@
-"""The total batch that learns fastest: samples per second, counted by what each is worth to learning.
+"""Choose the total batch that learns fastest: samples per second, weighted by the worth of a sample to learning.
 
 Sources: Pollux (Qiao et al., 2021) for goodput and statistical efficiency; AdaScale (Johnson et al., 2020) for its
 gain; Cannikin (Ma et al., 2024), section 4.5, for OptPerf as the time of a step. All candidates are timed in one
-pass.
-"""
+pass."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from atoll.controller.planners.optperf import Nodes, OptPerfInput, Overlap, optperf_of_totals, plan_optperf
+from atoll.controller.planners.batches.optperf import Nodes, OptPerfInput, Overlap, optperf_of_totals, plan_optperf
 from atoll.controller.planners.schemas import TotalBatch
 from atoll.errors import NoFeasiblePlan
 
@@ -23,8 +22,8 @@ Rule = Literal["adascale", "square-root"]
 class GoodputInput(Overlap):
     """candidates: total batches to choose from. noise_scale: tr(Sigma) / |G|^2 in samples, >= 0. initial_batch: total
     batch for which the learning rate was tuned. rule: "adascale" for SGD, "square-root" for Adam and AdamW.
-    batches_per_update: where gradients are accumulated, the total batches that an update adds up; samples are worth as
-    much as in a batch of all of them."""
+    batches_per_update: number of total batches that one update accumulates; a sample is worth as much as in a batch of
+    them all."""
 
     candidates: Annotated[tuple[TotalBatch, ...], Field(min_length=1, max_length=1000)]
     nodes: Nodes
@@ -36,8 +35,9 @@ class GoodputInput(Overlap):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A total batch: seconds of its fastest step, samples a second, what a sample is worth against one of the initial
-    batch, and the product of the last two. None where the bounds of the nodes cannot hold it."""
+    """A total batch. optperf: seconds of its fastest step. throughput: samples a second. efficiency: worth of a sample
+    against one of the initial batch. goodput: throughput times efficiency. None if the nodes' bounds cannot hold the
+    batch."""
 
     total_batch: int
     optperf: float | None
@@ -48,7 +48,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class GoodputPlan:
-    """The chosen total batch and its split. learning_rate_factor: times the rate tuned for the initial batch."""
+    """The chosen total batch and its split. learning_rate_factor: factor on the rate that was tuned for the initial
+    batch."""
 
     total_batch: int
     batches: tuple[int, ...]
@@ -60,12 +61,12 @@ class GoodputPlan:
 
 
 def plan_goodput(given: GoodputInput) -> GoodputPlan:
-    """The candidate with the highest goodput; of equals the smallest. O(n log n + n c) for n nodes and c candidates.
+    """Return the candidate with the highest goodput, the smallest of equals. O(n log n + n c) for n nodes, c
+    candidates.
 
         goodput(B) = B / T*(B) * efficiency(B),  T* the step's time of the best split (plan_optperf)
 
-    Raises NoFeasiblePlan where the bounds hold none of them.
-    """
+    Raises NoFeasiblePlan if the bounds hold none of them."""
     candidates = tuple(_candidates(given))
     feasible = [(c.goodput, -c.total_batch) for c in candidates if c.goodput is not None]
     if not feasible:
@@ -103,7 +104,8 @@ def _worth(given: GoodputInput, total: int) -> float:
 
 
 def efficiency(noise_scale: float, initial_batch: int, total_batch: int) -> float:
-    """Progress of a sample in a batch of B = `total_batch` against one in the initial batch: 1 there, less beyond.
+    """Return the progress of a sample in a batch of B = `total_batch` against one in the initial batch: 1 there, less
+    beyond.
 
         efficiency(B) = (phi + B_0) / (phi + B),  phi = tr(Sigma) / |G|^2
 
@@ -112,18 +114,17 @@ def efficiency(noise_scale: float, initial_batch: int, total_batch: int) -> floa
 
 
 def learning_rate_factor(rule: Rule, noise_scale: float, initial_batch: int, total_batch: int) -> float:
-    """What to multiply the initial batch's learning rate with.
+    """Return the factor on the initial batch's learning rate.
 
         adascale:     (tr / B_0 + |G|^2) / (tr / B + |G|^2) = B / B_0 * efficiency(B)
         square-root:  sqrt(B / B_0)
 
-    The first lies between 1 (no noise) and B / B_0 (nothing but noise). Source: AdaScale (Johnson et al., 2020).
-    """
+    The first lies between 1 (no noise) and B / B_0 (nothing but noise). Source: AdaScale (Johnson et al., 2020)."""
     scale = total_batch / initial_batch
     return math.sqrt(scale) if rule == "square-root" else scale * efficiency(noise_scale, initial_batch, total_batch)
 
 
 def candidates_between(low: int, high: int, count: int) -> tuple[int, ...]:
-    """At most `count` total batches from `low` to `high` in equal ratios, both ends included. 1 <= low <= high."""
+    """Return up to `count` total batches from `low` to `high` in equal ratios, both ends included. 1 <= low <= high."""
     steps = [i / max(count - 1, 1) for i in range(count)]
     return tuple(sorted({min(max(round(low * (high / low) ** step), low), high) for step in steps}))

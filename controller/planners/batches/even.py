@@ -1,4 +1,4 @@
-"""The same for everyone: the split that needs no measurement."""
+"""Split a batch evenly: the split that needs no measurement."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Annotated
 
 from pydantic import Discriminator, Field, Tag
 
-from atoll.controller.planners.bounds import Bounds, round_within
+from atoll.controller.planners.batches.bounds import Bounds, round_within
 from atoll.controller.planners.schemas import MAX_NODES, Schema, TotalBatch
 from atoll.errors import NoFeasiblePlan
 
 
 class EvenInput(Schema):
-    """total_batch: samples of one step, over all nodes. nodes: their bounds, or how many there are without any."""
+    """total_batch: samples of one step, over all nodes. nodes: their bounds, or their number if there are none."""
 
     total_batch: TotalBatch
     nodes: Annotated[
@@ -32,10 +32,9 @@ class EvenPlan:
 
 
 def split_evenly(given: EvenInput) -> EvenPlan:
-    """Samples as equal as the bounds allow: a common level, cut off at each node's bounds. O(n log n).
+    """Return samples as equal as the bounds allow: a common level, cut off at each node's bounds. O(n log n).
 
-    Raises NoFeasiblePlan where the bounds cannot hold the total batch.
-    """
+    Raises NoFeasiblePlan if the bounds cannot hold the total batch."""
     nodes = (Bounds(),) * given.nodes if isinstance(given.nodes, int) else given.nodes
     level = _level(given.total_batch, nodes)
     wanted = [min(max(level, float(b.min_batch)), b.ceiling(given.total_batch)) for b in nodes]
@@ -43,7 +42,8 @@ def split_evenly(given: EvenInput) -> EvenPlan:
 
 
 def _level(total: int, nodes: Sequence[Bounds]) -> float:
-    """The level at which the cut-off levels sum to `total`: piecewise linear in the level, so walk its breakpoints."""
+    """Return the level at which the cut-off levels sum to `total`: piecewise linear in the level, so walk its
+    breakpoints."""
     low = sum(b.min_batch for b in nodes)
     high = sum(b.ceiling(total) for b in nodes)
     if not low <= total <= high:

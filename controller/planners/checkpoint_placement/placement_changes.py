@@ -1,8 +1,7 @@
-"""A placement after machines joined or left, with as few replicas sent anew as may be.
+"""Change a placement after machines joined or left, with as few replicas sent anew as possible.
 
-Groups and rings that are still whole stay. What is left of the others, and who joined, is put together so that those
-who held each other's replicas stay together, and improved by exchanging two machines at a time.
-"""
+Groups and rings that are still whole stay. Fragments of the others and new machines are combined so that machines that
+held each other's replicas stay together. Then exchanges of two machines improve the result."""
 
 from __future__ import annotations
 
@@ -12,20 +11,20 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from atoll.controller.planners.failure_domains import Block, Domains, Sharing, held
+from atoll.controller.planners.checkpoint_placement.failure_domains import Block, Domains, Sharing, held
 
 MAX_TRIED: Final = 1000
-"""Exchanges that are looked at, some 20 microseconds each. Where many machines change at once, most replicas of theirs
-move in any case."""
+"""Exchanges that are tried, some 20 microseconds each. If many machines change at once, most of their replicas move in
+any case."""
 MAX_COMPARED: Final = 50_000
-"""Pairs of blocks, a microsecond or two each, among which an exchange that separates is looked for."""
+"""Pairs of blocks, a microsecond or two each, that are searched for an exchange that separates domains."""
 
 Cost = tuple[int, int, int, int]
-"""Replicas that share a host, rack, island, then those that are moved: compared in this order."""
+"""Numbers of replicas that share a host, a rack, an island, then of those that move: compared in this order."""
 
 
 class Previous:
-    """Who held what, by the indices of the machines that are there now."""
+    """Previous holders, by the indices of the machines that are there now."""
 
     def __init__(self, names: Sequence[str], previous: Mapping[str, tuple[str, ...]]) -> None:
         index = {name: i for i, name in enumerate(names)}
@@ -38,10 +37,10 @@ class Previous:
         fragments = [self._in_ring_order(members) for members in components if members]
         known = {i for fragment in fragments for i in fragment}
         self.fragments = sorted(fragments) + [(i,) for i in range(len(names)) if i not in known]
-        """What is left of each block, and each machine that joined, alone."""
+        """Remaining machines of each block, and each new machine alone."""
 
     def moved(self, holders: Sequence[int]) -> int:
-        """Replicas of the first machine that the others do not have yet."""
+        """Count the replicas of the first machine that the others do not have yet."""
         had = self._holders.get(holders[0], ())
         return sum(i not in had for i in holders[1:])
 
@@ -59,7 +58,8 @@ class Previous:
 def adapt(
     pool: Sequence[int], replicas: int, domains: Domains, previous: Previous, fresh: Sequence[Block]
 ) -> list[Block]:
-    """Blocks of the pool in the sizes of `fresh`; `fresh` itself where what was kept would share more than it."""
+    """Return blocks of the pool in the sizes of `fresh`, or `fresh` itself if keeping blocks would share more than it
+    does."""
     inside = set(pool)
     fragments = [found for f in previous.fragments if (found := tuple(i for i in f if i in inside))]
     ring_size = max(len(block) for block in fresh)
@@ -87,7 +87,8 @@ def adapt(
 
 
 def _components(previous: Mapping[str, tuple[str, ...]]) -> Iterator[set[str]]:
-    """Machines that hold for one another, directly or through others: one set for each block there was."""
+    """Yield sets of machines that hold for one another, directly or through others: one set for each block there
+    was."""
     neighbours: dict[str, set[str]] = {}
     for owner, holders in sorted(previous.items()):
         for name in (owner, *holders):
@@ -111,8 +112,8 @@ def _has_ring(blocks: Sequence[Block], replicas: int) -> bool:
 
 
 def _fill(fragments: Sequence[Block], sizes: Sequence[int]) -> list[Block]:
-    """Blocks of these sizes: the largest fragment first, where it leaves the least room; cut only where it fits in
-    none."""
+    """Fill blocks of these sizes: the largest fragment first, into the block that it leaves least room in. Cut a
+    fragment only if it fits in none."""
     blocks: list[list[int]] = [[] for _ in sizes]
     by_room: defaultdict[int, list[int]] = defaultdict(list)
     for b, size in reversed(list(enumerate(sizes))):
@@ -133,7 +134,7 @@ def _fill(fragments: Sequence[Block], sizes: Sequence[int]) -> list[Block]:
 
 
 class _Exchange:
-    """Blocks and what each costs, improved by exchanging two machines as long as that is worth something."""
+    """Blocks and the cost of each, improved by exchanging two machines as long as that reduces the cost."""
 
     def __init__(self, blocks: Sequence[Block], replicas: int, domains: Domains, previous: Previous) -> None:
         self._replicas, self._domains, self._previous = replicas, domains, previous
@@ -155,8 +156,8 @@ class _Exchange:
                 again |= self._between(a, b)
 
     def separate(self, first: int, goal: Sharing) -> None:
-        """Exchange machines of the first so many blocks, where those share a domain, with any others, until no more is
-        shared than the goal says."""
+        """Exchange machines of the first so many blocks that share a domain with any others, until no more is shared
+        than the goal allows."""
         pairs = itertools.product(range(first), range(len(self.blocks)))
         for a, b in itertools.islice(pairs, MAX_COMPARED):
             if b == 0 and self.total()[:3] <= goal:
@@ -172,7 +173,7 @@ class _Exchange:
         )
 
     def _exchanged(self, a: int, i: int, b: int, j: int) -> bool:
-        """Do it if it is cheaper."""
+        """Exchange two machines if that is cheaper; return whether it was."""
         one, other = list(self.blocks[a]), list(self.blocks[b])
         if a == b:
             other = one

@@ -1,4 +1,4 @@
-"""Bounds of a node's batch, and rounding that keeps to them."""
+"""Bound a node's batch, and round batches within bounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll.errors import NoFeasiblePlan
 
 
 class Bounds(Schema):
-    """Samples a node gets at least and, where it has a limit, at most."""
+    """Smallest and, if the node has a limit, largest number of samples of a node."""
 
     min_batch: Samples = 0
     max_batch: Samples | None = None
@@ -27,15 +27,15 @@ class Bounds(Schema):
         return self
 
     def ceiling(self, total: int) -> float:
-        """The most samples of `total` that this node may get."""
+        """Return the most samples of `total` that this node may get."""
         return float(total if self.max_batch is None else self.max_batch)
 
 
 def round_within(wanted: Sequence[float], total: int, bounds: Sequence[Bounds]) -> tuple[int, ...]:
-    """Whole numbers that sum to `total`, stay within `bounds`, and lie within one of `wanted` (largest remainder).
+    """Return whole numbers that sum to `total`, stay within `bounds` and lie within one of `wanted` (largest
+    remainder).
 
-    wanted: within bounds already, summing to `total` up to rounding errors. Ties go to the earlier node.
-    """
+    wanted: within bounds already, summing to `total` up to rounding errors. Ties go to the earlier node."""
     counts = [
         min(max(math.floor(w + 1e-9), b.min_batch), int(b.ceiling(total))) for w, b in zip(wanted, bounds, strict=True)
     ]

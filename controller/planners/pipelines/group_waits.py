@@ -1,20 +1,22 @@
-"""Sums of why groups waited, in words: what planner `groups` says of its replay, and `atoll events` of a run."""
+"""Sums of waiting times of groups, in words: planner `groups` reports them of its replay, and `atoll events` of a
+run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Final
 
-from atoll.controller.planners.group_rounds import RoundGroup
+from atoll.controller.planners.pipelines.group_rounds import RoundGroup
 
 MOST_AWAITED: Final = 3
-"""Replicas that a sentence names."""
+"""Number of replicas that a sentence names."""
 
 
 @dataclass(slots=True)
 class StageWaits:
-    """Of a stage's groups: all; those that were held until they connect, and how long for whom (s); those that were
-    not, because another stage was; those whose window was widened, and by how much (s)."""
+    """Waits of a stage's groups. groups: all. held: groups that waited until they connect; held_s: seconds, by the
+    replica they waited for. unvalidated: groups that did not wait, because another stage did. widened, widened_s:
+    groups whose window was widened, and by how many seconds."""
 
     groups: int = 0
     held: int = 0
@@ -28,7 +30,7 @@ class StageWaits:
         return sum(self.held_s.values()) + self.widened_s
 
     def add(self, group: RoundGroup) -> bool:
-        """Returns whether that is a reason to tell: what windows take alone is none."""
+        """Count a group; return whether it is worth reporting: windows alone are not."""
         self.groups += 1
         if group.awaited is not None:
             self.held += 1
@@ -39,7 +41,7 @@ class StageWaits:
         return group.awaited is not None or group.cause == "not validated"
 
     def in_words(self, stage: int, history: int) -> str | None:
-        """One sentence; None where nothing is to be told. history: as of GroupRounds."""
+        """Return one sentence, or None if there is nothing to report. history: as in GroupRounds."""
         reasons = []
         if self.held:
             among = "this group" if history == 1 else f"the last {history} groups"

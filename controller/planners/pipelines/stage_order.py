@@ -1,4 +1,4 @@
-"""Orders the stages of a pipeline such that neighbours are near: an open travelling salesman."""
+"""Order the stages of a pipeline so that neighbours are near: an open travelling salesman."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 EXACT_STAGES: Final = 12
-"""As many are ordered exactly: 2^12 sets of stages are a few milliseconds."""
+"""Number of stages up to which the order is exact: 2^12 sets of stages are a few milliseconds."""
 
 ROUNDS: Final = 40_000
 SEED: Final = 0
@@ -20,11 +20,11 @@ F64 = NDArray[np.float64]
 
 
 def shortest_order(edge_PP: F64) -> tuple[int, ...]:
-    """The order of stages with the least sum of edges between neighbours; the one that begins with the smaller stage
-    number, of an order and its reverse.
+    """Return the order of stages with the least sum of edges between neighbours. Of an order and its reverse, return
+    the one that begins with the smaller number.
 
-    edge_PP: float64 [P, P], symmetric, finite, at least 0. Exact up to EXACT_STAGES (Held and Karp, 1962), by simulated
-    annealing beyond, with a fixed seed: the same edges have the same order."""
+    edge_PP: float64 [P, P], symmetric, finite, at least 0. Exact up to EXACT_STAGES (Held and Karp, 1962). Beyond that
+    simulated annealing with a fixed seed: the same edges have the same order."""
     count = len(edge_PP)
     if count <= 1:
         return tuple(range(count))
@@ -33,12 +33,12 @@ def shortest_order(edge_PP: F64) -> tuple[int, ...]:
 
 
 def order_cost(edge_PP: F64, order: tuple[int, ...]) -> float:
-    """The sum of edges between neighbours."""
+    """Return the sum of edges between neighbours."""
     return math.fsum(float(edge_PP[i, j]) for i, j in pairwise(order))
 
 
 def _exact(edge_PP: F64) -> tuple[int, ...]:
-    """reached[visited, last]: the least cost of visiting a set of stages, ending at one of them."""
+    """Order exactly. reached[visited, last]: the least cost of visiting a set of stages, ending at one of them."""
     count = len(edge_PP)
     reached = np.full((1 << count, count), np.inf)
     before = np.zeros((1 << count, count), dtype=np.intp)
@@ -61,7 +61,7 @@ def _exact(edge_PP: F64) -> tuple[int, ...]:
 
 
 def _annealed(edge_PP: F64) -> tuple[int, ...]:
-    """Reverses pieces of the order, worse ones less and less often."""
+    """Order by simulated annealing: reverse pieces of the order, worse ones less and less often."""
     draw, count = np.random.default_rng(SEED), len(edge_PP)
     order = _nearest_first(edge_PP)
     best, cost = list(order), order_cost(edge_PP, tuple(order))
@@ -91,7 +91,7 @@ def _nearest_first(edge_PP: F64) -> list[int]:
 
 
 def _descended(edge: Sequence[Sequence[float]], order: list[int]) -> list[int]:
-    """Until no reversal of a piece is shorter."""
+    """Reverse pieces until no reversal is shorter."""
     improved = True
     while improved:
         improved = False
@@ -104,7 +104,7 @@ def _descended(edge: Sequence[Sequence[float]], order: list[int]) -> list[int]:
 
 
 def _change(edge: Sequence[Sequence[float]], order: list[int], i: int, j: int) -> float:
-    """Of the cost, where order[i..j] is reversed."""
+    """Return the change of the cost if order[i..j] is reversed."""
     change = 0.0
     if i > 0:
         change += edge[order[i - 1]][order[j]] - edge[order[i - 1]][order[i]]

@@ -1,9 +1,8 @@
-"""Chooses whose CPU memory holds the replicas of whose checkpoint.
+"""Choose whose CPU memory holds the replicas of whose checkpoint.
 
-Source: Gemini (Wang et al., 2023), Algorithm 6.1: groups of m consecutive machines that hold each other's replicas;
-where m does not divide N, the last group takes the rest and is a ring. Failure domains, islands, links, and changes
-that move little are ours.
-"""
+Source: Gemini (Wang et al., 2023), Algorithm 6.1: groups of m consecutive machines that hold each other's replicas. If
+m does not divide N, the last group takes the rest and is a ring. Failure domains, islands, links and small changes
+after a membership change are ours."""
 
 from __future__ import annotations
 
@@ -14,27 +13,27 @@ from typing import Annotated, Final
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from atoll.controller.planners.failure_domains import Block, Domains, Machine, held, require_nested
-from atoll.controller.planners.recovery_probability import recovery_probabilities
-from atoll.controller.planners.replacing import Previous, adapt
+from atoll.controller.planners.checkpoint_placement.failure_domains import Block, Domains, Machine, held, require_nested
+from atoll.controller.planners.checkpoint_placement.placement_changes import Previous, adapt
+from atoll.controller.planners.checkpoint_placement.recovery_probability import recovery_probabilities
 from atoll.controller.planners.schemas import MAX_NODES, Bytes, Name, Schema
 from atoll.errors import BadInput, NoFeasiblePlan
 from atoll.planning.replica_room import fitted
 
 MAX_REPLICAS: Final = 1000
 GENERATIONS: Final = 2
-"""Of every replica: the last complete checkpoint and the one being written."""
+"""Checkpoints kept of every replica: the last complete one and the one being written."""
 _PLENTY: Final = 2**62
-"""Bytes of a machine that does not say."""
+"""Bytes of memory of a machine that does not report it."""
 
 
 _Holders = Annotated[tuple[Name, ...], Field(min_length=1, max_length=MAX_REPLICAS)]
 
 
 class PlacementInput(Schema):
-    """machines: as they are, or how many there are. replicas: of each machine's checkpoint, its own included.
-    checkpoint_bytes: of one machine, where known. site_safe: replicas on different islands, not within one. previous:
-    by machine's name, the names of its holders."""
+    """machines: a description of each, or their number. replicas: copies of each machine's checkpoint, its own
+    included. checkpoint_bytes: size of one machine's checkpoint, if known. site_safe: put replicas on different
+    islands, not within one. previous: names of the holders, by the machine's name."""
 
     machines: Annotated[
         Annotated[int, Field(ge=1, le=MAX_NODES), Tag("(count)")]
@@ -66,17 +65,16 @@ class PlacementInput(Schema):
 
 @dataclass(frozen=True, slots=True)
 class PlacementPlan:
-    """groups: machines by index; more of them than replicas are a ring, and then the strategy is "mixed". holders: of
-    each machine's checkpoint, itself first. recovery_probability: by the number of machines lost at once; None where
-    replicas lie outside of their groups.
+    """groups: indices of machines; a group with more of them than replicas is a ring, and then the strategy is "mixed".
+    holders: the machines that hold each checkpoint, its own first. recovery_probability: by the number of machines lost
+    at once; None if replicas lie outside of their groups.
 
-    without_room: machine and holder of its group, for each replica that does not fit there: it lies on another one, or
-    nowhere; None where memory is not known. own_without_room: machines whose own does not fit.
+    without_room: machine and holder of its group, for each replica that does not fit there: it lies on another machine,
+    or nowhere; None if memory is not known. own_without_room: machines without room for their own checkpoint.
 
-    fatal_domains: host, rack or island whose loss alone takes some checkpoint out of memory; None where none is named.
-    replication_s: of each group, from a step's end until all its replicas are sent, with nothing else on the links;
-    None where link or size are not known. moved: replicas to be sent that were not there before, between machines.
-    """
+    fatal_domains: host, rack or island whose loss alone takes some checkpoint out of memory; None if none is named.
+    replication_s: for each group, seconds from a step's end until all its replicas are sent, with nothing else on the
+    links; None if link or size are not known. moved: replicas that must be sent because the holder is new."""
 
     groups: tuple[Block, ...]
     strategy: str
@@ -90,11 +88,10 @@ class PlacementPlan:
 
 
 def plan_placement(given: PlacementInput) -> PlacementPlan:
-    """Blocks of each island, or of all machines where islands do not matter or are too small. O(N log N).
+    """Place replicas within each island, or among all machines if islands do not matter or are too small. O(N log N).
 
-    A replica lies elsewhere, or nowhere, where its holder's memory has no room. Raises BadInput, or NoFeasiblePlan
-    where none fits anywhere.
-    """
+    A replica lies elsewhere, or nowhere, if its holder's memory has no room. Raises BadInput, or NoFeasiblePlan if no
+    replica fits anywhere."""
     machines, replicas = given.each(), given.replicas
     if replicas > len(machines):
         have = "1 machine" if len(machines) == 1 else f"{len(machines)} machines"
@@ -125,7 +122,7 @@ def plan_placement(given: PlacementInput) -> PlacementPlan:
 
 
 def _with_room(given: PlacementInput, machines: Sequence[Machine], grouped: Sequence[Block]) -> list[Block]:
-    """The holders of each machine's checkpoint, itself first, as far as memory has room for them."""
+    """Return the holders of each machine's checkpoint, itself first, as far as memory has room for them."""
     if all(machine.memory_bytes is None for machine in machines):
         return list(grouped)
     room = [_PLENTY if machine.memory_bytes is None else machine.memory_bytes for machine in machines]
@@ -142,7 +139,7 @@ def _with_room(given: PlacementInput, machines: Sequence[Machine], grouped: Sequ
 
 
 def _short(given: PlacementInput, machines: Sequence[Machine]) -> Iterator[int]:
-    """Machines that have no room for their own checkpoint."""
+    """Yield machines without room for their own checkpoint."""
     for i, machine in enumerate(machines):
         if machine.memory_bytes is not None and machine.memory_bytes < _needed(given, machine):
             yield i
@@ -162,8 +159,8 @@ def _names(machines: Sequence[Machine]) -> list[str]:
 
 
 def _pools(machines: Sequence[Machine], replicas: int, site_safe: bool) -> list[list[int]]:
-    """Machines that are placed among one another: the islands. Those with fewer machines than replicas are one
-    together, with the smallest that is large enough if need be."""
+    """Return the sets of machines that are placed separately: the islands. Islands with fewer machines than replicas
+    form one set together, with the smallest that is large enough if need be."""
     if site_safe:
         return [list(range(len(machines)))]
     islands: defaultdict[str, list[int]] = defaultdict(list)
@@ -178,7 +175,7 @@ def _pools(machines: Sequence[Machine], replicas: int, site_safe: bool) -> list[
 
 
 def _from_smallest(block: Block, replicas: int) -> Block:
-    """A group's order says nothing, a ring may begin anywhere."""
+    """Return the block from its smallest machine on: a group has no order, and a ring may begin anywhere."""
     if len(block) == replicas:
         return tuple(sorted(block))
     at = block.index(min(block))
@@ -197,7 +194,8 @@ def _fatal(domains: Domains, holders: Sequence[Block], machines: Sequence[Machin
 def _replication_s(
     given: PlacementInput, machines: Sequence[Machine], blocks: Sequence[Block]
 ) -> tuple[float | None, ...] | None:
-    """Each sends one replica and receives one for every other one there is; the slowest link of a block decides."""
+    """Return the seconds of replication: each machine sends and receives one replica for every other, and a block's
+    slowest link decides."""
     if given.checkpoint_bytes is None or all(machine.link_bps is None for machine in machines):
         return None
     bits = 8 * given.checkpoint_bytes * (given.replicas - 1)

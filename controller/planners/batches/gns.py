@@ -19,7 +19,7 @@ from atoll.controller.planners.schemas import MAX_NODES, Samples, Schema
 from atoll.errors import BadInput
 
 SqNorm = Annotated[float, Field(ge=0, le=1e200)]
-"""Beyond any gradient's, and no product of two overflows."""
+"""Bound on squared norms: beyond any gradient's, and no product of two overflows."""
 
 
 class GnsInput(Schema):
@@ -33,9 +33,9 @@ class GnsInput(Schema):
 
 @dataclass(frozen=True, slots=True)
 class GnsEstimate:
-    """trace, sqnorm: unbiased for tr(Sigma) and |G|^2; one step's may be negative. noise_scale: their ratio in
-    samples, or None where |G|^2 drowns in the noise. Average trace and sqnorm over steps before dividing: the ratio
-    is biased."""
+    """trace, sqnorm: unbiased estimates of tr(Sigma) and |G|^2; those of one step may be negative. noise_scale: their
+    ratio in samples, or None if |G|^2 drowns in the noise. The ratio is biased: average trace and sqnorm over steps
+    before dividing."""
 
     trace: float
     sqnorm: float
@@ -43,12 +43,10 @@ class GnsEstimate:
 
 
 def estimate_gns(given: GnsInput) -> GnsEstimate:
-    """tr(Sigma), |G|^2 and their ratio from what one step measured. Nodes with no samples say nothing and are left
-    out.
+    """Estimate tr(Sigma), |G|^2 and their ratio from one step. Nodes without samples are left out.
 
-    One node's gradients say nothing about the noise between nodes: give two successive steps of it as two nodes, with
-    the squared norm of their weighted mean. Raises BadInput for fewer than two nodes with samples.
-    """
+    One node's gradients do not show the noise between nodes: give two successive steps of it as two nodes, with the
+    squared norm of their weighted mean. Raises BadInput for fewer than two nodes with samples."""
     if len(given.batches) != len(given.local_sqnorms):
         raise BadInput(f"{len(given.batches)} batches and {len(given.local_sqnorms)} local_sqnorms: give one per node")
     told = [(b, x) for b, x in zip(given.batches, given.local_sqnorms, strict=True) if b > 0]
@@ -63,21 +61,23 @@ def estimate_gns(given: GnsInput) -> GnsEstimate:
 
 
 def combine(batches: Sequence[int], local_sqnorms: Sequence[float], global_sqnorm: float) -> tuple[float, float]:
-    """Unbiased tr(Sigma) and |G|^2 from n >= 2 nodes with b_i >= 1 samples each, B = sum b_i:
+    """Estimate tr(Sigma) and |G|^2 without bias from n >= 2 nodes with b_i >= 1 samples each, B = sum b_i:
 
         tr(Sigma) = (sum b_i |g_i|^2 - B |g|^2) / (n - 1)
         |G|^2     = |g|^2 - tr(Sigma) / B
 
-    From E|g_i|^2 = |G|^2 + tr(Sigma) / b_i and E|g|^2 = |G|^2 + tr(Sigma) / B (McCandlish et al., appendix A.1)."""
+    Derived from E|g_i|^2 = |G|^2 + tr(Sigma) / b_i and E|g|^2 = |G|^2 + tr(Sigma) / B (McCandlish et al., appendix
+    A.1)."""
     # Summed exactly: the two terms are nearly equal where there is little noise.
     weighted = math.fsum(float(b) * x for b, x in zip(batches, local_sqnorms, strict=True))
     return pooled(len(batches), sum(batches), weighted, sum(batches) * global_sqnorm)
 
 
 def pooled(nodes: int, samples: int, weighted: float, combined: float, groups: int = 1) -> tuple[float, float]:
-    """As `combine`, of sums over the nodes: samples is B, weighted is sum b_i |g_i|^2, combined is B |g|^2.
+    """Estimate like `combine`, from sums over the nodes: samples is B, weighted is sum b_i |g_i|^2, combined is B
+    |g|^2.
 
-    groups: of nodes, each with a combined gradient of its own, over which all sums are:
+    groups: number of groups of nodes that have a combined gradient of their own. The sums are over all groups:
 
         tr(Sigma) = (sum b_i |g_i|^2 - sum_j B_j |g_j|^2) / (n - groups)
         |G|^2     = (sum_j B_j |g_j|^2 - groups tr(Sigma)) / sum_j B_j"""
@@ -86,6 +86,6 @@ def pooled(nodes: int, samples: int, weighted: float, combined: float, groups: i
 
 
 def noise_scale(trace: float, sqnorm: float) -> float | None:
-    """tr(Sigma) / |G|^2 in samples; None where |G|^2 is not positive, or their ratio beyond float64."""
+    """Return tr(Sigma) / |G|^2 in samples. None if |G|^2 is not positive, or the ratio exceeds float64."""
     ratio = max(trace, 0.0) / sqnorm if sqnorm > 0 else math.inf
     return ratio if math.isfinite(ratio) else None

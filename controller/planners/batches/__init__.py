@@ -1,0 +1,1 @@
+"""Split a step's batch among unequal devices, and choose its size."""

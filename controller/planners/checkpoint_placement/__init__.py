@@ -1,0 +1,1 @@
+"""Choose whose memory holds the replicas of whose checkpoint."""

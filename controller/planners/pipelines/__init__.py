@@ -1,0 +1,1 @@
+"""Assign devices to pipeline stages, and form the groups in which replicas of a stage average."""
