@@ -31,7 +31,7 @@ from atoll.agent.runtime.checkpoints import resume
 from atoll.agent.runtime.checkpoints.disk.header import fingerprint
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import SlotFile
 from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import file_name
-from atoll.agent.runtime.checkpoints.memory.shards.shard_state import StandingShard
+from atoll.agent.runtime.checkpoints.memory.shards.shard_state import BoundaryShard
 from atoll.agent.runtime.checkpoints.memory.shards.shard_writer import ShardWriter
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
@@ -84,7 +84,7 @@ def write(cluster: Cluster) -> None:
             machine = cluster.folder / f"machine-{(rank // cluster.each + copy) % machines}"
             machine.mkdir(exist_ok=True)
             session = cluster.session(1, rank, None)
-            shard = StandingShard(snapshot, rank, cluster.ranks, None)
+            shard = BoundaryShard(snapshot, rank, cluster.ranks, None)
             shard.look()
             writer = ShardWriter(session, snapshot, shard, inline=True, written=lambda write: None)
             file = SlotFile(machine / file_name(rank, cluster.ranks, 0))

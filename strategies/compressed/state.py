@@ -11,7 +11,7 @@ import torch
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
-from atoll.agent.runtime.step.state.durable import Kept, Origin, OwnState
+from atoll.agent.runtime.step.state.durable import Origin, OwnState, Tensors
 from atoll.strategies.compressed.flat_state import FlatState
 from atoll.strategies.shared_masters import residuals as own_files
 from atoll.v1.common_pb2 import LEVEL_WARNING
@@ -46,17 +46,17 @@ class CompressedState:
         packed = pack_state(state, copy=copy)
         return partial(own_files.write, directory, header, self._session.place.rank, packed)
 
-    def standing(self) -> Mapping[str, torch.Tensor]:
+    def own_at_boundary(self) -> Tensors:
         return self._own()
 
-    def unsent(self) -> Mapping[str, torch.Tensor]:
+    def own_after_flush(self) -> Tensors:
         return self._own()
 
-    def kept(self) -> Kept:
+    def without_flush(self) -> tuple[Tensors, OwnState]:
         own = {name: one.cpu().clone() for name, one in self._own().items()}
-        return Kept({}, OwnState(self._session.place.rank, own, None))
+        return {}, OwnState(self._session.place.rank, own, None)
 
-    def survived(self) -> None: ...
+    def survivor_state(self) -> None: ...
 
     def rolling(self) -> None: ...
 

@@ -12,7 +12,7 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
-from atoll.agent.runtime.step.state.durable import Kept, Origin, OwnState, Survived
+from atoll.agent.runtime.step.state.durable import Origin, OwnState, SurvivorState, Tensors
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.kernels.exchange_engine import RecentPart
 from atoll.strategies.shared_masters import residuals
@@ -93,32 +93,26 @@ class MastersState:
         sums = OwnerSums(self.owner_sums(), summed, following)
         return residuals.state_of(self.residuals(), parts, sums, optimizer, self.flushes)
 
-    def survived(self) -> Survived | None:
+    def survivor_state(self) -> SurvivorState | None:
         if self._place != "live" or not self.adopted:
             return None
         state = self._own(None)
         state["owner_sums"] = {name: one.clone() for name, one in state["owner_sums"].items()}
         sizes = {layer.name: layer.master.numel() for layer in self._exchange.layers}
+        return _LiveResiduals(self._session, state, sizes)
 
-        def as_of(shared: Mapping[str, torch.Tensor]) -> OwnState:
-            copied = residuals.copied(state)
-            (own,) = residuals.as_of(self._session, shared, [(self._session.place.rank, copied)], sizes)
-            return own
-
-        return as_of
-
-    def standing(self) -> Mapping[str, torch.Tensor]:
+    def own_at_boundary(self) -> Tensors:
         return {}
 
-    def unsent(self) -> Mapping[str, torch.Tensor]:
+    def own_after_flush(self) -> Tensors:
         return self.residuals() if self._place == "engine" else {}
 
-    def kept(self) -> Kept:
+    def without_flush(self) -> tuple[Tensors, OwnState]:
         masters = {f"master.{layer.name}": layer.master for layer in self._exchange.layers}
         residual = {name: one.clone() for name, one in self.residuals().items()}
         sums = {name: one.clone() for name, one in self.owner_sums().items()}
         own = OwnState(self._session.place.rank, residual, None, sums)
-        return Kept({**self.shared(), **masters}, own)
+        return {**self.shared(), **masters}, own
 
     def rolling(self) -> RollingMasters:
         return self._rolling
@@ -170,3 +164,16 @@ class MastersState:
             return origin.own
         sizes = {layer.name: layer.master.numel() for layer in self._exchange.layers}
         return residuals.take_over(self._session, origin, sizes)
+
+
+class _LiveResiduals:
+    """A SurvivorState: residuals that are in the live weights, as they were when the view ended."""
+
+    def __init__(self, session: Session, state: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+        """state: as `residuals.state_of` gives it. sizes: entries by layer."""
+        self._session, self._state, self._sizes = session, state, sizes
+
+    def relative_to(self, shared: Tensors) -> OwnState:
+        rank, copied = self._session.place.rank, residuals.copied(self._state)
+        (own,) = residuals.as_of(self._session, shared, [(rank, copied)], self._sizes)
+        return own

@@ -17,7 +17,7 @@ from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import Position, after
 from atoll.agent.runtime.membership.aborted_step import AbortedStep
 from atoll.agent.runtime.step.optimizers.as_one import as_one
-from atoll.agent.runtime.step.state.durable import HandedOver
+from atoll.agent.runtime.step.state.durable import Handover
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
 
 
@@ -39,7 +39,7 @@ class MemberState:
         self.session, self.prepared, self.keeper = session, prepared, keeper
         self.joins = session.joins
         """The worker has trained in no view yet, so it has no state to give."""
-        self.handed_over: HandedOver | None = None
+        self.handed_over: Handover | None = None
         """The state beside model and optimizer, where the worker left the last view at a boundary."""
         self.aborted: AbortedStep | None = None
         """The step that a loss ended; until the next view begins, what the script does counts for nothing."""

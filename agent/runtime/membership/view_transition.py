@@ -26,7 +26,7 @@ from atoll.agent.runtime.membership.recovery.state_recovery import StateRecovery
 from atoll.agent.runtime.membership.session_membership import enter_membership, return_to_membership
 from atoll.agent.runtime.step.plans.planned_step import planned_from_wire
 from atoll.agent.runtime.step.plans.schedule import PlanSchedule
-from atoll.agent.runtime.step.state.durable import HandedOver, Origin
+from atoll.agent.runtime.step.state.durable import Handover, Origin
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
 from atoll.agent.runtime.transport.meeting import join_again
 from atoll.agent.runtime.transport.process_groups import Group
@@ -181,7 +181,7 @@ class ViewTransition:
         """Return whether, in a view that all have proposed, each rank keeps what it has not sent."""
         return self._proposed[number].keeps_unsent
 
-    def leave(self, number: int, handed_over: HandedOver | None) -> None:
+    def leave(self, number: int, handed_over: Handover | None) -> None:
         """Leave for a view that all ranks have proposed, at a boundary at which all do.
 
         handed_over: the state beside model and optimizer, if there is any."""
@@ -324,7 +324,7 @@ class ViewTransition:
     def _handed_over_origin(self, rank: int, takers: int) -> Origin | None:
         """Return this rank's part of what was handed over. A joiner gets only what all ranks share."""
         if self._member.handed_over is not None:
-            return self._member.handed_over.shared_out(rank, takers)
+            return self._member.handed_over.for_rank(rank, takers)
         resumed = self._state.resumed if self._member.joins else None
         return replace(resumed.origin(), own=()) if resumed is not None else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ from atoll.agent.runtime.step.capabilities import (
 from atoll.agent.runtime.step.optimizers.prepared_parameters import PreparedParameters
 from atoll.agent.runtime.step.optimizers.sparse_gradients import refuse_dense_optimizers, refuse_sparse_modules
 from atoll.agent.runtime.step.plans.agreement import Agreed, Agreement, Meeting, ProposalExchange
-from atoll.agent.runtime.step.state.durable import HandedOver, NothingBeside, Origin
+from atoll.agent.runtime.step.state.durable import Handover, NothingBeside, Origin
 from atoll.agent.runtime.transport.channel import LINGER_S, Channel
 from atoll.agent.runtime.transport.meter import LinksInUse
 from atoll.agent.runtime.transport.proposals import ReducedProposals
@@ -248,7 +248,7 @@ class StepExchange:
         if self._local is not None:
             self._local.show_own()
 
-    def hand_over(self, step: int, own: Agreed, *, keeps_unsent: bool) -> HandedOver:
+    def hand_over(self, step: int, own: Agreed, *, keeps_unsent: bool) -> Handover:
         """All ranks together, at a boundary at which they leave their view: what there is beside model and optimizer.
         keeps_unsent: each keeps its own, on all alike. own, and what it raises: as `meet`."""
         rolling = self.durable.rolling()
@@ -256,14 +256,14 @@ class StepExchange:
         if keeps_unsent:
             self.meet(Meeting.SYNCHRONIZE, own)
             self._phases.boundary(wait=True)
-            kept = self.durable.kept()
-            return HandedOver(self._origin(step, kept.shared), {}, kept.own, own_moments)
+            shared, own_state = self.durable.without_flush()
+            return Handover(replace(self._origin(step, shared), own=[own_state]), {}, own_moments)
         self.flush(Meeting.SYNCHRONIZE, own)
-        unsent = {name: one.cpu().clone() for name, one in self.durable.unsent().items()}
+        unsent = {name: one.cpu().clone() for name, one in self.durable.own_after_flush().items()}
         if (group := self._session.group) is not None:
             for one in unsent.values():
                 group.sum_in_place(one, "handing over what was not sent")
-        return HandedOver(self._origin(step, self.durable.shared()), unsent, own_moments=own_moments)
+        return Handover(self._origin(step, self.durable.shared()), unsent, own_moments)
 
     def _origin(self, step: int, shared: Mapping[str, torch.Tensor]) -> Origin:
         session = self._session

@@ -44,7 +44,7 @@ from atoll.agent.runtime.step.optimizers.scaled_steps import ScaledSteps
 from atoll.agent.runtime.step.plans.agreement import Agreed, Meeting
 from atoll.agent.runtime.step.plans.arriving import Plans
 from atoll.agent.runtime.step.plans.schedule import PlanSchedule
-from atoll.agent.runtime.step.state.durable import HandedOver, Origin
+from atoll.agent.runtime.step.state.durable import Handover, Origin
 from atoll.agent.runtime.step.state.fingerprint import fingerprint_of
 from atoll.agent.runtime.step.state.randomness import seed_step
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
@@ -409,7 +409,7 @@ class Training:
         if self._agreed.view <= self._session.view or self._agreed.stop or not self.loader.batches_left:
             return  # after an epoch's last batch the script does what needs all who were there
         self.state.change_begins()
-        handed_over: HandedOver | None = None
+        handed_over: Handover | None = None
         if self._exchange.needs_rollback:
             keeps = self.succession.keeps_unsent(self._agreed.view)
             handed_over = self._exchange.hand_over(self.loader.position.step, self._own(), keeps_unsent=keeps)

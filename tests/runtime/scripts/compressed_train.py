@@ -113,5 +113,5 @@ finally:
     if run._training is not None and hasattr(run._training._exchange.durable, "_residuals"):
         left = run._training._exchange.durable._residuals.by_name()
         torch.save({name: one.clone() for name, one in left.items()}, options.out / f"{NAME}.left")
-        own = run._training._exchange.durable.standing()
+        own = run._training._exchange.durable.own_at_boundary()
         torch.save({name: one.clone() for name, one in own.items()}, options.out / f"{NAME}.own")

@@ -114,7 +114,7 @@ def keep(what: str) -> None:
     assert run._training is not None
     durable: Any = run._training._exchange.durable
     trained, masters = dict(model.named_parameters()), durable.masters()
-    residuals = durable.residuals() if masters else durable.standing()
+    residuals = durable.residuals() if masters else durable.own_at_boundary()
     owner_sums = durable.owner_sums() if masters else {}
     state = {
         "residuals": {name: flat.clone().view_as(trained[name]) for name, flat in residuals.items()},

@@ -88,9 +88,9 @@ class Rank:
 
     def own_state(self, source: Rank) -> OwnState:
         self.state.freeze()
-        survived = self.state.survived()
-        assert survived is not None
-        return survived(source.state.shared())
+        survivor = self.state.survivor_state()
+        assert survivor is not None
+        return survivor.relative_to(source.state.shared())
 
 
 def stop_between_sum_and_master(owner: Rank, other: Rank) -> None:

@@ -17,7 +17,7 @@ from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import 
 from atoll.agent.runtime.checkpoints.memory.replication.rendezvous import connected_sender
 from atoll.agent.runtime.checkpoints.memory.replication.replica_placement import ReplicaPlacement
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
-from atoll.agent.runtime.checkpoints.memory.shards.shard_state import RollingShard, ShardState, StandingShard
+from atoll.agent.runtime.checkpoints.memory.shards.shard_state import BoundaryShard, RollingShard, ShardState
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, Generation, ShardFiles
 from atoll.agent.runtime.checkpoints.memory.shards.shard_writer import LONGEST_WAIT_S, ShardWrite, ShardWriter
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
@@ -45,7 +45,7 @@ class CheckpointTier:
         self._sender: ReplicaSender | None = None
         place, rolling, ring = session.place, snapshot.durable.rolling(), staging_ring(session.device)
         self._shard: ShardState = (
-            StandingShard(snapshot, place.rank, place.world_size, ring, view=session.view)
+            BoundaryShard(snapshot, place.rank, place.world_size, ring, view=session.view)
             if rolling is None
             else RollingShard(snapshot, rolling, place.rank, place.world_size, ring, view=session.view)
         )

@@ -42,13 +42,13 @@ class ContinueWithoutRollback:
         session, keeper = member.session, member.keeper
         if member.updated_to is None:
             member.put_back()
-        survived, saver, group = keeper.stands_broken(member.updated_to), keeper.saver, session.group
+        survivor, saver, group = keeper.stands_broken(member.updated_to), keeper.saver, session.group
         own = keeper.snapshot.position
-        counts = survived is not None and own is not None
+        counts = survivor is not None and own is not None
         rows = gather_positions(group, own or Position(0, 0, 0), saver.seen_step, counts=counts)
         source = newest_rank(rows)
         views = {view for (view,) in gathered_rows(group, [keeper.begun_view])}
-        if source is None or survived is None or not all(row.counts for row in rows) or len(views) > 1:
+        if source is None or survivor is None or not all(row.counts for row in rows) or len(views) > 1:
             raise CheckpointError(self._reason)  # relative to another view's parameters own state says nothing
         states = self._states_of(source, len(rows))
         for name, one in member.prepared.tracked.items():
@@ -59,7 +59,8 @@ class ContinueWithoutRollback:
         saver.seen_step = max(row.seen_step for row in rows)
         beside = {name: one for name, one in states[SHARED].items() if name != _OF_OLD_MEMBERS_ONLY}
         shared = {**beside, **self._masters(states["model"])}
-        origin = Origin(session.run, session.view, position.step, self._old_world_size, shared, [survived(shared)])
+        own_state = survivor.relative_to(shared)
+        origin = Origin(session.run, session.view, position.step, self._old_world_size, shared, [own_state])
         member.set_boundary(position)
         if session.place.is_main:
             text = f"{self._reason}: the others go on from step {position.step} as they are, without it"

@@ -1,4 +1,18 @@
-"""The state of a strategy for checkpoints: what all ranks share, what is each rank's own, how both are taken over."""
+"""State of a strategy beside model and optimizer, as checkpoints and view changes carry it.
+
+State is shared (equal on all ranks) or own (of one rank). Which form it has depends on the moment:
+
+| state | exists | belongs to | a lost rank takes along |
+|---|---|---|---|
+| `Durable.shared` | always | all ranks | nothing |
+| `Durable.own_at_boundary` | at a boundary, where only steps change it | one rank | all since the copy in memory |
+| `RollingState` | always, where a background thread changes it | ranks' parts by round | all since the copy in memory |
+| `Handover`, flushed | from a boundary left by all, until the next view begins | all its ranks | nothing |
+| `Handover`, not flushed | as above, over thin links | one rank | its unsent updates and sums |
+| `SurvivorState` | from a loss, until the next view begins | one survivor | its unsent updates and sums |
+| `Origin` | from a restore or a recovery, until the strategy has started | one rank | nothing more than the above |
+
+A run restored from disk finds own state in files beside the checkpoint; `Origin.own` is None then."""
 
 from __future__ import annotations
 
@@ -16,69 +30,65 @@ from atoll.agent.runtime.checkpoints.model_state import plain_parameters
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
+Tensors = Mapping[str, torch.Tensor]
 
 OWNER_SUM: Final = "owner sum: "
-"""Stands before a layer's name where what is told beside residuals is the sum that its owner keeps."""
+"""Prefix of a layer's name where an entry beside residuals is the sum that the layer's owner keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnState:
-    """What was one rank's alone, of `rank` of the run before."""
+    """State of one rank alone. rank: its number in the run or view before."""
 
     rank: int
-    residual: Mapping[str, torch.Tensor]  # what it had not sent yet, by layer, float32 [N]
-    optimizer: Mapping[str, Any] | None  # state_dict, where each rank had its own and it is not in the checkpoint
-    owner_sums: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of layers that it owned, float32 [N]
+    residual: Tensors  # not sent yet, by layer; float32 [N]
+    optimizer: Mapping[str, Any] | None  # state_dict, where each rank has its own and the checkpoint lacks it
+    owner_sums: Tensors = field(default_factory=dict)  # of layers that the rank owned; float32 [N]
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The checkpoint from which a run goes on; or what the ranks of the view before handed over."""
+    """State from which a strategy starts in a run or view: of a checkpoint, or of the view before."""
 
-    run: int  # that wrote it
-    view: int  # of that run
+    run: int  # the run that wrote it
+    view: int  # the view of that run
     step: int
-    world_size: int  # of that run
-    shared: Mapping[str, torch.Tensor]  # what `Durable.shared` gave; empty for a strategy that gives nothing
-    own: Sequence[OwnState] | None = None  # that this rank takes over; None: it is beside the checkpoint, on disks
+    world_size: int  # of that view
+    shared: Tensors  # from `Durable.shared`; empty where a strategy shares nothing
+    own: Sequence[OwnState] | None = None  # what this rank takes over; None: it is in files beside the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOver:
-    """What the ranks of a view had beside model and optimizer when all left it, the same on each of them. So whoever of
-    them comes into the next view has all of it; but for `own`, which is this rank's alone where nobody handed over.
-    own_moments: as RollingState has it."""
+class Handover:
+    """State beside model and optimizer with which a rank leaves a view, at a boundary at which all ranks leave.
 
-    origin: Origin  # without own
-    unsent: Mapping[str, torch.Tensor]  # by all of them together, by layer; float32 [N]
-    own: OwnState | None = None
+    The ranks add up what they have not sent, so each has all of it (`unsent`). Over thin links they do not: then
+    `origin.own` is the rank's own state. own_moments: as `RollingState` has it."""
+
+    origin: Origin
+    unsent: Tensors  # of all ranks together, by layer; float32 [N]
     own_moments: bool = False
 
-    def shared_out(self, rank: int, takers: int) -> Origin:
-        """With its own, or with one of `takers` equal parts of what was not sent, for this rank."""
-        if self.own is not None:
-            return replace(self.origin, own=[replace(self.own, rank=rank)])
+    def for_rank(self, rank: int, takers: int) -> Origin:
+        """Return the origin with own state for this rank of the next view: its own, or one of `takers` equal parts."""
+        if self.origin.own is not None:
+            return replace(self.origin, own=[replace(own, rank=rank) for own in self.origin.own])
         part = {name: one / takers for name, one in self.unsent.items()}
         return replace(self.origin, own=[OwnState(rank, part, None)])
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What a rank goes on with in another view where nobody hands over. shared: as `Durable.shared`, and "master.LAYER"
-    of weights that are not the masters."""
+class SurvivorState(Protocol):
+    """Own state of a rank whose view ended by a loss."""
 
-    shared: Mapping[str, torch.Tensor]
-    own: OwnState
+    def relative_to(self, shared: Tensors) -> OwnState:
+        """Return it relative to the shared parameters of the member whose `Durable.shared` this is.
 
-
-Survived = Callable[[Mapping[str, torch.Tensor]], OwnState]
-"""Collective, of the members of the next view: what a rank has for itself after a loss, as of the masters of the one
-whose `Durable.shared` it is given. It may be asked again, where that view does not come about. Raises PeerLost."""
+        Collective, of the members of the next view. May be called again if that view is not formed. Raises PeerLost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Bytes [begin, end) of a shared tensor, by name, and the memory that they go to, uint8 [end - begin]."""
+    """Bytes [begin, end) of a shared tensor, by name. into: where to copy them, uint8 [end - begin]."""
 
     name: str
     begin: int
@@ -87,81 +97,81 @@ class Part:
 
 
 class RollingState(Protocol):
-    """What goes on changing in the background while training does. Checkpoints in memory capture it as of the sync
-    round that is the newest at a boundary, on every rank the same, without waiting for it there.
+    """State that a background thread changes while the script trains. Checkpoints in memory capture it as of the sync
+    round that is newest at a boundary, the same on every rank. They do not wait for that round at the boundary.
 
-    `capture` on the training thread; `read` and then `wait` on one other, once for each `capture`."""
+    Call `capture` on the training thread, then `read` and `wait` on one other thread, once for each `capture`."""
 
     @property
     def own_moments(self) -> bool:
-        """Whether the optimizer's moments are this rank's own."""
+        """True if the optimizer's moments are this rank's own."""
 
     @property
     def beside_moments(self) -> int:
-        """Bytes at most that come to the optimizer's own state in training."""
+        """The most bytes that training adds to the optimizer's own state."""
 
-    def shared(self) -> Mapping[str, torch.Tensor]:
-        """What is equal on all ranks after the same sync round: flat, on the CPU, always the same memory."""
+    def shared(self) -> Tensors:
+        """Return what all ranks have alike after the same sync round: flat CPU tensors, always in the same memory."""
 
     def parameters(self) -> Collection[int]:
-        """id(parameter) of those that have a master."""
+        """Return id(parameter) of the parameters that have a master."""
 
     def residuals(self) -> Mapping[str, int]:
-        """Entries, by layer, of what this rank has not sent; and by OWNER_SUM and layer of the sums it keeps."""
+        """Return the entries of each layer's residual, and of each sum that this rank keeps (by OWNER_SUM + layer)."""
 
     def capture(self, parts: Sequence[Part], residuals: Mapping[str, Floats]) -> None:
-        """At a boundary: from now on `parts`, and this rank's residuals, are captured as of this moment."""
+        """Begin to capture `parts` and this rank's residuals as of now. Call at a boundary."""
 
     def read(self) -> None:
-        """Done before the next optimizer.step(): read what that changes."""
+        """Read what the next optimizer.step() changes. Returns before that step."""
 
     def wait(self, stopped: Callable[[], bool]) -> bool:
-        """Until the sync round is there. False if that is not to be expected any more. Raises DeadlineExceeded."""
+        """Wait for the sync round. False if it cannot come any more. Raises DeadlineExceeded."""
 
 
 class Durable(Protocol):
-    """What a checkpoint needs of a strategy beside model and optimizer. Called on the training thread but for `freeze`
-    and `masters`.
+    """Access to a strategy's state beside model and optimizer. Call it on the training thread, but for `freeze` and
+    `masters`.
 
-    Another membership takes it over as `LocalUpdate.start` is given its `Origin`."""
+    The next view takes the state over when `LocalUpdate.start` gets its `Origin`."""
 
     survives_update: bool
-    """Whether the state is whole at any moment after `freeze`, also between optimizer.step() and the boundary."""
+    """True if the state is whole at any moment after `freeze`, also between optimizer.step() and the boundary."""
 
     def freeze(self) -> None:
-        """Somebody is going to read the state, and training will not go on. By any thread."""
+        """Stop changing the state, because it will be read and training has ended. May be called by any thread."""
 
     def masters(self) -> Mapping[int, torch.Tensor]:
-        """The parameters' true values by id(parameter), where the model's own are behind; shaped alike."""
+        """Return the true values by id(parameter), where the model's parameters lag behind them; of equal shapes."""
 
-    def shared(self) -> Mapping[str, torch.Tensor]:
-        """State beside the model's and the optimizer's that is equal on all ranks."""
+    def shared(self) -> Tensors:
+        """Return the state beside model and optimizer that is equal on all ranks."""
 
     def own_writer(self, header: Header, *, copy: bool) -> Callable[[], None] | None:
-        """What writes to disk what is this rank's alone and belongs to the checkpoint `header`; None: nothing is.
+        """Return a function that writes this rank's own state beside the checkpoint `header`; None if there is none.
 
-        copy: it is called while training goes on. It raises CheckpointError."""
+        copy: the function runs while the script trains. It raises CheckpointError."""
 
-    def standing(self) -> Mapping[str, torch.Tensor]:
-        """At a boundary: what is this rank's alone and nothing in the background changes, by layer; float32 [N]. Read
-        before training goes on."""
+    def own_at_boundary(self) -> Tensors:
+        """Return this rank's own state that only steps change, by layer; float32 [N]. Read it before the next step."""
 
-    def unsent(self) -> Mapping[str, torch.Tensor]:
-        """At a boundary, after a flush: what this rank has for itself still and others may take over, by layer; float32
-        [N]. By all the same layers."""
+    def own_after_flush(self) -> Tensors:
+        """Return what a flush at a boundary left unsent, by layer; float32 [N]. All ranks have the same layers."""
 
-    def kept(self) -> Kept:
-        """At a boundary, every update in the masters, without a flush: all of it, this rank's own in copies."""
+    def without_flush(self) -> tuple[Tensors, OwnState]:
+        """Return the shared state, with "master.LAYER" of all weights, and a copy of this rank's own.
 
-    def survived(self) -> Survived | None:
-        """After a loss and `freeze`: None where this rank's own is of no use with another one's masters."""
+        Call at a boundary, once every update is in the masters."""
+
+    def survivor_state(self) -> SurvivorState | None:
+        """Return this rank's own state, after a loss and `freeze`. None if it needs this rank's own masters."""
 
     def rolling(self) -> RollingState | None:
-        """What the background changes; None: the state stands still between a boundary and the next update."""
+        """Return the state that a background thread changes; None if only steps change the state."""
 
 
 class NothingBeside:
-    """The Durable of who keeps nothing beside model and optimizer, and changes nothing in the background."""
+    """The Durable of a strategy without state beside model and optimizer."""
 
     survives_update = False
 
@@ -170,39 +180,39 @@ class NothingBeside:
     def masters(self) -> Mapping[int, torch.Tensor]:
         return {}
 
-    def shared(self) -> Mapping[str, torch.Tensor]:
+    def shared(self) -> Tensors:
         return {}
 
     def own_writer(self, header: Header, *, copy: bool) -> None: ...
 
-    def standing(self) -> Mapping[str, torch.Tensor]:
+    def own_at_boundary(self) -> Tensors:
         return {}
 
-    def unsent(self) -> Mapping[str, torch.Tensor]:
+    def own_after_flush(self) -> Tensors:
         return {}
 
-    def kept(self) -> Kept:
-        return Kept({}, OwnState(0, {}, None))
+    def without_flush(self) -> tuple[Tensors, OwnState]:
+        return {}, OwnState(0, {}, None)
 
-    def survived(self) -> Survived | None: ...
+    def survivor_state(self) -> SurvivorState | None: ...
 
     def rolling(self) -> None: ...
 
 
 class BetweenViews(NothingBeside):
-    """The Durable of a worker that has left one view and is not in the next yet, with what it goes on with."""
+    """The Durable of a worker that has left one view and has not begun the next one."""
 
-    def __init__(self, origin: Origin, model: nn.Module, survived: Survived | None) -> None:
-        """survived: as the view before had it, where a loss ended that; for a loss before the next is there."""
-        self._origin, self._model, self._survived = origin, model, survived
+    def __init__(self, origin: Origin, model: nn.Module, survivor: SurvivorState | None) -> None:
+        """survivor: of the view before, if a loss ended it. It is used again if the next view is not formed."""
+        self._origin, self._model, self._survivor = origin, model, survivor
 
     def masters(self) -> Mapping[int, torch.Tensor]:
         shared = self._origin.shared
         named = ((one, shared.get(f"master.{name}")) for name, one in plain_parameters(self._model))
         return {id(one): master.as_strided(one.shape, one.stride()) for one, master in named if master is not None}
 
-    def shared(self) -> Mapping[str, torch.Tensor]:
+    def shared(self) -> Tensors:
         return self._origin.shared
 
-    def survived(self) -> Survived | None:
-        return self._survived
+    def survivor_state(self) -> SurvivorState | None:
+        return self._survivor

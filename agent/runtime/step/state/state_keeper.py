@@ -24,7 +24,7 @@ from atoll.agent.runtime.pipeline.model_part import ModelPart
 from atoll.agent.runtime.step.optimizers.as_one import as_one
 from atoll.agent.runtime.step.plans.agreement import Agreed
 from atoll.agent.runtime.step.state.consistency import Consistency
-from atoll.agent.runtime.step.state.durable import BetweenViews, Origin, Survived
+from atoll.agent.runtime.step.state.durable import BetweenViews, Origin, SurvivorState
 from atoll.agent.runtime.step.state.shutdown import Shutdown
 from atoll.agent.runtime.step.step_exchange import StepExchange
 from atoll.errors import CheckpointError
@@ -58,7 +58,7 @@ class StateKeeper:
         self.bytes = StateBytes(0, 0)  # of checkpoints in memory, where there are any
         self.resumed: Resumed | None = None
         """The checkpoint from which this run went on."""
-        self.survived: Survived | None = None
+        self.survived: SurvivorState | None = None
         """Of the view that a loss ended, until the next one is begun."""
         self.begun_view = session.view
         """The newest that this rank has begun."""
@@ -94,7 +94,7 @@ class StateKeeper:
             )
         return found
 
-    def stands_broken(self, updated_to: Position | None) -> Survived | None:
+    def stands_broken(self, updated_to: Position | None) -> SurvivorState | None:
         """After a loss, where nobody goes back: what counts is the state of the last boundary, or of `updated_to`,
         where it was updated since. Returns what this rank has for itself then; None: others' state is of no use to
         it."""
@@ -107,7 +107,7 @@ class StateKeeper:
         if self.shutdown.updated and updated_to is not None:
             self.snapshot.take(updated_to)
             self.shutdown.updated = False
-        self.survived = durable.survived()
+        self.survived = durable.survivor_state()
         return self.survived
 
     def go_back(self, resumed: Resumed) -> None:

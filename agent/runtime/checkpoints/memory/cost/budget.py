@@ -36,8 +36,8 @@ def size_of_state(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer],
     rolling = snapshot.durable.rolling()
     moments = sum(map(moment_bytes, optimizers))
     if rolling is None:
-        standing = sum(map(_bytes, snapshot.durable.standing().values()))
-        return StateBytes(sum(map(_bytes, (*model.parameters(), *model.buffers()))) + moments, standing)
+        own = sum(map(_bytes, snapshot.durable.own_at_boundary().values()))
+        return StateBytes(sum(map(_bytes, (*model.parameters(), *model.buffers()))) + moments, own)
     shared = sum(map(_bytes, (*rolling.shared().values(), *snapshot.frozen().values())))
     residuals = torch.float32.itemsize * sum(rolling.residuals().values())
     kept = moments + rolling.beside_moments if rolling.own_moments and moments else 0

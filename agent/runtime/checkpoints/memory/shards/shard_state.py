@@ -70,7 +70,7 @@ class ShardState(Protocol):
         """Take the rest. None where it is not to be had any more, or `stopped` says so."""
 
 
-class StandingShard:
+class BoundaryShard:
     """Of a state that only optimizer.step() changes; and what is this rank's alone, which a pass may change before."""
 
     def __init__(self, snapshot: Snapshot, shard: int, shards: int, ring: StagingRing | None, *, view: int = 1) -> None:
@@ -81,7 +81,7 @@ class StandingShard:
         self._laid_out: tuple[bytes, list[list[Piece]]] = (b"", [])
         self._file: SlotFile
         self._data: Bytes = np.empty(0, np.uint8)
-        self._standing: Mapping[str, torch.Tensor] = {}
+        self._residuals: Mapping[str, torch.Tensor] = {}
         self._own_bytes = 0
         self._hashes: list[str] = []
         self._clones: Mapping[int, torch.Tensor] | None = None  # of the shard's tensors
@@ -104,23 +104,23 @@ class StandingShard:
         layout = self._live.layout
         if self._laid_out[0] != layout.digest:
             self._laid_out = (layout.digest, layout.chunks(*bounds(layout.total, self._shard, self._shards)))
-        self._standing = standing = self._durable.standing()
-        residuals = [(f"{RESIDUAL}{name}", DTYPE_NAMES[torch.float32], [len(one)]) for name, one in standing.items()]
-        self.own = {"tensors": residuals} if standing else None
-        self._own_bytes = 4 * sum(map(len, standing.values()))
+        self._residuals = residuals = self._durable.own_at_boundary()
+        entries = [(f"{RESIDUAL}{name}", DTYPE_NAMES[torch.float32], [len(one)]) for name, one in residuals.items()]
+        self.own = {"tensors": entries} if residuals else None
+        self._own_bytes = 4 * sum(map(len, residuals.values()))
 
     def begin(self, file: SlotFile) -> None:
         self._file = file
         if self._ring is not None:
             self._ring.follow()
             self._clones = self._cloned(self._ring)
-        if self._standing:
+        if self._residuals:
             self._data = self._room()
         at = 0
-        for one in self._standing.values():
+        for one in self._residuals.values():
             torch.from_numpy(self._data[at : at + 4 * len(one)].view(np.float32)).copy_(one)
             at += 4 * len(one)
-        self._standing = {}
+        self._residuals = {}
 
     def _cloned(self, ring: StagingRing) -> Mapping[int, torch.Tensor] | None:
         """None where the device has no room for them."""
@@ -167,7 +167,7 @@ class RollingShard:
         *,
         view: int = 1,
     ) -> None:
-        """ring, view: as for StandingShard."""
+        """ring, view: as for BoundaryShard."""
         self._snapshot, self._rolling, self._shard, self._shards = snapshot, rolling, shard, shards
         self._view = view
         self._ring, self._sources, self._shared_sources = ring, Sources(ring), Sources(ring)
