@@ -13,23 +13,27 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lab.adaptdl import ADAPTDL
 from lab.machine import processor
 
 from atoll.cli.render.terminal import aligned
+from atoll.controller.deciding.given import Given
 from atoll.controller.estimators.run import RunEstimators, StepEstimator
+from atoll.controller.planners.batches.bounds import Bounds
 from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.planners.tta import SaturatingDevice, TtaInput, plan_tta
-from atoll.controller.simulator import presets, report
-from atoll.controller.simulator.catalogue import POLICIES, simulate
+from atoll.controller.simulator import presets
 from atoll.controller.simulator.cluster import Cluster, build
-from atoll.controller.simulator.outcome import Outcome
-from atoll.controller.simulator.policies import Choice, Situation
+from atoll.controller.simulator.policies import POLICIES, SimulatedPolicy
+from atoll.controller.simulator.report import Outcome
 from atoll.controller.simulator.run import Simulation
-from atoll.controller.simulator.scenario import Scenario, parse, read_scenario
+from atoll.controller.simulator.scenario import Scenario, check, read
+from atoll.controller.state.records import PlanRecord
 from atoll.strategies.stale_sparse.settings import StaleSparse
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "scenarios"
@@ -42,12 +46,16 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
 
 
 def example(name: str, **changes: Any) -> Cluster:
-    scenario = read_scenario(EXAMPLES / f"{name}.toml")
+    scenario = check(Scenario, read(EXAMPLES / f"{name}.toml"), name)
     return build(scenario.model_copy(update=changes), EXAMPLES)
 
 
+def outcome(cluster: Cluster, policy: str, seed: int) -> Outcome:
+    return Simulation(cluster, policy, (POLICIES | {"adaptdl": ADAPTDL})[policy], seed).run()
+
+
 def outcomes(cluster: Cluster, policy: str) -> list[Outcome]:
-    return [next(simulate(cluster, [policy], seed)) for seed in SEEDS]
+    return [outcome(cluster, policy, seed) for seed in SEEDS]
 
 
 def middle(values: Sequence[float], form: str = ".1f") -> str:
@@ -63,8 +71,8 @@ def first_plans() -> None:
         excess = [
             " ".join(f"{100 * (p.exact_s / p.optimum_s - 1):.0f}" for p in one.plans if p.seconds) for one in found[:1]
         ]
-        best = [at.plan if (at := report.optimum_at(one)) else math.inf for one in found]
-        wrong = [e.largest for one in found if (e := report.errors(one))]
+        best = [at.record.id if (at := one.best_split) else math.inf for one in found]
+        wrong = [error for one in found for error in one.errors]
         rows.append(
             [
                 policy,
@@ -97,8 +105,8 @@ def cluster_b() -> None:
                 "max_steps": 600,
                 "decide_s": 0.5,
             }
-            cluster = build(parse({**scenario, "learning": {"samples": 1e12}}, "cluster-b"), Path())
-            last = {policy: next(simulate(cluster, [policy], 1)).plans[-1] for policy in ("even", "lb-bsp", "optperf")}
+            cluster = build(check(Scenario, {**scenario, "learning": {"samples": 1e12}}, "cluster-b"), Path())
+            last = {policy: outcome(cluster, policy, 1).plans[-1] for policy in ("even", "lb-bsp", "optperf")}
             optimum_s = last["even"].optimum_s
             rows.append(
                 [
@@ -126,7 +134,7 @@ def adaptive() -> None:
                     f"{name}: {policy}",
                     middle([one.seconds for one in found], ".0f"),
                     str(found[0].steps),
-                    " ".join(str(sum(plan.choice.batches)) for plan in found[0].plans),
+                    " ".join(str(sum(plan.batches)) for plan in found[0].plans),
                 ]
             )
     show("Total batch as noise grows: seconds to the target", ("", "SECONDS", "STEPS", "TOTALS (SEED 1)"), rows)
@@ -135,7 +143,7 @@ def adaptive() -> None:
 def _adaptive_a() -> Cluster:
     learning = {"samples": 400_000, "noise_scale": [300, 6000], "batches": [64, 2048]}
     scenario = {"cluster": "cannikin-a", "model": "resnet50", "total_batch": 100, "learning": learning}
-    return build(parse(scenario, "adaptive-a"), Path())
+    return build(check(Scenario, scenario, "adaptive-a"), Path())
 
 
 PENALTY, NOISE = 0.01, 3740.0
@@ -220,17 +228,20 @@ def trace() -> None:
 class Stopwatch:
     """Times a policy and estimators."""
 
-    def __init__(self, policy: str, scenario: Scenario) -> None:
-        self._inner = POLICIES[policy][0](scenario)
-        self.splits_evenly = self._inner.splits_evenly
+    def __init__(self, policy: str) -> None:
+        self._inner = POLICIES[policy]
         self.decisions_s: list[float] = []
         self.profiles_s: list[float] = []
 
-    def decide(self, given: Situation) -> Choice | None:
+    @property
+    def policy(self) -> SimulatedPolicy:
+        return replace(self._inner, decide=self._decide)
+
+    def _decide(self, given: Given, bounds: Sequence[Bounds], scenario: Scenario) -> PlanRecord | None:
         began = time.thread_time()
-        choice = self._inner.decide(given)
+        plan = self._inner.decide(given, bounds, scenario)
         self.decisions_s.append(time.thread_time() - began)
-        return choice
+        return plan
 
     def estimators(self, of_strategy: StepEstimator | None) -> RunEstimators:
         return _TimedEstimators(of_strategy, self.profiles_s)
@@ -253,20 +264,20 @@ def thousand() -> None:
     cases: list[tuple[str, Cluster]] = [("optperf", example("thousand")), ("goodput", _thousand_goodput())]
     cases += [("parameters", _thousand_islands())]
     for policy, cluster in cases:
-        watch = Stopwatch(policy, cluster.scenario)
+        watch = Stopwatch(policy)
         began = time.thread_time()
-        outcome = Simulation(cluster, policy, watch, watch.estimators, 1).run()
+        found = Simulation(cluster, policy, watch.policy, 1, watch.estimators).run()
         cpu_s = time.thread_time() - began
         rows.append(
             [
                 policy,
                 str(len(cluster.devices)),
-                f"{outcome.seconds:.0f}",
-                f"{1000 * report.mean_step_s(outcome):.0f}",
-                f"{cpu_s / outcome.seconds:.2f}",
+                f"{found.seconds:.0f}",
+                f"{1000 * found.mean_step_s:.0f}",
+                f"{cpu_s / found.seconds:.2f}",
                 middle([1000 * s for s in watch.decisions_s if s > 1e-3]),  # the others had nothing new to go by
                 middle([1000 * s for s in watch.profiles_s]),
-                str(len(outcome.plans)),
+                str(len(found.plans)),
             ]
         )
     columns = (
@@ -309,7 +320,7 @@ def _thousand_islands() -> Cluster:
         "links": links,
         "learning": {"samples": 4_000_000, "extra": grid},
     }
-    return build(parse(scenario, "islands"), Path())
+    return build(check(Scenario, scenario, "islands"), Path())
 
 
 PARTS: dict[str, Callable[[], None]] = {

@@ -14,7 +14,8 @@ import argparse
 import statistics
 from typing import Any, Final
 
-from atoll.controller.simulator.volunteer_scenario import parse
+from atoll.controller.simulator.scenario import check
+from atoll.controller.simulator.volunteer_scenario import VolunteerScenario
 from atoll.controller.simulator.volunteers import simulate
 
 ALONE_S: Final = {"albert": 44 * 60, "llama": 169 * 60}
@@ -53,7 +54,7 @@ def minutes(model: str, case: int, stages: int | None, seed: int, batches: int) 
         **CASES[case],
         **({"max_stages": stages} if stages is not None else {}),
     }
-    scenario = parse(document, f"{model}, case {case}")
+    scenario = check(VolunteerScenario, document, f"{model}, case {case}")
     found = {one.policy: one for one in simulate(scenario, POLICIES, seed)}
     return len(found["volunteer"].stages), {name: statistics.mean(one.batch_s) / 60 for name, one in found.items()}
 

@@ -95,7 +95,6 @@ UNCLEAN_FOLDERS: set[str] = {
     "controller/jobs/volunteers",
     "controller/planners",
     "controller/services",
-    "controller/simulator",
     "controller/state",
     "kernels",
     "strategies",

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from atoll.cli.render.terminal import aligned
-from atoll.controller.simulator.failure_scenario import FailureScenario, parse
-from atoll.controller.simulator.recovery import POLICIES, Survived, survive
+from atoll.controller.simulator.failures import POLICIES, FailureOutcome, FailureScenario, simulate
+from atoll.controller.simulator.scenario import check
 
 SEEDS: Final = (1, 2, 3)
 GEMINI: Final[dict[str, Any]] = {
@@ -35,25 +35,25 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
     print("\n".join(aligned(columns, rows, right=columns[1:])), flush=True)
 
 
-def spread(found: Sequence[Survived], value: Callable[[Survived], float], form: str) -> str:
+def spread(found: Sequence[FailureOutcome], value: Callable[[FailureOutcome], float], form: str) -> str:
     values = sorted(map(value, found))
     return f"{statistics.median(values):{form}} [{values[0]:{form}}-{values[-1]:{form}}]"
 
 
-def percent(found: Sequence[Survived]) -> str:
+def percent(found: Sequence[FailureOutcome]) -> str:
     return spread(found, lambda one: 100 * one.effective, ".1f")
 
 
-def by_policy(scenario: FailureScenario) -> dict[str, list[Survived]]:
-    found = [list(survive(scenario, list(POLICIES), seed)) for seed in SEEDS]
+def by_policy(scenario: FailureScenario) -> dict[str, list[FailureOutcome]]:
+    found = [list(simulate(scenario, list(POLICIES), seed)) for seed in SEEDS]
     return {policy: [one[i] for one in found] for i, policy in enumerate(POLICIES)}
 
 
-def charged(scenario: FailureScenario, one: Survived) -> float:
+def charged(scenario: FailureScenario, one: FailureOutcome) -> float:
     """The paper's way: a step's share of what training takes without failures, less for each failure Eq. 6.1 and what
     any recovery costs, as if no failure ever came during another's recovery."""
     calm = next(
-        survive(scenario.model_copy(update={"failures": scenario.failures.model_copy(update=_CALM)}), [one.policy], 0)
+        simulate(scenario.model_copy(update={"failures": scenario.failures.model_copy(update=_CALM)}), [one.policy], 0)
     )
     fixed_s = scenario.recovery.detect_s + scenario.recovery.restart_s
     fixed_s += scenario.memory.save_s if one.policy == "memory" else 0
@@ -67,7 +67,7 @@ def frequent() -> None:
     """Figure 6.15a."""
     rows = []
     for a_day in (0, 1, 2, 4, 8):
-        found = by_policy(parse(GEMINI | {"failures": {"machine_per_day": a_day / 16}}, "frequent"))
+        found = by_policy(check(FailureScenario, GEMINI | {"failures": {"machine_per_day": a_day / 16}}, "frequent"))
         rows.append([str(a_day), *(percent(found[policy]) for policy in POLICIES)])
     show("16 machines: effective training time, %", ("FAILURES A DAY", *POLICIES), rows)
 
@@ -76,7 +76,11 @@ def many() -> None:
     """Figure 6.15b: the paper has 91 for memory at 1,000 instances, 54 % more than HighFreq."""
     rows = []
     for machines in (16, 200, 400, 600, 800, 1000):
-        given = parse(GEMINI | {"machines": machines, "days": 300, "failures": {"machine_per_day": 0.015}}, "many")
+        given = check(
+            FailureScenario,
+            GEMINI | {"machines": machines, "days": 300, "failures": {"machine_per_day": 0.015}},
+            "many",
+        )
         found = by_policy(given)
         as_there = [charged(given, found[policy][0]) for policy in POLICIES]
         shown = [f"{value:.1f}" if value > 0 else "none" for value in as_there]
@@ -90,7 +94,7 @@ def wasted() -> None:
     rows = []
     for what, changes in (("processes", {}), ("machines", {"hardware": 1.0})):
         given = GEMINI | {"days": 20_000, "failures": {"machine_per_day": 0.1 / 16} | changes}
-        for policy, found in by_policy(parse(given, "wasted")).items():
+        for policy, found in by_policy(check(FailureScenario, given, "wasted")).items():
             mean_s = spread(found, lambda one: statistics.fmean(r.wasted_s for r in one.recoveries), ".0f")
             rows.append([f"{what}: {policy}", mean_s, f"{found[0].expected_wasted_s:.0f}"])
     show("Wasted time of a failure, s", ("FAILURES OF", "MEAN", "EQ. 6.1"), rows)
@@ -102,7 +106,11 @@ def replicas() -> None:
     for machines in (16, 1000):
         for m in (1, 2, 3):
             rates = {"machine_per_day": 0.015, "hardware": 1.0, "rack_per_day": 0.01, "rack_machines": 8}
-            given = parse(HERE | {"machines": machines, "replicas": m, "days": 300, "failures": rates}, "replicas")
+            given = check(
+                FailureScenario,
+                HERE | {"machines": machines, "replicas": m, "days": 300, "failures": rates},
+                "replicas",
+            )
             found = by_policy(given)
             memory = found["memory"]
             rows.append(

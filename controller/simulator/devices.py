@@ -1,11 +1,12 @@
-"""The time that devices really take for a step: the truth that estimators see through noise.
+"""Simulated devices: the time that a step really takes, which estimators see through noise.
 
 Legend of suffixes: N = ranks, in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,14 +15,15 @@ import numpy as np
 from atoll.controller.planners.batches.bounds import Bounds
 from atoll.controller.planners.batches.optperf import NodeModel
 from atoll.controller.planners.batches.water_filling import F64
+from atoll.controller.simulator.scenario import DeviceSection
 
 FORWARD_SHARE: Final = 1 / 3
-"""Of a step's computing, where only the whole is known: a backward pass takes two forward passes' time."""
+"""Share of a step's computing before its backward pass, where only the whole is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """With a batch of x: load, forward and update q max(x, floor) + s seconds, backward k max(x, floor) + m."""
+    """Seconds of a batch x: load, forward and update q max(x, floor) + s, backward k max(x, floor) + m."""
 
     q: float
     s: float
@@ -31,45 +33,43 @@ class Cost:
 
     @classmethod
     def saturating(cls, alpha: float, beta: float) -> Cost:
-        """StellaTrain (2024), Eq. 2: min(beta / alpha x, beta) samples a second."""
+        """Return the cost of min(beta / alpha x, beta) samples a second. Source: StellaTrain (2024), Eq. 2."""
         return cls(FORWARD_SHARE / beta, 0.0, (1 - FORWARD_SHARE) / beta, 0.0, alpha)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDevice:
-    """noise: sigma of the log-normal factor on each part of a step; its mean is 1. spikes: probability that a step
-    takes spike_factor times as long. speed: 1.0 = as `cost` says. dense_s: what exchanging every entry would take of a
-    step, beside `cost`. It is there in joins_s <= time < leaves_s."""
+    """A device of the scenario; `given` is the section that it comes from, perhaps with others."""
 
     name: str
-    island: str
     cost: Cost
-    bounds: Bounds
-    noise: float
-    spikes: float
-    spike_factor: float
-    speed: float
-    dense_s: float
-    joins_s: float
-    leaves_s: float
+    given: DeviceSection
+
+    @property
+    def bounds(self) -> Bounds:
+        """Limits of its batch. The lower one is 1: an idle rank would never be measured again."""
+        return Bounds(min_batch=1, max_batch=self.given.max_batch)
+
+    def is_called(self, name: str) -> bool:
+        """Tell whether this is the device's name, or that of its section."""
+        return self.name == name or (self.name.startswith(f"{name}-") and self.name[len(name) + 1 :].isdigit())
+
+    def is_there(self, now_s: float) -> bool:
+        leaves_s = math.inf if self.given.leaves_s is None else self.given.leaves_s
+        return self.given.joins_s <= now_s < leaves_s
 
     def model(self, speed: float) -> NodeModel:
-        """As a planner sees it above `floor`."""
+        """Return the planners' model of it, which holds above `cost.floor`."""
         cost = self.cost
         return NodeModel(
-            q=cost.q / speed,
-            s=cost.s / speed,
-            k=cost.k / speed,
-            m=cost.m / speed,
-            min_batch=self.bounds.min_batch,
-            max_batch=self.bounds.max_batch,
-        )
+            q=cost.q / speed, s=cost.s / speed, k=cost.k / speed, m=cost.m / speed, **dict(self.bounds)
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """Seconds of one step. before_N: load, forward and update. backward_N: the backward pass. dense_N: what exchanging
-    every entry would take beside them."""
+    """Seconds of one step. before_N: load, forward and update. backward_N: the backward pass. dense_N: exchanging
+    every entry, which comes on top."""
 
     before_N: F64
     backward_N: F64
@@ -80,31 +80,40 @@ class Computing:
         return self.before_N + self.backward_N
 
 
-class SimulatedDevices:
-    """Those of one run, by rank."""
+class Ranks:
+    """The devices of one run, in order of their ranks. Their speeds may change and are given at each step."""
 
     def __init__(self, devices: Sequence[SimulatedDevice]) -> None:
-        self.members = tuple(devices)
+        self.devices = tuple(devices)
+        self.bounds = tuple(device.bounds for device in devices)
+        self.island_of = tuple(device.given.island for device in devices)
+        self.islands = sorted(set(self.island_of))
+        self.leaders = [self.island_of.index(name) for name in self.islands]
+        """The rank that sends for each island."""
         self._q, self._s, self._k, self._m, self._floor = np.array(
             [(d.cost.q, d.cost.s, d.cost.k, d.cost.m, d.cost.floor) for d in devices], dtype=np.float64
         ).T
-        self._dense_N = np.array([d.dense_s for d in devices])
-        self._sigma_N = np.array([d.noise for d in devices])
-        self._spikes_N = np.array([d.spikes for d in devices])
-        self._spike_factor_N = np.array([d.spike_factor for d in devices])
+        self._dense_N, self._sigma_N, self._spikes_N, self._spike_factor_N = np.array(
+            [(d.given.dense_s, d.given.noise, d.given.spikes, d.given.spike_factor) for d in devices], dtype=np.float64
+        ).T
 
-    def exact(self, batches: Sequence[int], speed_N: F64) -> Computing:
-        """Without noise."""
+    @property
+    def saturates(self) -> bool:
+        return bool(self._floor.any())
+
+    def exact(self, batches: Sequence[int], speeds: Mapping[str, float]) -> Computing:
+        """Return a step without noise."""
+        speed_N = np.array([speeds[device.name] for device in self.devices])
         batch = np.maximum(np.array(batches, dtype=np.float64), self._floor)
         before_N, backward_N = self._q * batch + self._s, self._k * batch + self._m
         return Computing(before_N / speed_N, backward_N / speed_N, self._dense_N / speed_N)
 
-    def drawn(self, batches: Sequence[int], speed_N: F64, rng: np.random.Generator) -> Computing:
-        """With this step's noise. Draws the same number of values whatever the batches are."""
-        exact = self.exact(batches, speed_N)
-        normal_2N = rng.standard_normal((2, len(self.members)))
+    def drawn(self, batches: Sequence[int], speeds: Mapping[str, float], rng: np.random.Generator) -> Computing:
+        """Return a step with noise. It takes as many values from `rng` whatever the batches are."""
+        exact = self.exact(batches, speeds)
+        normal_2N = rng.standard_normal((2, len(self.devices)))
         noise_2N = np.exp(self._sigma_N * normal_2N - self._sigma_N**2 / 2)
-        spike_N = np.where(rng.random(len(self.members)) < self._spikes_N, self._spike_factor_N, 1.0)
+        spike_N = np.where(rng.random(len(self.devices)) < self._spikes_N, self._spike_factor_N, 1.0)
         return Computing(
             exact.before_N * noise_2N[0] * spike_N,
             exact.backward_N * noise_2N[1] * spike_N,

@@ -1,4 +1,4 @@
-"""The worth of a step, and the gradients' norms that tell it: the part of training that is not time.
+"""Worth of a step in training progress, and the norms of gradients from which it is estimated.
 
 Legend of suffixes: N = ranks, D = dimensions of the simulated gradient.
 """
@@ -14,7 +14,8 @@ from atoll.controller.planners.batches.goodput import efficiency
 from atoll.controller.planners.batches.water_filling import F64
 
 DIMENSIONS: Final = 64
-"""Enough that squared norms vary as those of a large model's layers do, and cheap for 1,000 ranks."""
+"""Dimensions of a simulated gradient. Its squared norm varies like those of a large model's layers, and 1,000 ranks
+are cheap."""
 
 
 class SampledNorms(NamedTuple):
@@ -46,12 +47,12 @@ class Learning:
         return float(first * (last / first) ** self.share)
 
     def step(self, total_batch: int, extra: float | None) -> None:
-        """extra: g, with which X samples are worth X / (1 + g); None: what the noise scale makes of them."""
+        """Add one step. extra: g, with which X samples are worth X / (1 + g); None: the noise scale decides."""
         by_noise = efficiency(self.noise_scale, self._initial_batch, total_batch)
         self.progress += total_batch * (by_noise if extra is None else 1 / (1 + extra))
 
     def norms(self, batches: Sequence[int], rng: np.random.Generator) -> SampledNorms:
-        """Of one step; of one rank alone, of the halves of its batch.
+        """Return the norms of one step; of a single rank, those of the halves of its batch.
 
         |G|^2 = 1 and tr(Sigma) = the noise scale, spread evenly over all dimensions."""
         alone = len(batches) == 1

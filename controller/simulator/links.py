@@ -1,4 +1,4 @@
-"""A link over simulated time: a constant rate, or a trace of `seconds,mbit_s` lines over and over."""
+"""Links over simulated time: a constant rate, or a trace of `seconds,mbit_s` lines over and over."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Final
 from atoll.errors import BadInput
 
 MAX_POINTS: Final = 100_000
-_BYTES_PER_MBIT: Final = 125_000.0
+BYTES_PER_MBIT: Final = 125_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """mbit_s[i] holds from starts_s[i] on, each way; after length_s it begins again."""
+    """Rate over time: mbit_s[i] from starts_s[i] on, each way; after length_s it begins again."""
 
     starts_s: tuple[float, ...]
     mbit_s: tuple[float, ...]
@@ -31,13 +31,13 @@ class Link:
         return self.mbit_s[bisect_right(self.starts_s, self._inside(now_s)[1]) - 1]
 
     def ends_s(self, begin_s: float, size_bytes: float) -> float:
-        """When this many bytes are through, if they begin at `begin_s` and have the link for themselves."""
+        """Return when this many bytes are through, if they begin at `begin_s` and are alone on the link."""
         round_s, inside_s = self._inside(begin_s)
         index = bisect_right(self.starts_s, inside_s) - 1
         left = size_bytes
         while True:
             until_s = self.starts_s[index + 1] if index + 1 < len(self.starts_s) else self.length_s
-            bytes_s = self.mbit_s[index] * _BYTES_PER_MBIT
+            bytes_s = self.mbit_s[index] * BYTES_PER_MBIT
             if left <= (until_s - inside_s) * bytes_s:
                 return round_s + inside_s + left / bytes_s
             left -= (until_s - inside_s) * bytes_s
@@ -46,7 +46,7 @@ class Link:
                 round_s, inside_s, index = round_s + self.length_s, 0.0, 0
 
     def _inside(self, now_s: float) -> tuple[float, float]:
-        """When the present round of the trace began, and the seconds since then."""
+        """Return when the present round of the trace began, and the seconds since then."""
         if math.isinf(self.length_s):
             return 0.0, now_s
         rounds, inside_s = divmod(now_s, self.length_s)
@@ -54,9 +54,9 @@ class Link:
 
 
 def read_trace(path: Path, hint: str = ". Its path is relative to the scenario") -> Link:
-    """A CSV of `seconds,mbit_s` with a heading; seconds ascend from 0. The last point lasts as long as the one before.
+    """Read a CSV of `seconds,mbit_s` with a heading; seconds ascend from 0. The last point lasts like the one before.
 
-    Raises BadInput naming file and line; hint: what it adds where there is no such file."""
+    Raises BadInput naming file and line. hint: added to the message where there is no such file."""
     try:
         rows = list(csv.reader(path.read_text().splitlines()))
     except (OSError, UnicodeDecodeError) as error:

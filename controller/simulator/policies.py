@@ -1,124 +1,137 @@
-"""Policies: given what is known of a run, the next plan or none. Baselines that know little are here."""
+"""Policies by name: the controller's own deciding code with different permissions, and baselines."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
-from atoll.controller.estimators.profile import Profile
+from atoll.controller.deciding.given import Given
+from atoll.controller.deciding.next import next_plan
 from atoll.controller.planners.batches.bounds import Bounds
-from atoll.controller.planners.surrogate import Surrogate
+from atoll.controller.simulator.scenario import Scenario
 from atoll.controller.simulator.strategy_steps import Params
+from atoll.controller.state.records import PlanRecord
+from atoll.errors import BadInput, NoFeasiblePlan
+from atoll.host.documents import did_you_mean
+from atoll.strategies import registry
+from atoll.strategies.declaration import Strategy, load
 
-GAIN: Final = 0.02
-"""Baselines leave a plan alone that is within this part of the best they know of, or noise would move batches."""
+MIN_BASELINE_GAIN: Final = 0.02
+"""Share of the step's time that a baseline must win, or noise would move its batches."""
+LB_BSP_STEP: Final = 5
+"""Samples that LB-BSP moves from a rank at most, at each decision."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What a policy wants: samples of each rank, what the plan tells the strategy, the step's predicted seconds (0
-    where it predicts none)."""
-
-    batches: tuple[int, ...]
-    params: Params
-    planner: str
-    reason: str
-    predicted_s: float = 0.0
-    learning_rate_factor: float = 1.0
+Decide = Callable[[Given, Sequence[Bounds], Scenario], PlanRecord | None]
+"""Returns the plan that should follow the current one; None while that is good enough or too little is known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """current: the newest plan, whose number within the run is `plan`, in force or not, decided at planned_s.
-    candidates: total batches to choose from, ascending. surrogate: where the scenario has one. bounds, islands: by
-    rank."""
-
-    now_s: float
-    planned_s: float
-    run: int
-    plan: int
-    current: Choice
-    profile: Profile
-    bounds: tuple[Bounds, ...]
-    islands: tuple[str, ...]
-    initial_batch: int
-    candidates: tuple[int, ...]
-    rule: str
-    surrogate: Surrogate | None
-
-    def measured(self) -> tuple[float, ...] | None:
-        """Seconds that each rank computes under the newest plan; None before all were measured."""
-        ranks = self.profile.ranks
-        known = [ranks[rank] for rank in range(len(self.bounds)) if rank in ranks and ranks[rank].plan == self.plan]
-        return tuple(rank.compute_s for rank in known) if len(known) == len(self.bounds) else None
-
-
-class SimulatedPolicy(Protocol):
-    """One for each simulated job: it may remember. splits_evenly: whatever is known of the devices."""
-
-    splits_evenly: bool
-
-    def decide(self, given: Situation) -> Choice | None:
-        """The plan that should follow `given.current`; None while that is good enough or too little is known."""
-        ...
-
-
-class Even:
-    """The same for every rank, for ever: DistributedDataParallel."""
-
-    splits_evenly = True
-
-    def decide(self, given: Situation) -> Choice | None:
+def _controller(given: Given, bounds: Sequence[Bounds], scenario: Scenario) -> PlanRecord | None:
+    try:
+        return next_plan(given)
+    except NoFeasiblePlan:
         return None
 
 
-class Pinned:
-    """As Even, and from the first decision on plans tell the strategy always the same."""
-
-    splits_evenly = True
-
-    def __init__(self, params: Params, reason: str) -> None:
-        self._params, self._reason = params, reason
-
-    def decide(self, given: Situation) -> Choice | None:
-        if given.current.params == self._params:
-            return None
-        return Choice(batches=given.current.batches, params=self._params, planner="pinned", reason=self._reason)
+def _never(given: Given, bounds: Sequence[Bounds], scenario: Scenario) -> PlanRecord | None:
+    return None
 
 
-class LbBsp:
-    """LB-BSP (Chen et al., 2020) as Cannikin compares with it: at each decision up to `step` samples move from a slow
-    rank to a fast one: the slowest to the fastest, the second slowest to the second fastest, and so on.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedPolicy:
+    """what: one line for users. split: "auto" or "inverse-time", as in a job file. batch: whether it may change the
+    total batch within the scenario's range; parameters: whether it may change what plans tell the strategy. even:
+    whether ranks get equal batches, whatever is known of them."""
 
-    Kinder than a fixed step: a move never overshoots the point where both would compute equally long.
+    what: str
+    decide: Decide = _controller
+    split: str = "auto"
+    batch: bool = False
+    parameters: bool = False
+    even: bool = False
+
+
+def lb_bsp(given: Given, bounds: Sequence[Bounds], scenario: Scenario) -> PlanRecord | None:
+    """Move samples between ranks as LB-BSP (Chen et al., 2020), in the form that Cannikin compares with.
+
+    At each decision up to LB_BSP_STEP samples move from the slowest rank to the fastest, from the second slowest to the
+    second fastest, and so on. A move never overshoots the point where both compute equally long, unlike the original's.
     """
+    ranks = given.ranks()
+    if ranks is None:
+        return None
+    times = [rank.compute_s for rank in ranks]
+    batches = [round(share) for share in given.current.shares]
+    order = sorted(range(len(batches)), key=lambda rank: (times[rank], rank))
+    moved = 0
+    for fast, slow in zip(order, reversed(order), strict=True):
+        if times[slow] <= (1 + MIN_BASELINE_GAIN) * times[fast]:
+            break
+        slope = times[slow] / batches[slow] + times[fast] / batches[fast]
+        count = min(LB_BSP_STEP, round((times[slow] - times[fast]) / slope))
+        count = min(count, batches[slow] - bounds[slow].min_batch)
+        count = min(count, int(bounds[fast].ceiling(sum(batches))) - batches[fast])
+        if count > 0:
+            batches[slow], batches[fast], moved = batches[slow] - count, batches[fast] + count, moved + count
+    if not moved:
+        return None
+    return following(given, batches, "lb-bsp", f"{moved} samples moved from slow to fast ranks")
 
-    splits_evenly = False
 
-    def __init__(self, step: int = 5) -> None:
-        self._step = step
+def following(given: Given, batches: Sequence[int], planner: str, reason: str, predicted_s: float = 0.0) -> PlanRecord:
+    """Return a baseline's plan after the current one."""
+    return replace(
+        given.current,
+        id=given.current.id + 1,
+        shares=tuple(map(float, batches)),
+        planner=planner,
+        reason=reason,
+        predicted_s=predicted_s,
+        learning_rate_factor=0.0,
+    )
 
-    def decide(self, given: Situation) -> Choice | None:
-        times = given.measured()
-        if times is None:
+
+POLICIES: Final = {
+    "even": SimulatedPolicy(what="the same for every rank, for ever", decide=_never, even=True),
+    "lb-bsp": SimulatedPolicy(
+        what="up to five samples from a slow to a fast rank at each decision (Chen et al., 2020)", decide=lb_bsp
+    ),
+    "inverse-time": SimulatedPolicy(what="shares by time per sample", split="inverse-time"),
+    "optperf": SimulatedPolicy(what="the fastest split of a fixed total batch, as the controller decides"),
+    "goodput": SimulatedPolicy(what="split and total batch, as the controller decides", batch=True),
+    "parameters": SimulatedPolicy(
+        what="split, and what plans tell the strategy (sparsity, for one)", parameters=True
+    ),
+    "parameters-batch": SimulatedPolicy(
+        what="split, total batch and what plans tell the strategy, with the least time to accuracy",
+        parameters=True,
+        batch=True,
+    ),
+}  # fmt: skip
+
+
+def pinned(what: str, params_of: Callable[[Scenario], Params]) -> SimulatedPolicy:
+    """Return the policy that splits evenly and gives the strategy the same parameters from its first decision on."""
+
+    def decide(given: Given, bounds: Sequence[Bounds], scenario: Scenario) -> PlanRecord | None:
+        params = params_of(scenario)
+        if given.current.strategy_params == params:
             return None
-        batches = list(given.current.batches)
-        order = sorted(range(len(batches)), key=lambda rank: (times[rank], rank))
-        moved = 0
-        for fast, slow in zip(order, reversed(order), strict=True):
-            if times[slow] <= (1 + GAIN) * times[fast]:
-                break
-            slope = times[slow] / batches[slow] + times[fast] / batches[fast]
-            count = min(self._step, round((times[slow] - times[fast]) / slope))
-            count = min(count, batches[slow] - given.bounds[slow].min_batch)
-            count = min(count, int(given.bounds[fast].ceiling(sum(batches))) - batches[fast])
-            if count > 0:
-                batches[slow], batches[fast], moved = batches[slow] - count, batches[fast] + count, moved + count
-        if not moved:
-            return None
-        return Choice(
-            batches=tuple(batches),
-            params=given.current.params,
-            planner="lb-bsp",
-            reason=f"{moved} samples moved from slow to fast ranks",
-        )
+        plan = following(given, [round(share) for share in given.current.shares], "pinned", what)
+        return replace(plan, strategy_params=params)
+
+    return SimulatedPolicy(what=what, decide=decide, even=True)
+
+
+def of_strategy(strategy: Strategy) -> dict[str, SimulatedPolicy]:
+    """Return the strategy's own baselines."""
+    return dict(load(strategy.simulator).policies) if strategy.simulator else {}
+
+
+def chosen(names: Sequence[str], scenario: Scenario) -> list[SimulatedPolicy]:
+    """Return the policies of these names. Raises BadInput."""
+    known = POLICIES | of_strategy(registry.find(scenario.strategy))
+    for name in names:
+        if name not in known:
+            raise BadInput(f"no policy {name!r}. {did_you_mean(name, known)}")
+    return [known[name] for name in names]

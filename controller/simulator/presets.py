@@ -1,4 +1,4 @@
-"""Devices and models by name, from the tables of the papers, and what had to be assumed where they print none.
+"""Presets of devices and models, from the tables of papers; what these do not print is assumed.
 
 StellaTrain (2024), Table 2, prints alpha and beta: taken as they are. Cannikin (2024), Tables 3 to 5, names hardware,
 models and their sizes, but no coefficients of any device: those here are ours, see `_SPEED` and `_WORK`.
@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from atoll.controller.simulator.devices import Cost
+from atoll.controller.simulator.scenario import DeviceSection
 from atoll.errors import BadInput
 from atoll.host.documents import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """entries: trained parameters. initial_batch: what the papers' learning rates were tuned for; 0 if not told."""
+    """entries: trained parameters. initial_batch: batch for which the paper tuned its learning rate; 0 if unknown."""
 
     entries: int
     initial_batch: int
@@ -55,8 +56,8 @@ _SPEED: Final[Mapping[str, float]] = {
     "v100": 15.7 / 16.3,
     "rtx-6000": 1.0,
 }
-"""Against a Quadro RTX 6000: peak float32 rates of the data sheets, in Tflop/s, but the A100 by what Cannikin says in
-section 6 (3.42 times an RTX 6000)."""
+"""Speed relative to a Quadro RTX 6000: peak float32 rates of the data sheets, in Tflop/s. The A100 has the 3.42 of
+Cannikin, section 6."""
 
 _WORK: Final[Mapping[str, tuple[float, float]]] = {
     "resnet50": (4.0e-3, 0.020),
@@ -65,8 +66,8 @@ _WORK: Final[Mapping[str, tuple[float, float]]] = {
     "bert": (16e-3, 0.030),
     "neumf": (0.002e-3, 0.004),
 }
-"""Seconds a sample and seconds a step of an RTX 6000: assumed, of the size that such a device is known for. The
-seconds a step are what launching kernels and the optimizer cost, and do not shrink on a faster device."""
+"""Seconds a sample and seconds a step of an RTX 6000: assumed. The seconds a step are for kernel launches and the
+optimizer, and do not shrink on a faster device."""
 
 CLUSTERS: Final[Mapping[str, tuple[tuple[str, int], ...]]] = {
     "cannikin-a": (("rtx-a5000", 1), ("rtx-a4000", 1), ("quadro-p4000", 1)),
@@ -75,8 +76,20 @@ CLUSTERS: Final[Mapping[str, tuple[tuple[str, int], ...]]] = {
 """Cannikin (2024), Tables 3 and 4: device presets and how many of each."""
 
 
+def model(name: str) -> Model:
+    """Return the preset of this name. Raises BadInput."""
+    known(name, MODELS, "model")
+    return MODELS[name]
+
+
+def devices_of(cluster: str) -> list[DeviceSection]:
+    """Return the sections that a scenario could have in place of `cluster`. Raises BadInput."""
+    known(cluster, CLUSTERS, "cluster")
+    return [DeviceSection(preset=name, count=count) for name, count in CLUSTERS[cluster]]
+
+
 def cost(device: str, model: str) -> Cost:
-    """Raises BadInput naming what there is."""
+    """Return the cost of a device preset with a model preset. Raises BadInput naming what there is."""
     known(device, {name for name, _ in _ALPHA_BETA} | set(_SPEED), "device preset")
     known(model, MODELS, "model")
     if found := _ALPHA_BETA.get((device, model)):
@@ -90,13 +103,13 @@ def cost(device: str, model: str) -> Cost:
 
 
 def known(name: str, names: Iterable[str], what: str) -> None:
-    """Raises BadInput with the nearest name."""
+    """Raise BadInput with the nearest name for one that is not there."""
     if name not in (listed := sorted(names)):
         raise BadInput(f"no {what} {name!r}. {did_you_mean(name, listed)}")
 
 
 def listed() -> list[dict[str, object]]:
-    """Every preset as `atoll simulate --list-presets` shows it."""
+    """Return every preset as `atoll simulate --list-presets` shows it."""
     found: list[dict[str, object]] = [
         {"kind": "cluster", "name": name, "what": ", ".join(f"{count} x {device}" for device, count in devices)}
         for name, devices in CLUSTERS.items()

@@ -1,119 +1,195 @@
-"""Outcomes for people and for programs: rows of a table, and a document without anything that varies between runs."""
+"""Outcomes of scenarios of devices: what a policy came to, as rows of a table and as a document.
+
+A document holds nothing that varies between runs of the same scenario and seed."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
-from atoll.controller.simulator.outcome import Outcome, PlanLog
+from atoll.controller.simulator.strategy_steps import Params
+from atoll.controller.state.records import PlanRecord
 
-MAX_POINTS: Final = 300
-"""Of a curve, thinned evenly."""
+MAX_CURVE_POINTS: Final = 300
+"""Points of a curve that is shown; longer ones are thinned evenly."""
 NEAR_OPTIMUM: Final = 0.02
-MEASURED_STEPS: Final = 5
-"""A plan's prediction is judged where it held for this many steps at least."""
+"""Relative distance of a step from the best split's up to which it counts as found."""
+MIN_MEASURED_STEPS: Final = 5
+"""Steps that a plan must have lasted for its prediction to be judged."""
+
+
+def numbers(params: Params) -> dict[str, float]:
+    """Return the parameters that are numbers."""
+    return {name: value for name, value in params.items() if isinstance(value, int | float)}
+
+
+@dataclass(slots=True, kw_only=True)
+class PlanLog:
+    """A plan and its steps. at_s: when it was decided; from_step: the first step that has it. exact_s: its step without
+    noise when it came into force; optimum_s: that of the best split of the same total, 0 where it is not known.
+    seconds: of each of its steps."""
+
+    record: PlanRecord
+    batches: tuple[int, ...]
+    at_s: float
+    from_step: int
+    exact_s: float = 0.0
+    optimum_s: float = 0.0
+    seconds: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Errors:
-    """Relative differences of predicted and measured step times, over `plans` plans."""
+class Point:
+    """State after a step. progress: in samples of the initial batch."""
 
-    plans: int
-    median: float
-    largest: float
-
-
-def errors(outcome: Outcome) -> Errors | None:
-    found = [
-        abs(plan.choice.predicted_s / statistics.median(plan.seconds) - 1)
-        for plan in outcome.plans
-        if plan.choice.predicted_s and len(plan.seconds) >= MEASURED_STEPS
-    ]
-    return Errors(len(found), statistics.median(found), max(found)) if found else None
+    now_s: float
+    progress: float
+    step_s: float
+    total_batch: int
+    params: Params
 
 
-def optimum_at(outcome: Outcome) -> PlanLog | None:
-    """The first plan whose step, without noise, is within NEAR_OPTIMUM of the best split's."""
-    for plan in outcome.plans:
-        if plan.seconds and plan.optimum_s and plan.exact_s <= (1 + NEAR_OPTIMUM) * plan.optimum_s:
-            return plan
-    return None
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Answer to a device that offered itself: the first one, and its admission."""
+
+    at_s: float
+    device: str
+    admitted: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """ended: the reason. samples: trained; progress: what they were worth."""
+
+    policy: str
+    ended: str
+    seconds: float
+    steps: int
+    progress: float
+    samples: int
+    plans: tuple[PlanLog, ...]
+    points: tuple[Point, ...]
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def reached(self) -> bool:
+        return self.ended == "target reached"
+
+    @property
+    def mean_step_s(self) -> float:
+        return statistics.fmean(point.step_s for point in self.points)
+
+    @property
+    def errors(self) -> list[float]:
+        """Relative differences of predicted and measured step times, one for each plan that lasted."""
+        return [
+            abs(plan.record.predicted_s / statistics.median(plan.seconds) - 1)
+            for plan in self.plans
+            if plan.record.predicted_s and len(plan.seconds) >= MIN_MEASURED_STEPS
+        ]
+
+    @property
+    def best_split(self) -> PlanLog | None:
+        """The first plan whose step, without noise, is within NEAR_OPTIMUM of the best split's."""
+        for plan in self.plans:
+            if plan.seconds and plan.optimum_s and plan.exact_s <= (1 + NEAR_OPTIMUM) * plan.optimum_s:
+                return plan
+        return None
 
 
 COLUMNS: Final = ("POLICY", "SECONDS", "STEPS", "STEP", "SAMPLES/S", "PLANS", "BEST SPLIT", "ERROR", "AGAINST FIRST")
-NUMBERS: Final = COLUMNS[1:]
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    """AGAINST FIRST: time to the target against that of the first policy. BEST SPLIT: from which plan on. ERROR:
-    median and largest of predicted against measured."""
-    return [_row(outcome, outcomes[0]) for outcome in outcomes]
+    """Return the table's rows; docs/simulator.md says what the columns mean."""
+    first, found = outcomes[0], []
+    for one in outcomes:
+        wrong, best = one.errors, one.best_split
+        found.append(
+            [
+                one.policy,
+                f"{one.seconds:.1f}" if one.reached else f"{one.seconds:.1f}: {one.ended}",
+                str(one.steps),
+                f"{1000 * one.mean_step_s:.1f} ms",
+                f"{one.samples / one.seconds:.1f}",
+                str(len(one.plans)),
+                f"plan {best.record.id}, {best.at_s:.1f} s" if best else "-",
+                f"{100 * statistics.median(wrong):.1f}, {100 * max(wrong):.1f} %" if wrong else "-",
+                f"{100 * (one.seconds / first.seconds - 1):+.1f} %" if one.reached and first.reached else "-",
+            ]
+        )
+    return found
 
 
-def _row(outcome: Outcome, first: Outcome) -> list[str]:
-    wrong, best = errors(outcome), optimum_at(outcome)
-    both = outcome.reached and first.reached
-    return [
-        outcome.policy,
-        f"{outcome.seconds:.1f}" if outcome.reached else f"{outcome.seconds:.1f}: {outcome.ended}",
-        str(outcome.steps),
-        f"{1000 * mean_step_s(outcome):.1f} ms",
-        f"{outcome.samples / outcome.seconds:.1f}",
-        str(len(outcome.plans)),
-        f"plan {best.plan}, {best.at_s:.1f} s" if best else "-",
-        f"{100 * wrong.median:.1f}, {100 * wrong.largest:.1f} %" if wrong else "-",
-        f"{100 * (outcome.seconds / first.seconds - 1):+.1f} %" if both else "-",
-    ]
-
-
-def mean_step_s(outcome: Outcome) -> float:
-    return statistics.fmean(point.step_s for point in outcome.points)
-
-
-def document(scenario: str, seed: int, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Plain data: the same for the same scenario and seed, to the byte."""
-    return {"scenario": scenario, "seed": seed, "policies": [_plain(outcome) for outcome in outcomes]}
-
-
-def _plain(outcome: Outcome) -> dict[str, Any]:
-    wrong, best = errors(outcome), optimum_at(outcome)
-    stride = -(-len(outcome.points) // MAX_POINTS)
-    thinned = outcome.points[::-stride][::-1]  # the last one stays
+def plain(one: Outcome) -> dict[str, Any]:
+    """Return an outcome as JSON data, its curve thinned."""
+    wrong, best = one.errors, one.best_split
+    prediction = {
+        "plans": len(wrong),
+        "median_error": statistics.median(wrong or [0]),
+        "largest_error": max(wrong or [0]),
+    }
+    stride = -(-len(one.points) // MAX_CURVE_POINTS)
     return {
-        "policy": outcome.policy,
-        "ended": outcome.ended,
-        "seconds": outcome.seconds,
-        "steps": outcome.steps,
-        "samples": outcome.samples,
-        "progress": outcome.progress,
-        "mean_step_s": mean_step_s(outcome),
-        "prediction": None
-        if wrong is None
-        else {"plans": wrong.plans, "median_error": wrong.median, "largest_error": wrong.largest},
-        "best_split": None if best is None else {"run": best.run, "plan": best.plan, "at_s": best.at_s},
-        "plans": [_plan(plan) for plan in outcome.plans],
-        "verdicts": [asdict(verdict) for verdict in outcome.verdicts],
-        "curve": [asdict(point) for point in thinned],
+        "policy": one.policy,
+        "ended": one.ended,
+        "seconds": one.seconds,
+        "steps": one.steps,
+        "samples": one.samples,
+        "progress": one.progress,
+        "mean_step_s": one.mean_step_s,
+        "prediction": prediction if wrong else None,
+        "best_split": {"run": best.record.run, "plan": best.record.id, "at_s": best.at_s} if best else None,
+        "plans": [_plan(plan) for plan in one.plans],
+        "verdicts": [asdict(verdict) for verdict in one.verdicts],
+        "curve": [asdict(point) for point in one.points[::-stride][::-1]],  # the last one stays
     }
 
 
 def _plan(plan: PlanLog) -> dict[str, Any]:
-    choice = plan.choice
+    record = plan.record
     return {
-        "run": plan.run,
-        "plan": plan.plan,
+        "run": record.run,
+        "plan": record.id,
         "at_s": plan.at_s,
         "from_step": plan.from_step,
-        "planner": choice.planner,
-        "reason": choice.reason,
-        "batches": list(choice.batches),
-        "params": dict(choice.params),
-        "learning_rate_factor": choice.learning_rate_factor,
-        "predicted_s": choice.predicted_s or None,
+        "planner": record.planner,
+        "reason": record.reason,
+        "batches": list(plan.batches),
+        "params": dict(record.strategy_params),
+        "learning_rate_factor": record.learning_rate_factor or 1.0,
+        "predicted_s": record.predicted_s or None,
         "measured_s": statistics.median(plan.seconds) if plan.seconds else None,
         "steps": len(plan.seconds),
         "exact_s": plan.exact_s or None,
         "optimum_s": plan.optimum_s or None,
     }
+
+
+def draw(title: str, outcomes: Sequence[Outcome], path: Path) -> None:
+    """Draw progress, step time, batch and parameters over time. Raises OSError, or ValueError for an unknown ending."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot
+
+    labels = {"progress": "progress (samples)", "step_ms": "step (ms)", "total_batch": "total batch"}
+    labels |= {name: name for name in sorted({name for one in outcomes for at in one.points for name in at.params})}
+    size = (8, 2.2 * len(labels) + 0.5)
+    figure, axes = pyplot.subplots(len(labels), 1, figsize=size, squeeze=False, sharex=True, layout="constrained")
+    for outcome in outcomes:
+        points = outcome.points[:: -(-len(outcome.points) // MAX_CURVE_POINTS)]
+        values = [asdict(point) | {"step_ms": 1000 * point.step_s} | dict(point.params) for point in points]
+        for axis, (name, label) in zip(axes[:, 0], labels.items(), strict=True):
+            axis.set_ylabel(label)
+            axis.plot([point.now_s for point in points], [one[name] for one in values], label=outcome.policy)
+    axes[0, 0].set_title(title)
+    axes[0, 0].legend(fontsize="small")
+    axes[-1, 0].set_xlabel("simulated seconds")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

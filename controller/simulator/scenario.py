@@ -1,4 +1,4 @@
-"""A scenario file: what a user may say about a cluster in simulated time, checked before anything runs."""
+"""Scenario file of a cluster in simulated time, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from pydantic import (
 )
 
 from atoll.controller.planners.surrogate import Surrogate
-from atoll.controller.simulator.strategy_steps import StrategySteps
 from atoll.errors import BadInput
 from atoll.host.documents import explain, read_toml
 from atoll.strategies import registry
@@ -31,7 +30,7 @@ NEEDS: Final = {
     "compression": "ratio, compress, decompress, tensors",
     "learning.extra": "what compression costs",
 }
-"""Tables that strategies ask for, and what has to be said there."""
+"""Tables that strategies ask for, and their fields."""
 _MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 _MAX_ENTRIES: Final = 10_000
 
@@ -65,7 +64,7 @@ class DeviceSection(Section):
     max_batch: _Count | None = None
     speed: _Positive = 1.0
     dense_s: _Seconds = 0.0
-    """What exchanging every entry would take of the device in a step, in proportion for the part that is sent."""
+    """Device seconds of a step if every entry were exchanged, in proportion for the part that is sent."""
 
     noise: Annotated[StrictFloat | StrictInt, Field(ge=0, le=1, allow_inf_nan=False)] = 0.03
     """Sigma of the log-normal factor on each part of a step."""
@@ -92,7 +91,7 @@ class DeviceSection(Section):
 
 
 class LinkSection(Section):
-    """`[links.ISLAND]`: what the island's link to the others carries each way."""
+    """`[links.ISLAND]`: rate of the island's link to the others, each way."""
 
     mbit_s: _Positive | None = None
     trace: StrictStr | None = None
@@ -106,7 +105,7 @@ class LinkSection(Section):
 
 
 class ChangeSection(Section):
-    """`[[changes]]`: from `at_s` on, another speed of a device (all of the name), or another rate of a link."""
+    """`[[changes]]`: another speed of a device (all of the name), or another rate of a link, from `at_s` on."""
 
     at_s: _Seconds
     device: _Name | None = None
@@ -129,7 +128,7 @@ class OverlapSection(Section):
     t_o: _Seconds | None = None
     t_u: _Seconds | None = None
     mbit_s: _Positive = 10_000.0
-    """Within an island; between islands their links count."""
+    """Rate within an island; between islands their links count."""
 
     bucket_mib: _Positive = 25.0
     noise: Annotated[StrictFloat | StrictInt, Field(ge=0, le=1, allow_inf_nan=False)] = 0.05
@@ -142,20 +141,19 @@ class OverlapSection(Section):
 
 
 class SparseSection(Section):
-    """`[sparse]`: tables whose gradients are sparse, put together, of strategy zen. Their entries are among the
-    model's."""
+    """`[sparse]`: all tables with sparse gradients, for strategy zen. Their entries are among the model's."""
 
     rows: _Count
     width: _Count
     density: _Share
-    """Of the rows, those in one rank's gradient; between islands, in an island's."""
+    """Share of the rows in one rank's gradient; between islands, in an island's."""
 
     density_of_all: _Share
-    """Of the rows, those in the sum of all ranks."""
+    """Share of the rows in the sum of all ranks."""
 
     skew: Annotated[StrictFloat | StrictInt, Field(ge=1, le=1e5, allow_inf_nan=False)] = 1.0
     distinct: _Share = 1.0
-    """Of a rank's rows, those whose gradient is no repetition of another's."""
+    """Share of a rank's rows whose gradient repeats no other row's."""
 
     @model_validator(mode="after")
     def _grows(self) -> SparseSection:
@@ -169,32 +167,32 @@ class TensorSection(Section):
 
     count: Annotated[StrictInt, Field(ge=1, le=MAX_TENSORS)] = 1
     bytes: Annotated[StrictInt, Field(ge=1, le=2**50)]
-    """Of each gradient, in float32."""
+    """Bytes of each gradient in float32."""
 
     backward: _Positive
-    """Of each, its part of the backward pass, against the others'."""
+    """Time of each in the backward pass, relative to the others."""
 
 
 _Cost = tuple[_Seconds, _Share]
 
 
 class CompressionSection(Section):
-    """`[compression]`: a model's tensors, and what compressing them costs, of strategy compressed. Costs are seconds,
+    """`[compression]`: a model's tensors and the cost of compressing them, for strategy compressed. Costs are seconds,
     and seconds a byte of the gradient."""
 
     ratio: Annotated[StrictFloat | StrictInt, Field(gt=0, le=64, allow_inf_nan=False)]
-    """Bytes of a compressed gradient for each of its own."""
+    """Compressed bytes for each byte of a gradient."""
 
     compress: _Cost
     decompress: _Cost
-    """On the device of the backward pass; in its thread, where that is the CPU."""
+    """Cost on the device of the backward pass; in its thread, where that is the CPU."""
 
     compress_cpu: _Cost | None = None
     decompress_cpu: _Cost | None = None
-    """Beside it, on the CPU; the same where left out."""
+    """Cost on the CPU beside it; the same where left out."""
 
     latency_s: _Seconds = 0.0005
-    """Of an exchange of everybody with everybody."""
+    """Seconds of latency of an exchange among all."""
 
     tensors: Annotated[tuple[TensorSection, ...], Field(min_length=1, max_length=MAX_TENSORS)]
 
@@ -214,13 +212,13 @@ class CompressionSection(Section):
 
 
 class LearningSection(Section):
-    """`[learning]`: what a sample is worth. Progress is counted in samples of the initial batch."""
+    """`[learning]`: worth of a sample. Progress is counted in samples of the initial batch."""
 
     samples: _Positive = 1_000_000
-    """The run ends when this much progress is made."""
+    """Progress at which the run ends."""
 
     initial_batch: _Count | None = None
-    """The model's, or the total batch, where left out."""
+    """Batch in which progress counts: the model's, or the total batch, where left out."""
 
     noise_scale: tuple[_Positive, _Positive] = (1000.0, 1000.0)
     """Gradient noise scale in samples at the start and at the end; geometric in between."""
@@ -240,12 +238,12 @@ class LearningSection(Section):
 
 
 class Scenario(Section):
-    """The whole file."""
+    """Whole scenario file of devices."""
 
     name: _Name = "scenario"
     strategy: StrictStr = registry.default().name
     strategy_settings: StrategySettings = StrategySettings()
-    """From the strategy's own table, as in a job file."""
+    """Settings from the strategy's own table, as in a job file."""
 
     model: _Name | None = None
     """A preset: entries and initial batch, and with device presets what a sample costs."""
@@ -258,13 +256,13 @@ class Scenario(Section):
     policies: Annotated[tuple[StrictStr, ...], Field(min_length=1, max_length=32)] = ("even", "optperf")
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
     decide_s: _Positive = 1.0
-    """How often the telemetry arrives and a policy is asked, in simulated seconds."""
+    """Simulated seconds between two deliveries of telemetry, after which a policy decides."""
 
     admission: StrictBool = False
-    """Whether the controller's admission is asked before a device joins."""
+    """True: a device joins only if the controller's admission accepts it."""
 
     restart_s: _Seconds = 3.0
-    """What a join or a leave costs all ranks."""
+    """Seconds that a join or a leave costs all ranks."""
 
     max_s: _Positive = 1e6
     max_steps: Annotated[StrictInt, Field(ge=1, le=10_000_000)] = 100_000
@@ -287,8 +285,8 @@ class Scenario(Section):
         try:
             settings = strategy.settings.model_validate(data.get(strategy.section, {}))
         except ValidationError as error:
-            told = explain(strategy.settings, error.errors(include_url=False))
-            raise ValueError(f"[{strategy.section}] {told}") from error
+            why = explain(strategy.settings, error.errors(include_url=False))
+            raise ValueError(f"[{strategy.section}] {why}") from error
         rest = {name: value for name, value in data.items() if name != strategy.section}
         return {"strategy_settings": settings} | rest
 
@@ -296,7 +294,7 @@ class Scenario(Section):
     def _fits(self) -> Scenario:
         if not self.devices and self.cluster is None:
             raise ValueError("a scenario needs [[devices]] or a cluster")
-        steps: type[StrategySteps] = load(registry.find(self.strategy).simulator)
+        steps = load(registry.find(self.strategy).simulator)
         there = {"sparse": self.sparse, "compression": self.compression, "learning.extra": self.learning.extra}
         for table in steps.needs:
             if there[table] is None:
@@ -310,29 +308,19 @@ class Scenario(Section):
         return self
 
     def first_params(self) -> dict[str, Any]:
-        """What the first plan tells the strategy."""
+        """Return the first plan's parameters for the strategy."""
         names = registry.find(self.strategy).plan_parameters.adjustable()
         return {name: value for name, value in self.strategy_settings.said().items() if name in names}
 
 
-def read_scenario(path: Path) -> Scenario:
-    """Read a scenario file. Raises NotFound or BadInput naming file, field and the nearest valid one."""
-    return parse(read(path), str(path))
-
-
 def read(path: Path) -> dict[str, Any]:
-    """A scenario file of any kind. Raises NotFound, or BadInput where it is not TOML."""
+    """Read a scenario file of any kind. Raises NotFound, or BadInput where it is not TOML."""
     document, _ = read_toml("scenario", path, _MAX_FILE_BYTES, large="Use count = N for devices that are alike")
     return document
 
 
-def parse(document: dict[str, Any], where: str) -> Scenario:
-    """Raises BadInput for the first field that is wrong."""
-    return check(Scenario, document, where)
-
-
 def check(root: type[Checked], document: dict[str, Any], where: str) -> Checked:
-    """A document as `root`. Raises BadInput for the first field that is wrong."""
+    """Return a document as `root`. Raises BadInput naming file, the first wrong field and the nearest valid one."""
     try:
         return root.model_validate(document)
     except ValidationError as error:

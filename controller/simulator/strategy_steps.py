@@ -1,10 +1,11 @@
-"""The seam between the simulator and a strategy: how long its steps take, and what they are worth."""
+"""Seam between the simulator and a strategy: how long its steps take, and what they are worth."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -17,25 +18,17 @@ from atoll.strategies.declaration import Declared
 if TYPE_CHECKING:
     from atoll.controller.simulator.cluster import Cluster
     from atoll.controller.simulator.policies import SimulatedPolicy
-    from atoll.controller.simulator.scenario import Scenario
 
 Params = Mapping[str, Any]
-"""What a plan tells the strategy, by name."""
-PolicyMaker: TypeAlias = "tuple[Callable[[Scenario], SimulatedPolicy], str]"
-"""What makes a policy, and its description."""
-
-
-def numbers(params: Params) -> dict[str, float]:
-    """Those that are numbers."""
-    return {name: value for name, value in params.items() if isinstance(value, int | float)}
+"""Parameters of a plan for the strategy, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One step. ends_s: when its slowest rank is done. step_N: from boundary to boundary. sync_N, last_sync_N: of the
-    all-reduces as each rank sees them. sent_J, busy_J: bytes that left each island, and seconds they took to leave.
-    exchange_N: what the exchange took of the devices beside their computing. metrics_N: what the strategy's workers
-    report beside the plan's parameters, by name. told: the messages of ranks to the strategy's controller half."""
+    """Times of one step. ends_s: when its slowest rank is done. step_N: from boundary to boundary. sync_N, last_sync_N:
+    of the all-reduces as each rank sees them. sent_J, busy_J: bytes that left each island, and seconds they took to
+    leave. exchange_N: device time of the exchange beside computing. metrics_N: further metrics of the workers, by name.
+    messages: to the strategy's controller half, by rank."""
 
     ends_s: float
     step_N: F64
@@ -43,45 +36,56 @@ class Timed:
     sync_N: F64
     last_sync_N: F64
     stall_N: F64
-    sent_J: F64
-    busy_J: F64
+    sent_J: F64 | float = 0.0
+    busy_J: F64 | float = 0.0
     exchange_N: F64 | float = 0.0
     metrics_N: Mapping[str, F64] = field(default_factory=dict)
-    told: Mapping[int, Declared] = field(default_factory=dict)
+    messages: Mapping[int, Declared] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """As it is at a moment. links: by island."""
+    """State of the links at a moment. links: by island."""
 
     now_s: float
     links: Mapping[str, Link]
 
 
-class StrategySteps(Protocol):
-    """One for each run of a simulated job."""
+class StrategySteps(ABC):
+    """Steps of one run of a simulated job. A strategy overrides `step` and `exact_s`."""
 
-    needs: ClassVar[tuple[str, ...]]
+    needs: ClassVar[tuple[str, ...]] = ()
     """Tables that a scenario has to have for it, of those in scenario.NEEDS."""
 
-    policies: ClassVar[Mapping[str, PolicyMaker]]
+    policies: ClassVar[Mapping[str, SimulatedPolicy]] = {}
     """Baselines of its own, by name."""
 
     def __init__(self, cluster: Cluster, island_of: Sequence[str], begins_s: float) -> None:
         """island_of: by rank."""
+        self._cluster, self._ranks, self._islands = cluster, len(island_of), sorted(set(island_of))
 
+    @abstractmethod
     def step(self, computing: Computing, params: Params, network: Network, rng: np.random.Generator) -> Timed:
-        """The next step. rng: of the network's noise."""
-        ...
+        """Return the next step. rng: of the network's noise."""
 
+    @abstractmethod
     def exact_s(self, computing: Computing, params: Params, network: Network) -> float:
-        """Seconds of a step without noise, if the network stays as it is."""
-        ...
+        """Return the seconds of a step without noise, if the network stays as it is."""
 
     def optimum_s(self, total: int, nodes: Sequence[NodeModel], network: Network) -> float:
-        """Seconds of the best split's step without noise; 0 where it is not known."""
-        ...
+        """Return the seconds of the best split's step without noise; 0 where it is not known."""
+        return 0.0
 
     def extra(self, total_batch: int, params: Params) -> float | None:
-        """The part of samples that it needs more; None: as the gradients' noise says, which ranks then measure."""
-        ...
+        """Return the share of samples that it needs more; None: the gradients' noise decides, which ranks measure."""
+        return None
+
+    def _circle(self) -> int:
+        """Return how many take part in a sum: one rank of each island, where there are several."""
+        return len(self._islands) if len(self._islands) > 1 else self._ranks
+
+    def _mbit_s(self, network: Network) -> float:
+        """Return the rate of the thinnest link, or the one within a single island."""
+        if len(self._islands) == 1:
+            return float(self._cluster.scenario.overlap.mbit_s)
+        return min(network.links[name].at_mbit_s(network.now_s) for name in self._islands)

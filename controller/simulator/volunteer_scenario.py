@@ -1,9 +1,9 @@
-"""A scenario file about volunteers: sites of devices that stay or come and go, a model in stages, links."""
+"""Scenario file of `kind = "volunteers"`: sites of devices that stay or may vanish, a model in stages, links."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,10 @@ from atoll.controller.planners.pipelines.allocation import (
     AllocationDevice,
     AllocationInput,
 )
-from atoll.controller.simulator.scenario import Section, check
+from atoll.controller.simulator.scenario import Section
 
 MAX_EVENTS: Final = 20_000_000
-"""Micro-batches on devices; more take minutes."""
+"""Micro-batches times devices of a scenario; more take minutes."""
 
 F64 = NDArray[np.float64]
 _Name = Annotated[StrictStr, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")]
@@ -37,17 +37,17 @@ class SiteSection(Section):
     count: Annotated[StrictInt, Field(ge=1, le=MAX_DEVICES)] = 1
     devices: Annotated[StrictInt, Field(ge=1, le=MAX_DEVICES)] = 1
     power: _Positive = 1.0
-    """Of a device: layer costs that it works off in a second."""
+    """Layer costs that a device computes in a second."""
 
     reliable: StrictBool = True
     mbit_s: _Positive = 16_000.0
-    """Between two devices of the site."""
+    """Rate between two devices of the site."""
 
     delay_s: _Seconds = 0.0001
 
 
 class BetweenSection(Section):
-    """`[between]`: of each two sites, drawn evenly from these ranges, the same both ways."""
+    """Links of each two sites (`[between]`), drawn evenly from these ranges, the same both ways."""
 
     mbit_s: _Range = (1000.0, 1000.0)
     delay_s: tuple[_Seconds, _Seconds] = (0.01, 0.01)
@@ -61,7 +61,7 @@ class BetweenSection(Section):
 
 
 class VolunteerScenario(Section):
-    """The whole file."""
+    """Whole scenario file."""
 
     kind: Literal["volunteers"]
     name: _Name = "volunteers"
@@ -72,23 +72,23 @@ class VolunteerScenario(Section):
     batches: Annotated[StrictInt, Field(ge=1, le=100_000)] = 30
     layers: Annotated[StrictInt, Field(ge=1, le=MAX_LAYERS)]
     layer_cost: _Positive
-    """Of a sample, both passes."""
+    """Cost of a sample, both passes."""
 
     activation_bytes: _Bytes
-    """Of a sample, between two layers."""
+    """Bytes of a sample between two layers."""
 
     parameter_bytes: _Bytes
-    """Of the model, as its gradients travel."""
+    """Bytes of the model's gradients on the wire."""
 
     max_stages: Annotated[StrictInt, Field(ge=1, le=MAX_STAGES)] = MAX_STAGES
     disconnect: _Share = 0.0
     """Probability that a volunteer is lost during a batch, at a time drawn evenly; it is back with the next one."""
 
     deadline: Annotated[StrictFloat | StrictInt, Field(ge=1, le=100, allow_inf_nan=False)] = 1.5
-    """In expected times of a task: a client that has not answered by then is gone."""
+    """Expected times of a task after which a client without an answer counts as lost."""
 
     restart_s: _Seconds = 10.0
-    """What a lost device costs a pipeline that must be set up anew without it."""
+    """Seconds to set up a pipeline anew without a lost device."""
 
     policies: Annotated[tuple[StrictStr, ...], Field(min_length=1, max_length=8)] = (
         "dapple",
@@ -126,7 +126,7 @@ class VolunteerCluster:
 
     @staticmethod
     def of(scenario: VolunteerScenario, seed: int) -> VolunteerCluster:
-        """Links between sites are drawn from the seed."""
+        """Return the scenario's cluster, with links between sites drawn from the seed."""
         sites = [site for site in scenario.sites for _ in range(site.count)]
         at_N = np.array([place for place, site in enumerate(sites) for _ in range(site.devices)])
         draw = np.random.default_rng([seed, 1])
@@ -140,14 +140,15 @@ class VolunteerCluster:
         )
 
     def reliable(self) -> VolunteerCluster:
-        """Without the volunteers."""
+        """Return the cluster without its volunteers."""
         stay = np.flatnonzero(self.reliable_N)
         both = np.ix_(stay, stay)
         return VolunteerCluster(self.power_N[stay], self.reliable_N[stay], self.delay_NN[both], self.bandwidth_NN[both])
 
     def allocation(self, scenario: VolunteerScenario) -> AllocationInput:
-        """What planner `allocation` is asked, of a micro-batch: that is what passes a stage at once. A volunteer has
-        the power that it brings in the mean of a batch."""
+        """Return the input of planner `allocation` for a micro-batch, which passes a stage at once.
+
+        A volunteer counts with the power that it brings in the mean of a batch."""
         micro = -(-scenario.batch // scenario.micro_batches)
         power_N = np.where(self.reliable_N, self.power_N, self.power_N * (1 - scenario.disconnect / 2))
         return AllocationInput(
@@ -163,11 +164,6 @@ class VolunteerCluster:
             batch=micro,
             max_stages=scenario.max_stages,
         )
-
-
-def parse(document: dict[str, Any], where: str) -> VolunteerScenario:
-    """Raises BadInput for the first field that is wrong."""
-    return check(VolunteerScenario, document, where)
 
 
 def _drawn(draw: np.random.Generator, ends: tuple[float, float], within: list[float]) -> F64:

@@ -1,19 +1,21 @@
-"""Pipelines of devices that come and go, in simulated time: by the rules of `volunteer`, SWARM and DAPPLE.
+"""Pipelines of devices that join and leave, in simulated time: by the rules of `volunteer`, SWARM and DAPPLE.
 
-All three have the same stages, from planner `allocation`, the same links and the same losses. A batch's micro-batches
+All rules have the same stages, from planner `allocation`, the same links and the same losses. A batch's micro-batches
 pass the stages one after the other, both passes at once. A device computes one thing at a time and its link carries one
 thing at a time each way, beside computing."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
+from atoll.controller.planners import schemas
 from atoll.controller.planners.pipelines.allocation import AllocatedStage, plan_allocation
 from atoll.controller.simulator.volunteer_scenario import F64, VolunteerCluster, VolunteerScenario
 from atoll.errors import BadInput
@@ -39,8 +41,8 @@ class VolunteerOutcome:
 
 
 def simulate(scenario: VolunteerScenario, policies: Sequence[str], seed: int) -> Iterator[VolunteerOutcome]:
-    """One outcome for each policy, all with the same losses: at the same part of a batch. Raises BadInput for a
-    policy that there is not, NoFeasiblePlan."""
+    """Yield one outcome for each policy, all with losses at the same part of a batch. Raises BadInput for an unknown
+    policy, NoFeasiblePlan."""
     for name in policies:
         if name not in POLICIES:
             raise BadInput(f"no policy {name!r} for volunteers. {did_you_mean(name, POLICIES)}")
@@ -71,8 +73,8 @@ def _outcome(
 
 @dataclass(slots=True)
 class _Member:
-    """Of one stage. micro_s: a whole micro-batch's computing. link_s: carrying it. delay_s: its way there and back.
-    deliver_s: carrying the gradients of the stage's parameters."""
+    """Device of one stage. Seconds of a whole micro-batch: micro_s to compute it, link_s on its link, delay_s for its
+    way there and back. deliver_s: seconds that the gradients of the stage's parameters are on the link."""
 
     device: int
     micro_s: float
@@ -80,15 +82,15 @@ class _Member:
     delay_s: float
     deliver_s: float
     deliver_every: float = math.inf
-    computed_s: float = 0.0  # until then it is busy
+    computed_s: float = 0.0  # computes until then
     carried_s: float = 0.0
-    found_lost_s: float = math.inf  # others know then
+    found_lost_s: float = math.inf  # the others know its loss from then on
     undelivered: list[tuple[float, float]] = field(default_factory=list)  # (share of a micro-batch, when it was done)
     since: float = 0.0  # micro-batches since it delivered
 
     @property
     def rate(self) -> float:
-        """Micro-batches a second that it answers, learned from its answers."""
+        """Micro-batches a second that it answers."""
         return 1 / max(self.micro_s, self.link_s, 1e-12)
 
     def would_end_s(self, share: float, ready_s: float) -> float:
@@ -103,7 +105,7 @@ class _Member:
 
 
 class Batch:
-    """One batch of all micro-batches."""
+    """Simulation of one batch, with all its micro-batches."""
 
     def __init__(
         self,
@@ -117,15 +119,11 @@ class Batch:
         self._scenario, self._cluster, self._stages, self._lost_N = scenario, cluster, stages, lost_N
         self._calm_s = calm_s
         self._micro_bytes = scenario.batch / scenario.micro_batches * scenario.activation_bytes
-        self._redone = 0.0
-
-    @property
-    def redone(self) -> float:
+        self.redone = 0.0
         """Share of the batch's work that was done again."""
-        return self._redone
 
     def run(self, policy: str) -> float:
-        """Seconds until each sample's gradient is there, in every stage."""
+        """Return the seconds until each sample's gradient is there, in every stage."""
         relayed = policy in {"volunteer", "alone"}
         stages = [self._members(k, relayed) for k in range(len(self._stages))]
         pass_by = {"dapple": self._evenly, "swarm": self._whole}.get(policy, self._by_rate)
@@ -148,8 +146,8 @@ class Batch:
         return end_s
 
     def _members(self, k: int, relayed: bool) -> list[_Member]:
-        """relayed: volunteers have activations from a frontal server and give them to a backward one; else each
-        has them from the devices of the stage before."""
+        """Return the members of a stage. relayed: volunteers get activations from a frontal server and send them to a
+        backward one; else each gets them from the devices of the stage before."""
         stage = self._stages[k]
         servers = sorted({*stage.frontal, *stage.backward})
         devices = [*servers, *stage.clients]
@@ -178,7 +176,9 @@ class Batch:
         return found
 
     def _delivers_every(self, member: _Member, rates: float) -> float:
-        """In micro-batches of its own: Young (1974), so that what is sent and what may be lost take equally long."""
+        """Return its own micro-batches between two deliveries: those whose loss costs as much as a delivery.
+
+        Source: Young (1974)."""
         if member.device not in self._volunteers or not self._scenario.disconnect or math.isinf(self._calm_s):
             return 0.0 if member.device not in self._volunteers else math.inf
         apart_s = math.sqrt(2 * member.deliver_s * self._calm_s / self._scenario.disconnect)
@@ -198,12 +198,12 @@ class Batch:
         return float(delay_NN[i, j]), float(bandwidth_NN[i, j])
 
     def _mean(self, i: int, others: Sequence[int]) -> tuple[float, float]:
-        """Of the way from one of them, each as often as any."""
+        """Return delay and bandwidth of the mean way from one of the others."""
         delay = float(self._cluster.delay_NN[i, others].mean())
         return delay, float(1 / (1 / self._cluster.bandwidth_NN[i, others]).mean())
 
     def _handed_on(self, k: int, ready_s: float, between_s: list[float]) -> float:
-        """From the backward servers of the stage before to the frontal ones, cut evenly on the receiving side."""
+        """Move a micro-batch from the backward servers of the stage before, in even parts for the frontal servers."""
         if not k:
             return ready_s
         ways = [self._nearest(i, self._stages[k - 1].backward) for i in self._stages[k].frontal]
@@ -226,7 +226,7 @@ class Batch:
         return self._given(members, soonest, 1.0, ready_s)
 
     def _given(self, members: list[_Member], member: _Member, share: float, ready_s: float) -> float:
-        """When it is done, by the member or, where that is lost before, by the soonest after the deadline."""
+        """Return when it is done: by the member, or after its loss by the device that is ready soonest."""
         lost_s = float(self._lost_N[member.device])
         end_s = member.take(share, ready_s)
         if end_s <= lost_s:
@@ -249,7 +249,7 @@ class Batch:
     def _redo(self, members: list[_Member], share: float, at_s: float) -> float:
         there = [one for one in members if at_s < min(one.found_lost_s, self._lost_N[one.device])]
         soonest = min(there, key=lambda one: (one.would_end_s(share, at_s), one.device))
-        self._redone += share / self._scenario.micro_batches / len(self._stages)
+        self.redone += share / self._scenario.micro_batches / len(self._stages)
         return self._given(members, soonest, share, at_s)
 
     def _redo_undelivered(self, members: list[_Member]) -> float:
@@ -265,7 +265,7 @@ class Batch:
         return end_s
 
     def _all_reduce_s(self, k: int) -> float:
-        """A ring over the devices of the stage, after the batch."""
+        """Return the seconds of a ring over the devices of the stage, after the batch."""
         devices = self._devices(k)
         if len(devices) == 1:
             return 0.0
@@ -273,3 +273,28 @@ class Batch:
         slowest = min(float(self._cluster.bandwidth_NN[i, j]) for i in devices for j in devices if i != j)
         stage_bytes = self._scenario.parameter_bytes * layers / self._scenario.layers
         return 2 * (len(devices) - 1) / len(devices) * stage_bytes / slowest
+
+
+COLUMNS: Final = ("POLICY", "STAGES", "BATCH", "LONGEST", "LOST", "REDONE", "AGAINST FIRST")
+
+
+def rows(outcomes: Sequence[VolunteerOutcome]) -> list[list[str]]:
+    """Return the table's rows; docs/simulator.md says what the columns mean."""
+    means = [statistics.fmean(one.batch_s) for one in outcomes]
+    return [
+        [
+            one.policy,
+            str(len(one.stages)),
+            f"{mean:.1f} s",
+            f"{max(one.batch_s):.1f} s",
+            f"{one.lost / len(one.batch_s):.1f}",
+            f"{100 * one.redone:.1f} %",
+            f"{means[0] / mean:.2f}",
+        ]
+        for one, mean in zip(outcomes, means, strict=True)
+    ]
+
+
+def plain(one: VolunteerOutcome) -> Any:
+    """Return an outcome as JSON data."""
+    return schemas.plain(one)

@@ -1,4 +1,4 @@
-"""The place of strategy `compressed` in simulated time: the timeline by which its groups are planned.
+"""Simulated steps of strategy `compressed`: the timeline by which its groups are planned.
 
 Legend of suffixes: N = ranks, T = tensors, J = islands.
 """
@@ -6,21 +6,21 @@ Legend of suffixes: N = ranks, T = tensors, J = islands.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar, Final
 
 import numpy as np
 
-from atoll.controller.planners.batches.optperf import NodeModel
 from atoll.controller.planners.batches.water_filling import F64
 from atoll.controller.planners.tensor_compression.compression import CompressionInput, Option, TensorTimes
 from atoll.controller.planners.tensor_compression.tensor_groups import grouping_time
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.devices import Computing
-from atoll.controller.simulator.policies import Pinned
+from atoll.controller.simulator.links import BYTES_PER_MBIT
+from atoll.controller.simulator.policies import pinned
 from atoll.controller.simulator.scenario import Scenario
-from atoll.controller.simulator.strategy_steps import Network, Params, Timed
+from atoll.controller.simulator.strategy_steps import Network, Params, StrategySteps, Timed
 from atoll.errors import BadInput
 from atoll.strategies.compressed.costs.compression_costs import costs_of
 from atoll.strategies.compressed.costs.measured import (
@@ -37,36 +37,30 @@ from atoll.strategies.compressed.plan import CompressedPlan
 from atoll.strategies.compressed.settings import Compressed
 
 WHOLE_ALGORITHMS: Final = frozenset({"power"})
-"""Those that compress no parts of a tensor."""
-BYTES_PER_MBIT: Final = 125_000
+"""Algorithms that compress no parts of a tensor."""
 
 
-def _ruled(name: str, scenario: Scenario) -> Pinned:
-    """The policy that groups by a rule, for ever."""
+def _groups_by_rule(name: str, scenario: Scenario) -> Params:
     assert scenario.compression is not None  # the scenario was checked
-    groups = by_size(scenario.compression.bytes_of_each, RULES[name][0])
-    return Pinned(CompressedPlan.of(groups).said(), RULES[name][1])
+    return CompressedPlan.of(by_size(scenario.compression.bytes_of_each, RULES[name][0])).said()
 
 
-class CompressedSteps:
-    """See atoll.controller.simulator.strategy_steps. Between islands one rank of each takes part.
+class CompressedSteps(StrategySteps):
+    """Steps by the planner's own timeline.
 
-    Ranks measure links when a run begins and every LINK_EVERY_ROUNDS steps, which takes time, and tell what they know
-    every TELL_EVERY_ROUNDS, as workers do."""
+    Ranks measure links when a run begins and every LINK_EVERY_ROUNDS steps, which takes time. They report what they
+    know every TELL_EVERY_ROUNDS, as workers do."""
 
     needs: ClassVar = ("compression",)
-    policies: ClassVar[Mapping[str, tuple[Callable[[Scenario], Pinned], str]]] = {
-        name: (partial(_ruled, name), what) for name, (_, what) in RULES.items()
-    }
+    policies: ClassVar = {name: pinned(what, partial(_groups_by_rule, name)) for name, (_, what) in RULES.items()}
 
     def __init__(self, cluster: Cluster, island_of: Sequence[str], begins_s: float) -> None:
+        super().__init__(cluster, island_of, begins_s)
         compression, settings = cluster.scenario.compression, cluster.scenario.strategy_settings
         assert compression is not None  # the scenario was checked
         assert isinstance(settings, Compressed)
         self._compression, self._algorithm = compression, settings.algorithm
-        self._inside_mbit_s = float(cluster.scenario.overlap.mbit_s)
-        self._islands, self._ranks = sorted(set(island_of)), len(island_of)
-        self._workers = len(self._islands) if len(self._islands) > 1 else self._ranks
+        self._workers = self._circle()
         self._bytes = compression.bytes_of_each
         shares = np.array(compression.backward_of_each, dtype=np.float64)
         self._share_T: F64 = shares / shares.sum()
@@ -83,7 +77,7 @@ class CompressedSteps:
         self._rounds += 1
         step_s = self._iterated_s(computing, groups, mbit_s)
         self._newest.append((step_s, computing))
-        told = self._told(len(groups)) if self._rounds % TELL_EVERY_ROUNDS == 0 else {}
+        messages = self._messages(len(groups)) if self._rounds % TELL_EVERY_ROUNDS == 0 else {}
         first_N = computing.backward_N * float(self._share_T[: groups[0].end].sum())
         return Timed(
             ends_s=network.now_s + step_s + probed_s,
@@ -92,19 +86,11 @@ class CompressedSteps:
             sync_N=np.maximum(step_s - computing.before_N - first_N, 0.0),
             last_sync_N=np.zeros(self._ranks),
             stall_N=np.maximum(step_s - computing.all_N, 0.0),
-            sent_J=np.zeros(len(self._islands)),
-            busy_J=np.zeros(len(self._islands)),
-            told=told,
+            messages=messages,
         )
 
     def exact_s(self, computing: Computing, params: Params, network: Network) -> float:
         return self._iterated_s(computing, self._groups(params), self._mbit_s(network))
-
-    def optimum_s(self, total: int, nodes: Sequence[NodeModel], network: Network) -> float:
-        return 0.0
-
-    def extra(self, total_batch: int, params: Params) -> float | None:
-        return None
 
     def _groups(self, params: Params) -> list[TensorGroup]:
         """Raises BadInput."""
@@ -114,7 +100,7 @@ class CompressedSteps:
         return groups
 
     def _iterated_s(self, computing: Computing, groups: Sequence[TensorGroup], mbit_s: float) -> float:
-        """By the planner's own timeline, of gradients that are there once the last rank has them."""
+        """Return the timeline's seconds; a gradient is there once the last rank has it."""
         forward_s = float(computing.before_N.max())
         ready_NT = computing.before_N[:, None] + computing.backward_N[:, None] * np.cumsum(self._share_T)
         backward_T = np.diff(ready_NT.max(axis=0), prepend=forward_s)
@@ -126,13 +112,13 @@ class CompressedSteps:
         return grouping_time(given, [one.end - one.begin for one in groups], [one.way.name for one in groups])
 
     def _options(self, mbit_s: float) -> tuple[Option, ...]:
-        """The ways to synchronise a group, where links carry so much."""
+        """Return the ways to synchronise a group over a link of this rate."""
         costs = costs_of({0: self._measured([[1, 1, 0]], mbit_s)}, 1)
-        assert costs is not None  # all ranks have told
+        assert costs is not None  # of every rank
         return costs.given.options
 
-    def _told(self, groups: int) -> dict[int, MeasuredCosts]:
-        """The message of each rank."""
+    def _messages(self, groups: int) -> dict[int, MeasuredCosts]:
+        """Return the message of each rank."""
         shares, steps_s = self._share_T.tolist(), [step_s for step_s, _ in self._newest]
         before_N = np.median([computing.before_N for _, computing in self._newest], axis=0)
         backward_N = np.median([computing.backward_N for _, computing in self._newest], axis=0)
@@ -175,12 +161,6 @@ class CompressedSteps:
             decompress_device=_cost(given.decompress),
             decompress_cpu=_cost(given.decompress_cpu or given.decompress),
         )
-
-    def _mbit_s(self, network: Network) -> float:
-        """Of the thinnest link."""
-        if len(self._islands) == 1:
-            return self._inside_mbit_s
-        return min(network.links[name].at_mbit_s(network.now_s) for name in self._islands)
 
 
 def _cost(said: tuple[float, float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""The place of strategy `stale-sparse` in simulated time: sync rounds that travel beside the steps.
+"""Simulated steps of strategy `stale-sparse`: sync rounds that travel beside the steps.
 
 Legend of suffixes: N = ranks, J = islands.
 """
@@ -6,53 +6,48 @@ Legend of suffixes: N = ranks, J = islands.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.controller.planners.batches.optperf import NodeModel
 from atoll.controller.planners.islands.wire_bytes import VALUE_BYTES, UpdateTraffic, update_density
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.devices import Computing
-from atoll.controller.simulator.strategy_steps import Network, Params, PolicyMaker, Timed
+from atoll.controller.simulator.links import BYTES_PER_MBIT
+from atoll.controller.simulator.strategy_steps import Network, Params, StrategySteps, Timed
 from atoll.strategies.stale_sparse.settings import StaleSparse
 
 
-class StaleSparseSteps:
-    """Steps with staleness 1: step n begins on a rank once its own step n - 1 and everybody's round n - 2 are done.
+class StaleSparseSteps(StrategySteps):
+    """Steps with staleness 1: step n begins on a rank once its own step n - 1 and every rank's round n - 2 are done.
 
-    A round's bytes leave an island when its ranks have computed and the round before has left. See
-    atoll.controller.simulator.strategy_steps."""
+    A round's bytes leave an island when its ranks have computed and the round before has left."""
 
     needs: ClassVar = ("learning.extra",)
-    policies: ClassVar[Mapping[str, PolicyMaker]] = {}
 
     def __init__(self, cluster: Cluster, island_of: Sequence[str], begins_s: float) -> None:
-        self._entries, self._surrogate = cluster.entries, cluster.surrogate
+        super().__init__(cluster, island_of, begins_s)
+        self._entries, self._surrogate = cluster.entries, cluster.scenario.learning.extra
         settings = cluster.scenario.strategy_settings
         assert isinstance(settings, StaleSparse)
         self._value_bytes = VALUE_BYTES[settings.values]
-        self._links = sorted(set(island_of))
-        self._island_N: NDArray[np.int64] = np.array([self._links.index(name) for name in island_of])
-        ranks_J = np.bincount(self._island_N, minlength=len(self._links)).astype(np.float64)
+        self._island_N: NDArray[np.int64] = np.array([self._islands.index(name) for name in island_of])
+        ranks_J = np.bincount(self._island_N, minlength=len(self._islands)).astype(np.float64)
         self._part_J = ranks_J / ranks_J.sum()
         self._own_done_N = np.full(len(island_of), begins_s)
         self._rounds_done = deque([begins_s, begins_s], maxlen=2)
-        self._link_free_J = np.full(len(self._links), begins_s)
+        self._link_free_J = np.full(len(self._islands), begins_s)
 
     def exact_s(self, computing: Computing, params: Params, network: Network) -> float:
         density = update_density(params["sparsity"], len(self._island_N))
         slowest_s = float((computing.all_N + density * computing.dense_N).max())
-        if len(self._links) == 1:
+        if len(self._islands) == 1:
             return slowest_s
-        rates = [network.links[name].at_mbit_s(network.now_s) * 125_000 for name in self._links]
+        rates = [network.links[name].at_mbit_s(network.now_s) * BYTES_PER_MBIT for name in self._islands]
         traffic = UpdateTraffic(self._entries, self._value_bytes, self._part_J, np.array(rates))
         return max(slowest_s, traffic.seconds(density))
-
-    def optimum_s(self, total: int, nodes: Sequence[NodeModel], network: Network) -> float:
-        return 0.0
 
     def extra(self, total_batch: int, params: Params) -> float | None:
         return None if self._surrogate is None else self._surrogate.at(params["sparsity"], total_batch)
@@ -62,12 +57,12 @@ class StaleSparseSteps:
         density = update_density(params["sparsity"], len(self._island_N))
         exchange_N = np.broadcast_to(density * computing.dense_N, starts_N.shape)
         done_N = starts_N + computing.all_N + exchange_N
-        traffic = UpdateTraffic(self._entries, self._value_bytes, self._part_J, np.ones(len(self._links)))
+        traffic = UpdateTraffic(self._entries, self._value_bytes, self._part_J, np.ones(len(self._islands)))
         sent_J, received_J = traffic.carried(density)
-        begin_J = np.array([done_N[self._island_N == j].max() for j in range(len(self._links))])
+        begin_J = np.array([done_N[self._island_N == j].max() for j in range(len(self._islands))])
         begin_J = np.maximum(begin_J, self._link_free_J)
         left_J, through_J = begin_J.copy(), begin_J.copy()
-        for j, name in enumerate(self._links):
+        for j, name in enumerate(self._islands):
             if sent_J[j] > 0:
                 left_J[j] = network.links[name].ends_s(float(begin_J[j]), float(sent_J[j]))
                 through_J[j] = max(left_J[j], network.links[name].ends_s(float(begin_J[j]), float(received_J[j])))

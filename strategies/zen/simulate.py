@@ -1,10 +1,10 @@
-"""The place of strategy `zen` in simulated time: all-reduces of what is dense, then the sums of what is sparse.
+"""Simulated steps of strategy `zen`: all-reduces of dense gradients, then the sums of sparse ones.
 
 The links carry one after the other: a table's gradient is the last of a backward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 
@@ -13,35 +13,31 @@ import numpy as np
 from atoll.controller.planners.batches.optperf import NodeModel
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.devices import Computing
-from atoll.controller.simulator.strategy_steps import Network, Params, PolicyMaker, Timed
+from atoll.controller.simulator.links import BYTES_PER_MBIT
+from atoll.controller.simulator.strategy_steps import Network, Params, Timed
 from atoll.planning.sparse_scheme import EXACT, SparseSchemeInput, costs, densities_between
 from atoll.strategies.dense.simulate import GRADIENT_BYTES, DenseSteps
 from atoll.strategies.zen.settings import Zen
 
 INDEX_BYTES: Final = 4
 ROUND_LATENCY_S: Final = 0.0005
-"""As workers count it."""
+"""Seconds of a round's latency, as workers count it."""
 
 
-class ZenSteps:
-    """See atoll.controller.simulator.strategy_steps. Between islands one rank of each takes part."""
+class ZenSteps(DenseSteps):
+    """Steps of `dense` for the entries outside of tables, and the tables' sums after them."""
 
     needs: ClassVar = ("sparse",)
-    policies: ClassVar[Mapping[str, PolicyMaker]] = {}
 
     def __init__(self, cluster: Cluster, island_of: Sequence[str], begins_s: float) -> None:
         sparse, settings = cluster.scenario.sparse, cluster.scenario.strategy_settings
         assert sparse is not None  # the scenario was checked
         assert isinstance(settings, Zen)
-        self._asked = None if settings.scheme == "auto" else settings.scheme
-        self._overlap = cluster.scenario.overlap
-        self._islands = sorted(set(island_of))
-        several = len(self._islands) > 1
-        circle = len(self._islands) if several else len(island_of)
-        self._dense = DenseSteps(
-            replace(cluster, entries=max(cluster.entries - sparse.rows * sparse.width, 1)), island_of, begins_s
-        )
-        self._given = SparseSchemeInput(
+        self._scheme = settings.scheme
+        dense_entries = max(cluster.entries - sparse.rows * sparse.width, 1)
+        super().__init__(replace(cluster, entries=dense_entries), island_of, begins_s)
+        circle = self._circle()
+        self._sums = SparseSchemeInput(
             workers=circle,
             entries=sparse.rows,
             densities=densities_between(sparse.density, sparse.density_of_all, circle),
@@ -54,7 +50,7 @@ class ZenSteps:
         )
 
     def step(self, computing: Computing, params: Params, network: Network, rng: np.random.Generator) -> Timed:
-        timed, sums_s = self._dense.step(computing, params, network, rng), self._sums_s(network)
+        timed, sums_s = super().step(computing, params, network, rng), self._sums_s(network)
         return replace(
             timed,
             ends_s=timed.ends_s + sums_s,
@@ -63,20 +59,14 @@ class ZenSteps:
         )
 
     def exact_s(self, computing: Computing, params: Params, network: Network) -> float:
-        return self._dense.exact_s(computing, params, network) + self._sums_s(network)
+        return super().exact_s(computing, params, network) + self._sums_s(network)
 
     def optimum_s(self, total: int, nodes: Sequence[NodeModel], network: Network) -> float:
-        return self._dense.optimum_s(total, nodes, network) + self._sums_s(network)
-
-    def extra(self, total_batch: int, params: Params) -> float | None:
-        return None
+        return super().optimum_s(total, nodes, network) + self._sums_s(network)
 
     def _sums_s(self, network: Network) -> float:
-        """By the scheme that was asked for, or the cheapest, on the thinnest link."""
-        mbit_s = float(self._overlap.mbit_s)
-        if len(self._islands) > 1:
-            mbit_s = min(network.links[name].at_mbit_s(network.now_s) for name in self._islands)
-        found = costs(replace(self._given, bandwidth=max(mbit_s * 125_000, 1.0)))
-        if self._asked is not None and self._asked in found:
-            return found[self._asked]
+        """Return the seconds of the sums on the thinnest link, by the job's scheme or the cheapest."""
+        found = costs(replace(self._sums, bandwidth=max(self._mbit_s(network) * BYTES_PER_MBIT, 1.0)))
+        if self._scheme in found:
+            return found[self._scheme]
         return min(found[scheme] for scheme in EXACT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,78 +42,50 @@ def simulate(
         raise BadInput("which scenario? Give a TOML file, e.g. examples/scenarios/cannikin-a.toml, or --list-presets")
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise BadInput("--plot needs matplotlib: pip install 'atoll[examples]'")
-    catalogue = need("atoll.controller.simulator.catalogue", "controller")
-    from atoll.controller.simulator import cluster, report
-    from atoll.controller.simulator import scenario as scenarios
+    scenarios = need("atoll.controller.simulator.scenario", "controller")
+    from atoll.controller.simulator import failures, report, volunteers
+    from atoll.controller.simulator.volunteer_scenario import VolunteerScenario
 
+    kinds = {"failures": (failures, failures.FailureScenario), "volunteers": (volunteers, VolunteerScenario)}
     document = scenarios.read(scenario)
-    of_kind = {"failures": _failures, "volunteers": _volunteers}.get(document.get("kind", ""))
-    if of_kind is not None:
-        if plot is not None:
-            raise BadInput(f"--plot draws scenarios of devices; of {document['kind']} there is a table, and --json")
-        of_kind(document, scenario, policy, seed, as_json)
-        return
-    read = scenarios.parse(document, str(scenario))
-    chosen = read.seed if seed is None else seed
-    built = cluster.build(read, scenario.parent)
-    outcomes = []
-    for outcome in catalogue.simulate(built, policy or read.policies, chosen):
-        outcomes.append(outcome)
-        terminal.note(f"{outcome.policy}: {outcome.steps} steps simulated")
+    of_kind, schema = kinds.get(document.get("kind", ""), (None, scenarios.Scenario))
+    if of_kind is not None and plot is not None:
+        raise BadInput(f"--plot draws scenarios of devices; of {document['kind']} there is a table, and --json")
+    read = scenarios.check(schema, document, str(scenario))
+    policies, chosen = policy or read.policies, read.seed if seed is None else seed
+    shown: Any = of_kind or report
+    outcomes = list(of_kind.simulate(read, policies, chosen) if of_kind else _steps(read, scenario, policies, chosen))
     if as_json:
-        terminal.print_json(report.document(read.name, chosen, outcomes))
+        plain = [shown.plain(outcome) for outcome in outcomes]
+        terminal.print_json({"scenario": read.name, "seed": chosen, "policies": plain})
     else:
-        terminal.print_table(report.COLUMNS, report.rows(outcomes), right=report.NUMBERS)
+        terminal.print_table(shown.COLUMNS, shown.rows(outcomes), right=shown.COLUMNS[1:])
     if plot is not None:
-        from atoll.controller.simulator.plot import draw
-
         try:
-            draw(read.name, outcomes, plot)
-        except (OSError, ValueError) as error:  # matplotlib says ValueError of an ending it cannot write
+            report.draw(read.name, outcomes, plot)
+        except (OSError, ValueError) as error:  # matplotlib raises ValueError for an ending it cannot write
             raise BadInput(f"--plot {plot} cannot be written: {error}") from error
 
 
-def _failures(document: dict[str, Any], path: Path, policy: list[str] | None, seed: int | None, as_json: bool) -> None:
-    from atoll.controller.simulator import failure_scenario, recovery, recovery_report
+def _steps(read: Any, path: Path, policies: list[str], seed: int) -> Iterator[Any]:
+    """Simulate the steps of a scenario of devices, with a note for each policy that is done."""
+    from atoll.controller.simulator.cluster import build
+    from atoll.controller.simulator.run import simulate
 
-    read = failure_scenario.parse(document, str(path))
-    _compare(read, recovery.survive, recovery_report, policy, seed, as_json)
-
-
-def _volunteers(
-    document: dict[str, Any], path: Path, policy: list[str] | None, seed: int | None, as_json: bool
-) -> None:
-    from atoll.controller.simulator import volunteer_scenario, volunteers, volunteers_report
-
-    read = volunteer_scenario.parse(document, str(path))
-    _compare(read, volunteers.simulate, volunteers_report, policy, seed, as_json)
-
-
-def _compare(  # noqa: PLR0917 - what a kind of scenario is made of, then what was asked
-    read: Any,
-    simulate: Callable[..., Iterable[Any]],
-    told: Any,
-    policy: list[str] | None,
-    seed: int | None,
-    as_json: bool,
-) -> None:
-    """Show what each policy makes of the scenario."""
-    chosen = read.seed if seed is None else seed
-    outcomes = list(simulate(read, policy or read.policies, chosen))
-    if as_json:
-        terminal.print_json(told.document(read.name, chosen, outcomes))
-    else:
-        terminal.print_table(told.COLUMNS, told.rows(outcomes), right=told.NUMBERS)
+    for outcome in simulate(build(read, path.parent), policies, seed):
+        terminal.note(f"{outcome.policy}: {outcome.steps} steps simulated")
+        yield outcome
 
 
 def _list_presets(as_json: bool) -> None:
     presets = need("atoll.controller.simulator.presets", "controller")
-    catalogue = need("atoll.controller.simulator.catalogue", "controller")
+    from atoll.controller.simulator.policies import POLICIES, of_strategy
     from atoll.strategies.registry import strategies
 
-    own = {name: made for each in strategies().values() for name, made in catalogue.of_strategy(each).items()}
-    policies = catalogue.POLICIES | own
-    found = presets.listed() + [{"kind": "policy", "name": name, "what": what} for name, (_, what) in policies.items()]
+    own = {name: made for each in strategies().values() for name, made in of_strategy(each).items()}
+    found = presets.listed() + [
+        {"kind": "policy", "name": name, "what": policy.what} for name, policy in (POLICIES | own).items()
+    ]
     if as_json:
         terminal.print_json({"presets": found})
     else:

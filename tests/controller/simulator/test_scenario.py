@@ -11,7 +11,7 @@ import pytest
 
 from atoll.controller.simulator import presets
 from atoll.controller.simulator.cluster import build
-from atoll.controller.simulator.scenario import Scenario, parse, read, read_scenario
+from atoll.controller.simulator.scenario import Scenario, check, read
 from atoll.errors import BadInput, NotFound
 from atoll.strategies import registry
 
@@ -57,7 +57,7 @@ SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
 def test_a_wrong_scenario_is_refused_by_its_field(change: dict[str, Any], said: str) -> None:
     document = {key: value for key, value in {**VALID, **change}.items() if value is not None}
     with pytest.raises(BadInput) as refused:
-        parse(document, "x.toml")
+        check(Scenario, document, "x.toml")
     assert said in str(refused.value)
 
 
@@ -83,7 +83,7 @@ def test_a_wrong_scenario_is_refused_by_its_field(change: dict[str, Any], said: 
 )
 def test_what_does_not_exist_is_refused_by_its_name(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput) as refused:
-        build(parse({**VALID, **change}, "x.toml"), tmp_path)
+        build(check(Scenario, {**VALID, **change}, "x.toml"), tmp_path)
     assert said in str(refused.value)
 
 
@@ -94,12 +94,12 @@ def test_a_file_that_is_no_scenario_is_refused(tmp_path: Path, content: bytes, s
     path = tmp_path / "x.toml"
     path.write_bytes(content)
     with pytest.raises(BadInput, match=said):
-        read_scenario(path)
+        check(Scenario, read(path), "scenario")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="is not there"):
-        read_scenario(tmp_path / "x.toml")
+        check(Scenario, read(tmp_path / "x.toml"), "scenario")
 
 
 OF_DEVICES = [path for path in sorted(SCENARIOS.glob("*.toml")) if "kind" not in read(path)]
@@ -107,7 +107,7 @@ OF_DEVICES = [path for path in sorted(SCENARIOS.glob("*.toml")) if "kind" not in
 
 @pytest.mark.parametrize("path", OF_DEVICES, ids=lambda path: path.stem)
 def test_every_example_can_be_simulated(path: Path) -> None:
-    cluster = build(read_scenario(path), path.parent)
+    cluster = build(check(Scenario, read(path), "scenario"), path.parent)
     assert cluster.devices
 
 
@@ -124,7 +124,7 @@ def test_presets_are_those_of_the_papers() -> None:
 def test_the_scenario_of_the_manual_can_be_simulated() -> None:
     manual = (SCENARIOS.parents[1] / "docs" / "simulator.md").read_text()
     text = manual.partition("```toml\n")[2].partition("```")[0]
-    scenario = parse(tomllib.loads(text), "docs/simulator.md")
+    scenario = check(Scenario, tomllib.loads(text), "docs/simulator.md")
     assert build(scenario, SCENARIOS).devices[0].bounds.max_batch == 128
     told = set(tomllib.loads(text))
     assert set(Scenario.model_fields) - told == {"model", "cluster", "strategy_settings"}
@@ -135,4 +135,4 @@ def test_a_strategy_that_cannot_be_simulated_is_refused_with_those_that_can(monk
     both = {"dense": registry.find("dense"), "toy": toy}
     monkeypatch.setattr(registry, "strategies", lambda: both)
     with pytest.raises(BadInput, match="strategy = 'toy' is wrong. Use one of dense"):
-        parse({**VALID, "strategy": "toy"}, "x.toml")
+        check(Scenario, {**VALID, "strategy": "toy"}, "x.toml")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from atoll.controller.simulator.volunteer_scenario import VolunteerScenario, parse
+from atoll.controller.simulator.scenario import check
+from atoll.controller.simulator.volunteer_scenario import VolunteerScenario
 from atoll.controller.simulator.volunteers import VolunteerOutcome, simulate
 from atoll.errors import BadInput, NoFeasiblePlan
 
@@ -15,7 +16,7 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "scenarios" / "volu
 
 
 def scenario(**changes: Any) -> VolunteerScenario:
-    return parse(tomllib.loads(EXAMPLE.read_text()) | {"batches": 8} | changes, "here")
+    return check(VolunteerScenario, tomllib.loads(EXAMPLE.read_text()) | {"batches": 8} | changes, "here")
 
 
 def by_policy(given: VolunteerScenario, seed: int = 0) -> dict[str, VolunteerOutcome]:

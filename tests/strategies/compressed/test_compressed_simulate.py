@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from atoll.controller.simulator import cluster
-from atoll.controller.simulator.catalogue import simulate
 from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.links import Link
-from atoll.controller.simulator.outcome import Outcome
-from atoll.controller.simulator.scenario import parse
+from atoll.controller.simulator.report import Outcome
+from atoll.controller.simulator.run import simulate
+from atoll.controller.simulator.scenario import Scenario, check
 from atoll.controller.simulator.strategy_steps import Network
 from atoll.errors import BadInput
 from atoll.strategies.compressed.codes.algorithms import compressor_of
@@ -47,7 +47,7 @@ def built(folder: Path = Path(), **changes: Any) -> cluster.Cluster:
         "compression": COMPRESSION,
     }
     said = {name: value for name, value in {**document, **changes}.items() if value is not None}
-    return cluster.build(parse(said, "test"), folder)
+    return cluster.build(check(Scenario, said, "test"), folder)
 
 
 def steps_of(what: cluster.Cluster) -> CompressedSteps:
@@ -85,9 +85,9 @@ def test_ranks_measure_links_and_tell_what_they_know_as_workers_do() -> None:
         network = Network(0.0, what.links if step == 0 else thin)
         timed = steps.step(COMPUTING, {}, network, rng)
         seconds.append(timed.ends_s)
-        if timed.told:
-            assert sorted(timed.told) == [0, 1]
-            rates.append((step + 1, round(8e-6 / timed.told[0].link[1])))  # type: ignore[attr-defined]
+        if timed.messages:
+            assert sorted(timed.messages) == [0, 1]
+            rates.append((step + 1, round(8e-6 / timed.messages[0].link[1])))  # type: ignore[attr-defined]
     assert rates == [(step, 100 if step <= LINK_EVERY_ROUNDS else 10) for step in range(20, 121, 20)]
     assert seconds[1] > seconds[0]
     assert seconds[LINK_EVERY_ROUNDS] - seconds[1] == pytest.approx(2 * REPEATS * PROBE_BYTES * 8 / 10e6)
@@ -130,13 +130,13 @@ def test_the_real_planner_follows_a_link_and_is_as_fast_as_the_best_rule_of_each
         assert steps_s["parameters"] <= 1.03 * best, (begin, steps_s)
     assert planned.steps > max(found[policy].steps for policy in RULES)
     assert simulated(tmp_path, ["parameters"])["parameters"] == planned, "the same scenario gives the same outcome"
-    by_planner = [plan for plan in planned.plans if plan.choice.planner == "tensor-groups"]
+    by_planner = [plan for plan in planned.plans if plan.record.planner == "tensor-groups"]
     first, thin = by_planner[:2]
-    assert "nothing is compressed" in first.choice.reason
-    assert thin.choice.reason.startswith("link 20000 → 200 Mbit/s: tensors 1-16: DGC on CPU")
+    assert "nothing is compressed" in first.record.reason
+    assert thin.record.reason.startswith("link 20000 → 200 Mbit/s: tensors 1-16: DGC on CPU")
     assert 40 < thin.at_s < 80
     for plan in (first, thin):
-        assert plan.choice.predicted_s == pytest.approx(float(np.median(plan.seconds)), rel=0.02)
+        assert plan.record.predicted_s == pytest.approx(float(np.median(plan.seconds)), rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_a_dense_step_takes_what_equation_7_says(
 ) -> None:
     before, backward = (np.array(column) for column in zip(*parts, strict=True))
     overlap = Overlap(gamma=gamma, t_o=t_o, t_u=t_u)
-    timed = dense_step(Computing(before, backward), overlap, 10.0, 1)
+    timed = dense_step(Computing(before, backward), overlap, 10.0)
     nodes = [NodeModel(q=1e-9, s=a, k=1e-9, m=p) for a, p in parts]
     expected = float(step_times(nodes, overlap).at(np.zeros(len(parts))).max())
     assert timed.ends_s - 10 == pytest.approx(expected, rel=1e-6)

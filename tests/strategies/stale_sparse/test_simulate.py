@@ -17,8 +17,9 @@ from atoll.strategies.stale_sparse.simulate import StaleSparseSteps
 
 
 def steps(*island_of: str, entries: int) -> StaleSparseSteps:
-    scenario = SimpleNamespace(strategy_settings=StaleSparse(values="float16"))
-    cluster = SimpleNamespace(entries=entries, surrogate=None, scenario=scenario)
+    learning = SimpleNamespace(extra=None)
+    scenario = SimpleNamespace(strategy_settings=StaleSparse(values="float16"), learning=learning)
+    cluster = SimpleNamespace(entries=entries, scenario=scenario)
     return StaleSparseSteps(cast(Any, cluster), island_of, 0.0)
 
 

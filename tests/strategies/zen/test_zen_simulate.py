@@ -10,7 +10,7 @@ import pytest
 
 from atoll.controller.simulator import cluster
 from atoll.controller.simulator.devices import Computing
-from atoll.controller.simulator.scenario import parse
+from atoll.controller.simulator.scenario import Scenario, check
 from atoll.controller.simulator.strategy_steps import Network
 from atoll.errors import BadInput
 from atoll.planning.sparse_scheme import costs, densities_between
@@ -34,7 +34,7 @@ def built(**changes: Any) -> cluster.Cluster:
         "overlap": {"noise": 0.0},
         "sparse": TABLE,
     }
-    return cluster.build(parse({**document, **changes}, "test"), Path())
+    return cluster.build(check(Scenario, {**document, **changes}, "test"), Path())
 
 
 def seconds(what: cluster.Cluster, *islands: str) -> float:
@@ -46,8 +46,8 @@ def test_the_sum_of_a_table_takes_what_the_planner_says_of_the_thinnest_link() -
     rows as they are; less where rows repeat, and another time where the job asks for a scheme."""
     what = built()
     zen = ZenSteps(what, ["a", "b"], 0.0)
-    found = costs(zen._given)
-    assert zen._given.densities == densities_between(0.002, 0.007, 2)
+    found = costs(zen._sums)
+    assert zen._sums.densities == densities_between(0.002, 0.007, 2)
     by_bytes = {name: (one - _rounds(name)) / (50 * 125_000) + _rounds(name) for name, one in found.items()}
     dense = DenseSteps(built(entries=100_000, sparse=None, strategy="dense"), ["a", "b"], 0.0)
     dense_s = dense.exact_s(COMPUTING, {}, Network(0.0, what.links))

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from atoll.controller.simulator import recovery, recovery_report
-from atoll.controller.simulator.failure_scenario import FailureScenario, parse
-from atoll.controller.simulator.failures import DAY_S, Failure, FailureRates, failures
-from atoll.controller.simulator.scenario import Section, read
+from atoll.controller.simulator import failures
+from atoll.controller.simulator.failures import DAY_S, Failure, FailureScenario, FailuresSection
+from atoll.controller.simulator.scenario import Section, check, read
 from atoll.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,22 +29,22 @@ GEMINI: dict[str, Any] = {
 
 
 def scenario(**changes: Any) -> FailureScenario:
-    return parse(GEMINI | changes, "test")
+    return check(FailureScenario, GEMINI | changes, "test")
 
 
-def survived(seed: int = 1, policy: str = "memory", **changes: Any) -> recovery.Survived:
-    return next(recovery.survive(scenario(**changes), [policy], seed))
+def survived(seed: int = 1, policy: str = "memory", **changes: Any) -> failures.FailureOutcome:
+    return next(failures.simulate(scenario(**changes), [policy], seed))
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, *events: Failure) -> None:
-    monkeypatch.setattr(recovery, "failures", lambda *_: iter(events))
+    monkeypatch.setattr(failures, "failures", lambda *_: iter(events))
 
 
 def test_failures_come_at_their_rates_and_the_same_for_the_same_seed() -> None:
-    rates = FailureRates(machine_per_day=0.1, hardware=0.25, rack_per_day=0.05, rack_machines=4)
-    found = list(failures(rates, 10, 2000 * DAY_S, 7))
-    assert found == list(failures(rates, 10, 2000 * DAY_S, 7))
-    assert found != list(failures(rates, 10, 2000 * DAY_S, 8))
+    rates = FailuresSection(machine_per_day=0.1, hardware=0.25, rack_per_day=0.05, rack_machines=4)
+    found = list(failures.failures(rates, 10, 2000 * DAY_S, 7))
+    assert found == list(failures.failures(rates, 10, 2000 * DAY_S, 7))
+    assert found != list(failures.failures(rates, 10, 2000 * DAY_S, 8))
     assert all(a.at_s < b.at_s for a, b in pairwise(found))
     kinds = [len(failure.machines) for failure in found]
     for expected, seen in (
@@ -58,7 +57,7 @@ def test_failures_come_at_their_rates_and_the_same_for_the_same_seed() -> None:
 
 
 def test_nothing_fails_at_a_rate_of_zero() -> None:
-    assert list(failures(FailureRates(0.0, 0.5), 1000, 1e9, 1)) == []
+    assert list(failures.failures(FailuresSection(machine_per_day=0.0, hardware=0.5), 1000, 1e9, 1)) == []
     calm = survived(failures={"machine_per_day": 0}, persistent={"pause_s": 0})
     assert calm.effective == pytest.approx(1, abs=1e-4)
     assert calm.recoveries == ()
@@ -74,7 +73,7 @@ def test_a_thousand_machines_that_fail_as_the_papers_train_as_long_as_there() ->
     """91 % (section 6.7.3). Against HighFreq the paper gains more, 54 %: it charges each of 15 failures a day what one
     costs on its own, though many come while another is being recovered from or before there is more to lose."""
     given = scenario(machines=1000, days=300, failures={"machine_per_day": 0.015})
-    memory, often, seldom = recovery.survive(given, given.policies, 1)
+    memory, often, seldom = failures.simulate(given, given.policies, 1)
     assert memory.effective == pytest.approx(0.91, abs=0.005)
     assert 1.3 < memory.effective / often.effective < 1.54
     assert seldom.effective < 0.3
@@ -130,7 +129,7 @@ def test_the_placement_that_knows_racks_survives_their_loss() -> None:
 def test_the_same_seed_gives_the_same_document_to_the_byte() -> None:
     given = scenario(days=100, failures={"machine_per_day": 0.1, "hardware": 0.5})
     documents = [
-        json.dumps(recovery_report.document("x", seed, list(recovery.survive(given, given.policies, seed))))
+        json.dumps([failures.plain(one) for one in failures.simulate(given, given.policies, seed)])
         for seed in (1, 1, 2)
     ]
     assert documents[0] == documents[1] != documents[2]
@@ -159,8 +158,8 @@ def test_the_example_and_what_the_manual_shows_of_it_can_be_simulated() -> None:
     manual = (ROOT / "docs" / "simulator.md").read_text().partition("## Failures\n")[2]
     told = tomllib.loads(manual.partition("```toml\n")[2].partition("```")[0])
     for document in (read(example), told):
-        given = parse(document | {"days": 1}, "example")
-        assert [one.policy for one in recovery.survive(given, given.policies, 1)] == list(recovery.POLICIES)
+        given = check(FailureScenario, document | {"days": 1}, "example")
+        assert [one.policy for one in failures.simulate(given, given.policies, 1)] == list(failures.POLICIES)
     for name, field in FailureScenario.model_fields.items():
         assert name in told
         section = field.annotation

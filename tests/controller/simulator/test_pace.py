@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.controller.simulator.progress import Pace, Restorable, Stretch, Writing
+from atoll.controller.simulator.failures import Pace, Restorable, Stretch, Writing
 
 
 def step_by_step(pace: Pace, start_s: float, start_step: int, end_s: float) -> Stretch:
