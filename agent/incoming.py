@@ -1,4 +1,7 @@
-"""Checks of what a controller sends. It is trusted to run code here, but not to be free of faults."""
+"""Checks of a controller's messages: sizes, and that identity and placement fit this node.
+
+The controller checked the job's spec when the job was submitted; the training loop checks the shares of a plan. Neither
+is checked again here. A message is at most 4 MiB, which gRPC enforces."""
 
 from __future__ import annotations
 
@@ -28,14 +31,15 @@ from atoll.v1.agents_pb2 import (
 )
 from atoll.v1.common_pb2 import Plan, StrategyMessage, WorkerId
 
-MAX_S: Final = 7 * 86_400.0
+MAX_WAIT_S: Final = 7 * 86_400.0
+"""Longest grace or meeting that a message may ask for, in seconds."""
 KEY_BYTES: Final = 32
 MAX_LAUNCHED: Final = 64
-"""Workers of one node: as many as it may have devices."""
+"""Workers of one launch: as many as a node may have devices."""
 
 
 def check_key(id: WorkerId) -> WorkerKey:
-    """Raises BadInput, like all of these, with the field's name and value."""
+    """Raises BadInput, like all functions here, with the field's name and value."""
     check_job("id.job", id.job)
     _need(id.run >= 1, "id.run", id.run, "must be at least 1")
     _need(id.rank < MAX_RANK, "id.rank", id.rank, f"must be below {MAX_RANK}")
@@ -58,7 +62,7 @@ def check_registered(message: Registered) -> None:
 
 
 def check_launch(launch: Launch, devices: Collection[int]) -> None:
-    """All but the id. devices: the indices that this node has."""
+    """devices: the indices that this node has."""
     key = check_key(launch.id)
     _need(1 <= launch.world_size <= MAX_WORKERS, "world_size", launch.world_size, f"must be 1 to {MAX_WORKERS}")
     if launch.HasField("joins"):
@@ -76,16 +80,16 @@ def check_launch(launch: Launch, devices: Collection[int]) -> None:
     _need(launch.device in devices, "device", launch.device, f"is not one of this node's: {sorted(devices)}")
     _check_meeting(launch.master_address, launch.master_port)
     _check_outside(launch)
-    spec = job_spec.from_wire(launch.spec)
-    check_plan("plan", launch.plan, key.run, launch.world_size - launch.HasField("joins"))
-    strategy = registry.find(spec.strategy)
-    strategy.read_plan_parameters(launch.plan.strategy_params, "plan.strategy_params")
+    strategy = registry.find(launch.spec.strategy, "spec.strategy")  # another version may lack it
+    for name, value in launch.spec.secrets.items():
+        _need(bool(value), f"spec.secrets.{name}", value, ". ".join(job_spec.SECRET_WITHHELD))
+    check_plan("plan", launch.plan, key.run)
     if (strategy.exchanges and not launch.HasField("helping")) or launch.HasField("keys"):
         _check_exchange(launch)
 
 
 def _check_joins(launch: Launch, key: WorkerKey) -> None:
-    """Of a worker that joins later: the view that is, which it is no member of."""
+    """Check the launch of a worker that joins later: with the present view, of which it is no member."""
     view = launch.joins
     check_view(view)
     _need((view.job, view.run) == (key.job, key.run), "joins.run", view.run, f"must be {key.run}, of {key.job}")
@@ -95,7 +99,7 @@ def _check_joins(launch: Launch, key: WorkerKey) -> None:
 
 
 def _check_helping(launch: Launch, key: WorkerKey) -> None:
-    """Of a volunteer: a run of its own as far as it knows, and whom it helps."""
+    """Check a volunteer's launch: a run of its own as far as it knows, and the rank that it helps."""
     helping = launch.helping
     _need(key.rank >= MAX_WORKERS, "id.rank", key.rank, f"must be at least {MAX_WORKERS}: a volunteer is no rank")
     _need(launch.world_size == 1, "world_size", launch.world_size, "must be 1 for a volunteer")
@@ -126,12 +130,12 @@ def check_view(view: View) -> None:
     _check_meeting(view.master_address, view.master_port)
     _seconds("view.meet_s", view.meet_s)
     _text("view.reason", view.reason)
-    check_plan("view.plan", view.plan, view.run, len(view.members))
+    check_plan("view.plan", view.plan, view.run)
     _need(view.plan.view == view.view, "view.plan.view", view.plan.view, f"must be {view.view}")
 
 
 def each_worker(launch: Launch) -> list[Launch]:
-    """The launch as one for each of its workers. Unchecked, but for their number."""
+    """Split the launch into one for each of its workers. Checks their number alone."""
     _need(len(launch.others) < MAX_LAUNCHED, "others", f"{len(launch.others)} workers", f"fewer than {MAX_LAUNCHED}")
     others, parts = list(launch.others), [launch]
     launch.ClearField("others")
@@ -156,7 +160,7 @@ def _check_outside(launch: Launch) -> None:
 
 
 def _check_exchange(launch: Launch) -> None:
-    """Who the workers of the run are, and their keys; of those only sizes are ever named."""
+    """Check the members of the run and their keys; messages name only the sizes of keys."""
     ranks = [member.rank for member in launch.members]
     if launch.HasField("joins"):
         wanted = [*(one.member.rank for one in launch.joins.members), launch.id.rank]
@@ -192,7 +196,7 @@ def check_serve_shards(message: ServeShards) -> None:
 
 
 def relay_access(message: UseRelay, controller: str) -> RelayAccess:
-    """controller: where this agent reaches it. Raises BadInput."""
+    """Return how to reach the relay. controller: the address at which this agent reaches the controller."""
     host = message.host or split_address(controller)[0]
     _need(HOST.fullmatch(host) is not None, "use_relay.host", host, "must be a host")
     _need(0 < message.port < 2**16, "use_relay.port", message.port, "must be 1 to 65535")
@@ -205,10 +209,11 @@ def check_take_inventory(asked: TakeInventory) -> None:
     job_spec.check_directory("take_inventory.directory", asked.directory)
 
 
-def check_plan(name: str, plan: Plan, run: int, world_size: int) -> None:
+def check_plan(name: str, plan: Plan, run: int) -> None:
     _need(plan.id >= 1, f"{name}.id", plan.id, "must be at least 1")
     _need(plan.run == run, f"{name}.run", plan.run, f"must be {run}")
-    job_spec.check_shares(plan.shares, world_size, f"{name}.shares")
+    count = len(plan.shares)
+    _need(count <= MAX_WORKERS, f"{name}.shares", f"{count} values", f"must be at most {MAX_WORKERS}")
     count = len(plan.strategy_params)
     _need(count <= MAX_JSON_BYTES, f"{name}.strategy_params", f"{count} characters", f"at most {MAX_JSON_BYTES}")
     _text(f"{name}.planner", plan.planner)
@@ -218,11 +223,11 @@ def check_plan(name: str, plan: Plan, run: int, world_size: int) -> None:
 def check_plan_for_job(message: PlanForJob) -> None:
     check_job("plan.job", message.job)
     _need(message.plan.run >= 1, "plan.plan.run", message.plan.run, "must be at least 1")
-    check_plan("plan.plan", message.plan, message.plan.run, len(message.plan.shares))
+    check_plan("plan.plan", message.plan, message.plan.run)
 
 
 def check_strategy_message(message: StrategyMessage) -> WorkerKey:
-    """Returns whom it is for."""
+    """Return the worker that the message is for."""
     count = len(message.body)
     _need(count <= MAX_JSON_BYTES, "strategy.body", f"{count} characters", f"must be at most {MAX_JSON_BYTES}")
     return check_key(message.id)
@@ -236,7 +241,7 @@ def check_stop(message: StopWorkers) -> None:
 
 
 def _seconds(name: str, value: float) -> None:
-    _need(0 <= value <= MAX_S, name, value, f"must be 0 to {MAX_S:.0f} seconds")  # refuses NaN too
+    _need(0 <= value <= MAX_WAIT_S, name, value, f"must be 0 to {MAX_WAIT_S:.0f} seconds")  # refuses NaN too
 
 
 def _text(name: str, value: str) -> None:

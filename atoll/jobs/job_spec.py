@@ -38,6 +38,11 @@ _VARIABLES: Final = ("spec.env", "spec.secrets")  # whose keys are names of the 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 
 
+SECRET_WITHHELD: Final = (
+    "is empty. A controller that serves other machines without TLS hands out none",
+    "Set it where you submit, and use certificates",
+)
+"""Cause and next step where the value of a secret did not come along."""
 _LEFT_OUT: Final = frozenset({"split", "learning_rate", "keep"})
 """Of which a message without them says nothing."""
 
@@ -277,8 +282,7 @@ def _misfits(spec: Spec) -> Iterator[tuple[str, object, str, str]]:
         if name in spec.env:
             yield f"secrets.{name}", "***", "is in env too, where everyone sees it", "Leave it out there"
         if not value:
-            without = "is empty. A controller that serves other machines without TLS hands out none"
-            yield f"secrets.{name}", "", without, "Set it where you submit, and use certificates"
+            yield f"secrets.{name}", "", *SECRET_WITHHELD
     if start is not None and not start.job and not start.directory:
         yield "checkpoint.start_from.directory", "", "is missing", "Name a job, a directory or a URL"
 

@@ -16,7 +16,7 @@ from atoll.agent.incoming import (
 )
 from atoll.errors import BadInput
 from atoll.v1.agents_pb2 import DataKeys, Launch, Member, PlanForJob, Registered, StopWorkers, View, ViewMember
-from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec, Plan, WorkerId
+from atoll.v1.common_pb2 import JobSpec, Plan, WorkerId
 
 NAN = float("nan")
 
@@ -80,12 +80,7 @@ def test_good_launch_passes() -> None:
     [
         ("spec.secrets.TOKEN", spec(secrets={"TOKEN": ""})),  # the controller may not hand it out: no worker without
         ("spec.strategy", spec(strategy="ring")),
-        ("spec.stale_sparse.sparsity", spec(strategy_settings='{"sparsity":1.0}')),
-        ("spec.stale_sparse", spec(strategy_settings="[]")),
-        ("spec.stale_sparse", spec(strategy_settings=" " * 20_000)),
-        ("plan.strategy_params.sparsity", plan(strategy_params='{"sparsity":1.0}')),
-        ("plan.strategy_params.sparsity", plan(strategy_params='{"sparsity":NaN}')),
-        ("plan.strategy_params.colour", plan(strategy_params='{"colour":1}')),
+        ("plan.strategy_params", plan(strategy_params=" " * 20_000)),
         ("members", lambda launch: launch.ClearField("members")),
         ("members", lambda launch: setattr(launch.members[1], "rank", 0)),
         ("members.island", lambda launch: setattr(launch.members[1], "island", "x" * 5000)),
@@ -116,23 +111,8 @@ def test_launch_over_thin_links_is_refused_by_field_without_its_secret(
         ("device", change(device=1)),
         ("master_port", change(master_port=80)),
         ("master_address", change(master_address="a b")),
-        ("spec.script", spec(script="/etc/passwd")),
-        ("spec.script", spec(script="a/../../b.py")),
-        ("spec.script", spec(script="-c")),
-        ("spec.script", spec(script="a\0b")),
-        ("spec.args", spec(args=["x"] * 256)),
-        ("spec.args", spec(args=["x" * 5000])),
-        ("spec.env", spec(env={"A=B": "x"})),
-        ("spec.env", spec(env={f"A{n}": "" for n in range(256)})),
-        ("spec.code_sha256", spec(code_sha256="../../x")),
-        ("spec.checkpoint.directory", spec(checkpoint=CheckpointPolicy(directory="here"))),
-        ("spec.checkpoint.directory", spec(checkpoint=CheckpointPolicy(directory="/a/../b"))),
-        ("spec.stall_timeout_s", spec(stall_timeout_s=NAN)),
-        ("spec.stall_timeout_s", spec(stall_timeout_s=-1.0)),
         ("plan.run", plan(run=2)),
-        ("plan.shares", plan(shares=[1.0])),
-        ("plan.shares", lambda launch: launch.plan.shares.__setitem__(0, NAN)),
-        ("plan.shares", lambda launch: launch.plan.shares.__setitem__(0, 0.0)),
+        ("plan.shares", plan(shares=[1.0] * 5000)),
         ("plan.id", lambda launch: launch.ClearField("plan")),
     ],
 )
@@ -194,7 +174,6 @@ def nobody_has_state(view: View) -> None:
         ("view.members.public_key", lambda view: setattr(view.members[0], "public_key", b"short")),
         ("master_port", lambda view: setattr(view, "master_port", 1)),
         ("view.meet_s", lambda view: setattr(view, "meet_s", NAN)),
-        ("view.plan.shares", lambda view: view.plan.shares.append(1.0)),
         ("view.plan.view", lambda view: setattr(view.plan, "view", 1)),
     ],
 )
@@ -220,7 +199,6 @@ def test_a_worker_that_joins_is_launched_beside_the_view_that_is() -> None:
         ("world_size", change(world_size=4)),
         ("joins.run", lambda launch: setattr(launch.joins, "run", 2)),
         ("view.job", lambda launch: setattr(launch.joins, "job", "")),
-        ("plan.shares", plan(shares=[1.0])),
     ):
         launch = joining()
         if field == "joins.run":

@@ -21,7 +21,6 @@ from atoll.agent.runtime.agent_link.place import AgentEndpoint, WorkerPlace
 from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.agent.runtime.agent_link.waiting import batch_wait, waiting
 from atoll.errors import BadInput, DeadlineExceeded, PeerLost
-from atoll.jobs.job_spec import check_shares
 from atoll.v1.agents_pb2 import View
 from atoll.v1.common_pb2 import LEVEL_WARNING, Plan, StrategyMessage, ViewReport, WorkerId
 from atoll.v1.worker_pb2 import (
@@ -278,16 +277,11 @@ class AgentLink:
             self.on_view(view)
 
     def _acceptable(self, plan: Plan) -> bool:
-        try:
-            # Of a later view only who is in it knows how many there are; the schedule checks it then.
-            check_shares(plan.shares, self._world_size if _view_of(plan) == 1 else len(plan.shares))
-            if plan.run != self.id.run or plan.id < 1:
-                raise BadInput(f"it needs run {self.id.run} and an id")
-        except BadInput as error:
-            text = f"rank {self.id.rank} refused plan {plan.id} of run {plan.run}: {error}"
-            self.outbox.notice(LEVEL_WARNING, text)
-            return False
-        return True
+        if plan.run == self.id.run and plan.id >= 1:
+            return True
+        text = f"rank {self.id.rank} refused plan {plan.id} of run {plan.run}: it needs run {self.id.run} and an id"
+        self.outbox.notice(LEVEL_WARNING, text)
+        return False
 
     def _check(self, welcome: Welcome) -> None:
         launch = welcome.launch

@@ -8,7 +8,6 @@ from typing import Final
 
 from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.errors import BadInput
-from atoll.jobs.job_spec import check_shares
 from atoll.v1 import agents_pb2
 from atoll.v1.agents_pb2 import Member
 from atoll.v1.common_pb2 import Plan
@@ -46,7 +45,6 @@ def view_from_wire(wire: agents_pb2.View, rank: int, before: WorkerPlace) -> Mem
         raise BadInput(f"{what} says to meet at {wire.master_address!r}:{wire.master_port}, which is no address")
     if not 0 < wire.meet_s <= MAX_MEETING_S:
         raise BadInput(f"{what} has meet_s = {wire.meet_s}; it must be above 0 and at most {MAX_MEETING_S:.0f}")
-    check_shares(wire.plan.shares, len(ranks), what)
     keys = tuple(one.public_key for one in wire.members)
     return MembershipView(
         number=wire.view,

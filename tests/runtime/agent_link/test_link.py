@@ -55,7 +55,7 @@ def test_plans_come_in_order_and_those_that_cannot_be_are_refused_with_a_notice(
     link = AgentLink(*place_of(agent))
     try:
         agent.send_plan(2, 5, (1.0, 2.0), 1)
-        agent.send_plan(3, 6, (1.0, float("nan")), 1)
+        agent.send(1, SupervisorMessage(plan=Plan(id=0, run=agent.run, shares=(1.0, 1.0))))
         agent.send(1, SupervisorMessage(plan=Plan(id=4, run=99, shares=(1.0, 1.0))))
         agent.send_plan(5, 7, (4.0, 2.0), 1)
         taken: list[int] = []
@@ -66,7 +66,7 @@ def test_plans_come_in_order_and_those_that_cannot_be_are_refused_with_a_notice(
 
         agent.wait_until(all_taken, deadline_s=30)
         agent.wait_until(lambda: len(agent.notices) == 2, deadline_s=30)
-        assert "refused plan 3" in agent.notices[0].text
+        assert "refused plan 0" in agent.notices[0].text
         assert "run 99" in agent.notices[1].text
     finally:
         link.close()
