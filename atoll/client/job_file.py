@@ -1,4 +1,4 @@
-"""Reads what a job may say: the TOML job file and the command's flags, checked before anything is sent."""
+"""Reads a job's description: the TOML job file and the command's flags, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     StrictBool,
     StrictInt,
@@ -26,6 +25,7 @@ from pydantic_core import ErrorDetails
 from atoll.errors import BadInput
 from atoll.host.documents import line_of, read_toml, unknown_field, wrong_value
 from atoll.jobs import job_spec
+from atoll.jobs.job_spec import CheckpointSection, Declaration, JobFields
 from atoll.profiling.document import ProfiledModel, load_profile
 from atoll.strategies import registry
 from atoll.strategies.declaration import StrategySettings
@@ -36,34 +36,7 @@ if TYPE_CHECKING:
 _MAX_JOB_FILE_BYTES: Final = 1024 * 1024
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class CheckpointSection(_Strict):
-    """`[checkpoint]`: where and how often the model is saved."""
-
-    directory: job_spec.Directory = ""
-    """Absolute path on the nodes, or the URL of an object store, e.g. s3://bucket/vit, which is kept level with the
-    agent's own folder for the job; empty = that folder alone."""
-
-    every_steps: job_spec.Count = 200
-    """Steps between checkpoints; 0 = only at the end."""
-
-    keep: job_spec.Keep = 2
-    """Complete checkpoints kept."""
-
-    keep_every_steps: job_spec.Count = 0
-    """The first checkpoint at or after each multiple of this stays for good; 0 = none."""
-
-    memory_replicas: job_spec.Replicas = 2
-    """Machines that hold each part of the state in their memory as well; 1 = its own alone, 0 = none."""
-
-    site_safe: StrictBool = False
-    """Those machines in different islands: slower, but the loss of an island loses nothing."""
-
-
-class _AdaptSection(_Strict):
+class _AdaptSection(Declaration):
     """`[adapt]`: what the controller may decide beside the split of the batch. Plan parameters of strategies are fields
     as well: true lets the controller change one."""
 
@@ -85,7 +58,7 @@ class _AdaptSection(_Strict):
 
     @property
     def strategy_params(self) -> tuple[str, ...]:
-        """The strategy's plan parameters that the controller may change."""
+        """Plan parameters of the strategy that the controller may change."""
         return tuple(name for name in _PLAN_PARAMETERS if getattr(self, name))
 
 
@@ -102,44 +75,19 @@ else:
     )
 
 
-class _JobFile(_Strict):
+class _JobFile(JobFields):
     """A job as its user describes it. Relative paths are relative to the job file."""
 
     name: job_spec.Name | None = None
     script: job_spec.Text | None = None
-    module: job_spec.Module | None = None
-    """In place of a script: what `python -m` would run, found from `workdir` or the working folder."""
-
-    args: job_spec.Arguments = ()
     workers: StrictInt | StrictStr = 1
-    standby: job_spec.Standby = 0
-    """Free devices beyond `workers` that no other job gets, to take the places of lost ones at once."""
-
-    env: job_spec.Environment = {}
     secrets: Annotated[tuple[job_spec.Variable, ...], Field(max_length=job_spec.MAX_ENTRIES)] = ()
-    """Names of variables of whoever submits. Workers get them; nobody is shown their values."""
+    """Names of the submitting user's variables. Workers get them; nobody is shown their values."""
 
     workdir: job_spec.Text | None = None
     requirements: job_spec.Requirements | StrictStr = ()
-    """What workers import beside what their agent has: lines as pip takes them, or the file that has them."""
+    """Packages that workers import beside those of their agent: lines as pip takes them, or the file that has them."""
 
-    setup: job_spec.Text = ""
-    """Commands for sh, run once in the job's own environment when its requirements are there."""
-
-    checkpoint: CheckpointSection = CheckpointSection()
-    max_restarts: job_spec.Count = 1
-    split: job_spec.Split = "auto"
-    seed: job_spec.Seed = 0
-    stall_timeout_s: job_spec.StallTimeout = 0
-    hang_s: job_spec.HangTime = 0
-    """A worker that completes no step for this long is stopped and its run tried again; 0: it is only told of. Longer
-    than the longest evaluation, and than what comes before the first step."""
-
-    stop_grace_s: job_spec.StopGrace = 0
-    """How long workers get to reach a step boundary when their run is to grow, to shrink or is cancelled: longer than
-    the longest step; 0: 10 s, on cancel 2 s. One that saves is left to it, whatever this says."""
-
-    strategy: StrictStr = registry.default().name
     adapt: AdaptSection = AdaptSection()
 
     @field_validator("workers")
@@ -167,8 +115,8 @@ class _JobFile(_Strict):
         return self
 
     def to_spec(self, script: str, environment: Mapping[str, str] = MappingProxyType({})) -> JobSpec:
-        """The message that is sent. script: its path inside the bundle. environment: where the values of `secrets` are;
-        what is not there is sent empty, and is refused but for another job's code, which has them. Raises BadInput."""
+        """Make the message to submit. script: its path inside the bundle. environment: has the values of `secrets`; a
+        missing one is sent empty, which is refused except with another job's code, which has them. Raises BadInput."""
         strategy = registry.find(self.strategy)
         for name in self.adapt.strategy_params:
             if name not in strategy.plan_parameters.adjustable():  # not before: the strategy may be a flag
@@ -180,51 +128,37 @@ class _JobFile(_Strict):
         low, high = parse_workers(str(self.workers))
         least, largest = self.adapt.batch or (0, 0)
         said = self.settings_of(self.strategy)
-        spec = job_spec.Spec(
-            name=self.name or name_from(self.module.rpartition(".")[2] if self.module else script),
-            script=script,
-            module=self.module or "",
-            requirements=tuple(self.requirements),
-            setup=self.setup,
-            args=self.args,
-            min_workers=low,
-            max_workers=high,
-            standby=self.standby,
-            env=self.env,
-            code_sha256="",  # of what is not packed yet
-            checkpoint=job_spec.Checkpoint(**self.checkpoint.model_dump()),
-            max_restarts=self.max_restarts,
-            split=self.split,
-            seed=self.seed,
-            stall_timeout_s=self.stall_timeout_s,
-            hang_s=self.hang_s,
-            stop_grace_s=self.stop_grace_s,
-            strategy=self.strategy,
-            # The rest has the controller's defaults.
-            strategy_settings=said.model_dump(mode="json", exclude_unset=True) if said is not None else {},
-            adapt=job_spec.Adapt(
-                min_batch=least,
-                max_batch=largest,
-                learning_rate=self.adapt.learning_rate,
-                strategy_params=self._followed(),
-            ),
+        return job_spec.message_of(
+            {
+                **self.model_dump(include=set(JobFields.model_fields)),
+                "name": self.name or name_from(self.module.rpartition(".")[2] if self.module else script),
+                "script": script,
+                "requirements": tuple(self.requirements),
+                "min_workers": low,
+                "max_workers": high,
+                "secrets": {name: environment.get(name, "") for name in self.secrets},
+                # The rest has the controller's defaults.
+                "strategy_settings": said.model_dump(mode="json", exclude_unset=True) if said is not None else {},
+                "adapt": {
+                    "min_batch": least,
+                    "max_batch": largest,
+                    "learning_rate": self.adapt.learning_rate,
+                    "strategy_params": self._followed(),
+                    "profile": self.adapt.profile or "",
+                },
+            }
         )
-        wire = job_spec.to_wire(spec)
-        wire.adapt.profile = self.adapt.profile or ""
-        for name in self.secrets:
-            wire.secrets[name] = environment.get(name, "")
-        return wire
 
     def _followed(self) -> tuple[str, ...]:
-        """Plan parameters that the controller may change: what `[adapt]` names, and what follows by itself where
-        neither that nor the strategy's table says anything of it."""
+        """Return the plan parameters that the controller may change: those that `[adapt]` names, and the strategy's
+        FOLLOWS, unless `[adapt]` or the strategy's table sets them."""
         table = self.settings_of(self.strategy)
         said = self.adapt.model_fields_set | (table.model_fields_set if table is not None else set())
         by_itself = registry.find(self.strategy).plan_parameters.FOLLOWS
         return (*self.adapt.strategy_params, *(name for name in by_itself if name not in said))
 
     def settings_of(self, strategy: str) -> StrategySettings | None:
-        """What the file has in the table of this strategy."""
+        """Return the file's table of this strategy, None if it has none."""
         found: StrategySettings | None = getattr(self, registry.find(strategy).section, None)
         return found
 
@@ -245,7 +179,7 @@ else:
 
 
 def from_spec(spec: JobSpec) -> JobFile:
-    """The job file that a submitted job could have had; without its offline profile, which is not sent back."""
+    """Return the job file that a submitted job could have had, without its offline profile, which is not sent back."""
     values, strategy = job_spec.values_of(spec), registry.find(spec.strategy)
     checkpoint, adapt = values.get("checkpoint", {}), values.get("adapt", {})
     job = {name: value for name, value in values.items() if name in JobFile.model_fields}
@@ -283,7 +217,7 @@ def parse_workers(text: str) -> tuple[int, int]:
 
 
 def name_from(script: str) -> str:
-    """A job's name where its user chose none: the script's, with what a name may not hold replaced."""
+    """Derive a job's name from its script: characters that a name may not hold are replaced."""
     stem = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:40].rstrip("-")
     return stem or "job"
 
@@ -302,8 +236,7 @@ def load(path: Path) -> JobFile:
 
 
 def with_profile(job: JobFile, folder: Path) -> JobFile:
-    """The job with its offline profile's surrogate, and what it is of, in place of the file's name. Raises NotFound,
-    BadInput.
+    """Return the job with its offline profile's surrogate in place of the file's name. Raises NotFound, BadInput.
 
     folder: relative paths are relative to it."""
     if not job.adapt.profile:
@@ -319,10 +252,10 @@ def with_profile(job: JobFile, folder: Path) -> JobFile:
 
 
 def with_flags(job: JobFile, flags: Mapping[str, Any]) -> JobFile:
-    """The job with the command's flags on top. Raises BadInput naming the flag.
+    """Return the job with the command's flags on top. Raises BadInput naming the flag.
 
     flags: by field, `checkpoint.keep` for those of a section, `settings.sparsity` for those of the job's strategy; None
-    where the flag was not given.
+    for a flag that was not given.
     """
     merged: dict[str, Any] = job.model_dump(exclude_unset=True)
     chosen = str(flags.get("strategy") or job.strategy)
@@ -354,7 +287,7 @@ def with_flags(job: JobFile, flags: Mapping[str, Any]) -> JobFile:
 
 
 def _section_with(setting: str, strategy: str) -> str:
-    """The table of a strategy's settings, for a flag. Raises BadInput where it has no such setting."""
+    """Return the table of a strategy's settings, for a flag. Raises BadInput if it has no such setting."""
     found = registry.strategies().get(strategy)
     if found is not None and setting not in found.settings.model_fields:
         having = [each.name for each in registry.strategies().values() if setting in each.settings.model_fields]

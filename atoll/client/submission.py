@@ -1,4 +1,4 @@
-"""Submits a job from Python as `atoll submit` does from a shell."""
+"""Prepares a job's spec and code, and submits them from Python as `atoll submit` does from a shell."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from atoll.client import job_file
 from atoll.client.client import Client, addresses_of_environment
 from atoll.client.job_file import JobFile
 from atoll.errors import BadInput, NotFound
-from atoll.jobs import code_bundle
+from atoll.jobs import code_bundle, job_spec
 from atoll.jobs.code_bundle import Bundle
 from atoll.network.rpc import Tls
+
+if TYPE_CHECKING:
+    from atoll.v1.common_pb2 import JobSpec
 
 _COMMENT: Final = re.compile(r"(?:^|\s)#.*")
 
@@ -22,23 +25,21 @@ _COMMENT: Final = re.compile(r"(?:^|\s)#.*")
 def submit(
     script: str | Path | None = None, *, controllers: Sequence[str] | None = None, tls: Tls | None = None, **fields: Any
 ) -> str:
-    """Submits the script and what lies beside it; returns the job's id once the cluster will not lose it.
+    """Submit the script and the files beside it; return the job's id once the cluster will not lose it.
 
     fields: those of a job file, e.g. workers="2:8", args=["--lr", "0.1"], checkpoint={"every_steps": 500}; with
-    module="package.train" no script.
-    controllers, tls: without them what ATOLL_CONTROLLER and ATOLL_TLS_DIR say, as for the command. Raises BadInput,
-    NotFound, NotAllowed, ControllerUnreachable."""
+    module="package.train" no script. controllers, tls: by default from ATOLL_CONTROLLER and ATOLL_TLS_DIR, as for the
+    command. Raises BadInput, NotFound, NotAllowed, ControllerUnreachable."""
     given = job_file.with_flags(JobFile(), {**fields, "script": str(script) if script is not None else None})
-    job, code = bundled(given, Path(), Path())
-    spec = job.to_spec(code.script, os.environ)
+    spec, code = prepared(given, Path(), Path())
     with Client(controllers or addresses_of_environment(), tls=tls or Tls.of_environment()) as client:
         return client.submit(spec, code.data)
 
 
-def bundled(job: JobFile, base: Path, root: Path) -> tuple[JobFile, Bundle]:
-    """The job with its offline profile, and its code. base: the script's path is relative to it; root: those of workdir
-    and profile. Everything that can be wrong with the input is found here, before any connection: raises BadInput,
-    NotFound."""
+def prepared(job: JobFile, base: Path, root: Path) -> tuple[JobSpec, Bundle]:
+    """Read the job's profile, requirements and code, and check its spec as the controller will, before any connection.
+
+    base: the folder of a relative script; root: that of a relative workdir and profile. Raises BadInput, NotFound."""
     workdir = root / job.workdir if job.workdir else None
     beside = None
     if job.module and job.script:
@@ -55,11 +56,15 @@ def bundled(job: JobFile, base: Path, root: Path) -> tuple[JobFile, Bundle]:
     job = job_file.with_profile(job, root)
     if isinstance(job.requirements, str):
         job = job_file.with_flags(job, {"requirements": read_requirements(root / job.requirements)})
-    return job, code_bundle.pack(script, workdir, beside)
+    code = code_bundle.pack(script, workdir, beside)
+    spec = job.to_spec(code.script, os.environ)
+    spec.code_sha256 = code.sha256
+    job_spec.from_wire(spec)
+    return spec, code
 
 
 def module_file(module: str, folder: Path) -> Path:
-    """The file that `python -m module` runs in `folder`. Raises NotFound."""
+    """Return the file that `python -m module` runs in `folder`. Raises NotFound."""
     path = folder.joinpath(*module.split("."))
     for found in (path.with_name(f"{path.name}.py"), path / "__main__.py"):
         if found.is_file():
@@ -71,7 +76,7 @@ def module_file(module: str, folder: Path) -> Path:
 
 
 def read_requirements(path: Path) -> tuple[str, ...]:
-    """The lines of a requirements file, without comments. Raises NotFound, BadInput."""
+    """Read the lines of a requirements file, without comments. Raises NotFound, BadInput."""
     try:
         text = path.read_text()
     except FileNotFoundError as error:

@@ -1,23 +1,35 @@
 """The spec of a job, declared once: fields, limits and defaults.
 
-Client, controller and agent check with it, etcd keeps it, and messages are converted field by field."""
+The job file, etcd's JSON and the message derive from it. The client checks a spec to report errors early, the
+controller when it enters; agents and workers read the message unchecked."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from google.protobuf.message import Message
-from pydantic import AfterValidator, Field, PlainSerializer, SecretStr, Strict, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    Strict,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from atoll.errors import BadInput, SettingError
 from atoll.host.documents import adapter
-from atoll.jobs.etcd_record import EtcdRecord
 from atoll.network.message_limits import JOB_ID, SHA256
 from atoll.strategies import registry
 from atoll.strategies.declaration import as_json, said
@@ -28,7 +40,7 @@ MAX_ENTRIES: Final = 256
 MAX_REPLICAS: Final = 8
 MAX_STRING_BYTES: Final = 4096
 ENVIRONMENT_S: Final = 900.0
-"""How long the making of a job's own environment may take on a node."""
+"""Time that a node may take to make a job's own environment, in seconds."""
 MAX_BATCH: Final = 2**31 - 1
 MAX_PROFILE_BYTES: Final = 256 * 1024
 _JOB_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
@@ -44,11 +56,11 @@ SECRET_WITHHELD: Final = (
 )
 """Cause and next step where the value of a secret did not come along."""
 _LEFT_OUT: Final = frozenset({"split", "learning_rate", "keep"})
-"""Of which a message without them says nothing."""
+"""Fields whose zero value in a message means that it leaves them out."""
 
 
 def _rule(holds: Callable[[Any], object], otherwise: str) -> AfterValidator:
-    """otherwise: what is wrong with a value of which this does not hold, and the next step."""
+    """Check that `holds` is true of a value. otherwise: the cause and next step of the error."""
 
     def check(value: Any) -> Any:
         if not holds(value):
@@ -132,80 +144,122 @@ StopGrace = Annotated[float, Strict(), Field(ge=0, le=86_400)]
 Profile = Annotated[str, Field(max_length=MAX_PROFILE_BYTES)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartFrom(EtcdRecord):
-    """As atoll.v1.StartFrom. step: None: the newest."""
+class Declaration(BaseModel):
+    """Base of the parts of a job's declaration."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StartFrom(Declaration):
+    """The checkpoint of another job that this one begins with. step: None for the newest."""
 
     job: JobId = ""
     directory: Directory = ""
-    step: int | None = None
+    step: StrictInt | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint(EtcdRecord):
-    """As atoll.v1.CheckpointPolicy."""
+class CheckpointSection(Declaration):
+    """`[checkpoint]`: where and how often the model is saved."""
 
     directory: Directory = ""
-    every_steps: Count = 0
-    keep: Keep = 1
-    memory_replicas: Replicas = 2
-    site_safe: bool = False
+    """Absolute path on the nodes, or the URL of an object store, e.g. s3://bucket/vit, which is kept level with the
+    agent's own folder for the job; empty = that folder alone."""
+
+    every_steps: Count = 200
+    """Steps between checkpoints; 0 = only at the end."""
+
+    keep: Keep = 2
+    """Complete checkpoints kept."""
+
     keep_every_steps: Count = 0
+    """The first checkpoint at or after each multiple of this stays for good; 0 = none."""
+
+    memory_replicas: Replicas = 2
+    """Machines that hold each part of the state in their memory as well; 1 = its own alone, 0 = none."""
+
+    site_safe: StrictBool = False
+    """Those machines in different islands: slower, but the loss of an island loses nothing."""
+
+
+class JobFields(Declaration):
+    """The fields that a job file and a submitted spec share, with their defaults."""
+
+    module: Module = ""
+    """In place of a script: the module for `python -m`, found from `workdir` or the working folder."""
+
+    args: Arguments = ()
+    standby: Standby = 0
+    """Free devices beyond `workers` that no other job gets, to take the places of lost ones at once."""
+
+    env: Environment = {}
+    setup: Text = ""
+    """Commands for sh, run once in the job's own environment when its requirements are there."""
+
+    checkpoint: CheckpointSection = CheckpointSection()
+    max_restarts: Count = 1
+    split: Split = "auto"
+    seed: Seed = 0
+    stall_timeout_s: StallTimeout = 0.0
+    hang_s: HangTime = 0.0
+    """A worker that completes no step for this long is stopped and its run tried again; 0: the user is only notified.
+    Longer than the longest evaluation, and than what comes before the first step."""
+
+    stop_grace_s: StopGrace = 0.0
+    """Time for workers to reach a step boundary when their run is to grow, to shrink or is cancelled: longer than the
+    longest step; 0: 10 s, on cancel 2 s. A worker that saves gets the time it needs, whatever this says."""
+
+    strategy: StrictStr = registry.default().name
+
+
+class Checkpoint(CheckpointSection):
+    """The checkpoint policy of a submitted job, as atoll.v1.CheckpointPolicy."""
+
     start_from: StartFrom | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adapt(EtcdRecord):
-    """As atoll.v1.Adaptation. min_batch, max_batch: both 0 where the total batch is fixed. strategy_params: of the
-    strategy's plan parameters, those that may be changed. profile: the surrogate of the offline profile as JSON, empty
-    where there is none."""
+class Adapt(Declaration):
+    """Decisions that a job leaves to the controller, as atoll.v1.Adaptation.
+
+    min_batch, max_batch: range of the total batch, both 0 if it is fixed. strategy_params: the strategy's plan
+    parameters that may change. profile: the surrogate of the offline profile as JSON, empty if there is none."""
 
     min_batch: Count = 0
     max_batch: Count = 0
     learning_rate: Rule = "auto"
-    strategy_params: tuple[str, ...] = ()
+    strategy_params: tuple[StrictStr, ...] = ()
     profile: Profile = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spec(EtcdRecord):
-    """As atoll.v1.JobSpec."""
+class JobSpec(JobFields):
+    """A submitted job: checked where it enters the controller, kept in etcd, sent as atoll.v1.JobSpec."""
 
     name: Name
     script: Script
-    args: Arguments = ()
     min_workers: Workers = 1
     max_workers: Workers = 1
-    env: Environment = field(default_factory=dict)
     code_sha256: Sha256
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    max_restarts: Count = 0
-    split: Split = "auto"
-    seed: Seed = 0
-    stall_timeout_s: StallTimeout = 0.0
-    adapt: Adapt = field(default_factory=Adapt)
-    standby: Standby = 0
-    hang_s: HangTime = 0.0
-    stop_grace_s: StopGrace = 0.0
-    strategy: str = "dense"
-    strategy_settings: Mapping[str, Any] = field(default_factory=dict)  # all of them
-    secrets: Secrets = field(default_factory=dict)
-    module: Module = ""
     requirements: Requirements = ()
-    setup: Text = ""
+    secrets: Secrets = {}
+    checkpoint: Checkpoint = Checkpoint()
+    strategy_settings: Mapping[str, Any] = {}
+    """Every setting of the strategy."""
 
-    def __post_init__(self) -> None:
+    adapt: Adapt = Adapt()
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> Self:
         registry.find(self.strategy, "spec.strategy").check_settings(self.strategy_settings, "spec.strategy_settings")
+        return self
 
     @property
     def exchanges(self) -> bool:
-        """Whether workers need keys for what they send beside collectives: updates, copies of their state, and what
-        they ask of agents that hold some of it."""
+        """True if workers need keys, for what they send beside collectives: updates, copies of their state, and
+        requests to agents that hold some of it."""
         return registry.find(self.strategy).exchanges or self.checkpoint.memory_replicas > 0
 
     @property
     def environment_s(self) -> float:
-        """How long its own environment may take to be there, 0 where it has none."""
+        """Time that making the job's own environment may take, in seconds; 0 if it has none."""
         return ENVIRONMENT_S if self.requirements or self.setup else 0.0
 
     @property
@@ -214,13 +268,13 @@ class Spec(EtcdRecord):
         return registry.find(self.strategy).settings.model_validate(dict(self.strategy_settings)).stages_of_model
 
 
-def from_wire(wire: pb.JobSpec) -> Spec:
-    """The spec, with every setting of its strategy. Raises BadInput naming the first field that is wrong."""
+def from_wire(wire: pb.JobSpec) -> JobSpec:
+    """Check a spec in full and fill in every setting of its strategy. Raises BadInput naming the first wrong field."""
     strategy = registry.find(wire.strategy, "spec.strategy")
     settings = strategy.read_settings(wire.strategy_settings, f"spec.{strategy.section}")
     values = {**values_of(wire), "strategy": strategy.name, "strategy_settings": settings.said()}
     try:
-        spec: Spec = adapter(Spec).validate_python(values, strict=False)  # the types are protobuf's
+        spec = JobSpec.model_validate(values)
     except ValidationError as error:
         raise _wrong(error.errors(include_url=False)[0]) from error
     for name, value, why, next_step in _misfits(spec):
@@ -228,18 +282,23 @@ def from_wire(wire: pb.JobSpec) -> Spec:
     return spec
 
 
-def to_wire(spec: Spec, *, reveal: bool = False) -> pb.JobSpec:
-    """The spec as agents and clients get it: without the offline profile, which only planning reads. reveal: with the
-    values of its secrets, for an agent."""
-    values = asdict(spec)
+def to_wire(spec: JobSpec, *, reveal: bool = False) -> pb.JobSpec:
+    """Make the message for agents and clients: without the offline profile, which only planning reads.
+
+    reveal: with the values of the job's secrets, for an agent."""
+    values = spec.model_dump()
     values["secrets"] = {name: _revealed(value) if reveal else "" for name, value in spec.secrets.items()}
-    values["strategy_settings"] = as_json(spec.strategy_settings)
     values["adapt"]["profile"] = ""
-    return pb.JobSpec(**values)
+    return message_of(values)
+
+
+def message_of(values: Mapping[str, Any]) -> pb.JobSpec:
+    """Make the message of a spec's values, by field; nothing is checked."""
+    return pb.JobSpec(**{**values, "strategy_settings": as_json(values["strategy_settings"])})
 
 
 def values_of(wire: Message) -> dict[str, Any]:
-    """What a message says, by field."""
+    """Return the fields that a message sets."""
     said: dict[str, Any] = {}
     for each in wire.DESCRIPTOR.fields:
         value = getattr(wire, each.name)
@@ -256,8 +315,8 @@ def values_of(wire: Message) -> dict[str, Any]:
     return said
 
 
-def _misfits(spec: Spec) -> Iterator[tuple[str, object, str, str]]:
-    """Fields that do not go together: name, value, why, next step."""
+def _misfits(spec: JobSpec) -> Iterator[tuple[str, object, str, str]]:
+    """Yield fields that do not fit each other: name, value, cause, next step."""
     adapt, start = spec.adapt, spec.checkpoint.start_from
     if spec.max_workers < spec.min_workers:
         why = f"must be at least min_workers = {spec.min_workers} and at most {MAX_WORKERS}"
@@ -288,7 +347,7 @@ def _misfits(spec: Spec) -> Iterator[tuple[str, object, str, str]]:
 
 
 def _wrong(error: ErrorDetails, path: str = "spec") -> BadInput:
-    """What pydantic found, as a sentence about the field, with the value but for what is secret in it."""
+    """Word what pydantic found as a sentence about the field, with the value but without secrets."""
     for part in (part for part in error["loc"] if part != "[key]"):
         path += f".{part}" if isinstance(part, str) and not path.startswith(_VARIABLES) else f"[{part}]"
     if error["loc"][-1:] == ("[key]",):
@@ -307,14 +366,14 @@ def _wrong(error: ErrorDetails, path: str = "spec") -> BadInput:
 
 
 def check_total_batch(total_batch: int, workers: int) -> int:
-    """A total batch that a user asks for. Raises BadInput."""
+    """Check the total batch that a user asks for. Raises BadInput."""
     if not workers <= total_batch <= MAX_BATCH:
         raise BadInput(f"total_batch = {total_batch} must be {workers} (a sample for each worker) to {MAX_BATCH}")
     return total_batch
 
 
 def check_shares(shares: Sequence[float], workers: int, name: str = "shares") -> tuple[float, ...]:
-    """Shares of a step's batch, one for each rank. Raises BadInput."""
+    """Check the shares of a step's batch, one for each rank. Raises BadInput."""
     if not len(shares) == workers <= MAX_WORKERS or not shares:
         why = f"do not fit a run of {workers} workers, at most {MAX_WORKERS}. Give one for each rank"
         raise BadInput(f"{name}: {len(shares)} values {why}")
@@ -325,7 +384,7 @@ def check_shares(shares: Sequence[float], workers: int, name: str = "shares") ->
 
 
 def check_directory(name: str, value: str) -> None:
-    """Where checkpoints are: empty, an absolute path, or the URL of an object store. Raises BadInput."""
+    """Check a checkpoint directory: empty, an absolute path, or the URL of an object store. Raises BadInput."""
     try:
         adapter(Directory).validate_python(value)
     except ValidationError as error:

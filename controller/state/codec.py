@@ -46,7 +46,7 @@ def _in_words(wrong: Any) -> str:
         path += f".{part}" if str(part).isidentifier() else f"[{part!r}]"
     path = path.lstrip(".") or "value"
     match wrong["type"]:
-        case "unexpected_keyword_argument":
+        case "unexpected_keyword_argument" | "extra_forbidden":  # of a dataclass, of a model
             return f"unknown field {path}"
         case "missing":
             return f"field {path} is missing"

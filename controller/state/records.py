@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll.controller.state.recovery import RecoveryRecord
 from atoll.jobs.etcd_record import EtcdRecord
-from atoll.jobs.job_spec import Spec
+from atoll.jobs.job_spec import JobSpec
 
 
 class JobPhase(StrEnum):
@@ -194,7 +194,7 @@ class JobRecord(EtcdRecord):
     """A job: what its user asked for, where it stands, what was learned of it, what is pinned."""
 
     id: str
-    spec: Spec
+    spec: JobSpec
     request_id: str
     submitted_unix_s: float = 0.0
     cancel: bool = False

@@ -169,7 +169,7 @@ def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
         ("checkpoint.every = 3", "line 1: unknown field 'checkpoint.every'. Did you mean 'every_steps'?"),
         (
             "xyzzy = 1",
-            "line 1: unknown field 'xyzzy'. Known: name, script, module, args, workers, standby, env, secrets",
+            "line 1: unknown field 'xyzzy'. Known: module, args, standby, env, setup, checkpoint, max_restarts",
         ),
         ("[resources]\ngpus = 1", "line 1: unknown field 'resources'."),
         ("\nworkers = true", "line 2: workers = True is wrong: it should be a valid integer"),

@@ -66,8 +66,7 @@ def of_job(wanted: sources.CheckpointSource, flags: dict[str, Any]) -> submit.Se
 def _with_own_code(wanted: sources.CheckpointSource, config: Path | None, flags: dict[str, Any]) -> submit.Send:
     from atoll.v1.common_pb2 import StartFrom
 
-    prepared, bundle = submit.prepare(config, flags)
-    spec = prepared.to_spec(bundle.script, os.environ)
+    spec, bundle = submit.prepare(config, flags)
     if wanted.directory is not None:
         sources.check_directory(wanted.directory, wanted.step, terminal.note)
     elif wanted.url:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from atoll.client.client import AsyncClient
     from atoll.client.job_file import JobFile
     from atoll.jobs.code_bundle import Bundle
+    from atoll.v1.common_pb2 import JobSpec
     from atoll.v1.jobs_pb2 import Job
 
 Send: TypeAlias = "Callable[[AsyncClient], Awaitable[str]]"
@@ -50,8 +50,7 @@ def submit(
     flags = options.flags(context)
     if script is not None and ("module" in flags or script.startswith("-")):  # the first word after `--`
         flags |= {"script": None, "args": (script, *(args or ()))}
-    job, bundle = prepare(config, flags)
-    spec = job.to_spec(bundle.script, os.environ)
+    spec, bundle = prepare(config, flags)
     hand_over(context, lambda client: client.submit(spec, bundle.data), follow, timeout, as_json=as_json)
 
 
@@ -77,14 +76,14 @@ def hand_over(
         raise typer.Exit(INTERRUPTED) from None
 
 
-def prepare(config: Path | None, flags: dict[str, Any]) -> tuple[JobFile, Bundle]:
+def prepare(config: Path | None, flags: dict[str, Any]) -> tuple[JobSpec, Bundle]:
     """Read job file, flags and code. Finds everything that can be wrong with the input, before any connection."""
     from atoll.client import job_file, submission
 
     job = job_file.load(config) if config else job_file.JobFile()
     base = config.parent if config and not (flags.get("script") or flags.get("module")) else Path()
     root = config.parent if config and "workdir" not in flags else Path()
-    return submission.bundled(with_flags(job, flags), base, root)
+    return submission.prepared(with_flags(job, flags), base, root)
 
 
 def with_flags(job: JobFile, flags: dict[str, Any]) -> JobFile:

@@ -27,7 +27,7 @@ from atoll.controller.state.leases import LeaseKeeper
 from atoll.controller.state.records import JobPhase, JobPins, JobRecord, JobStatus, Level, NodeRecord, PlanRecord
 from atoll.controller.state.store import Fence, Put, StateStore
 from atoll.errors import BadInput, Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
-from atoll.jobs.job_spec import Spec, check_shares, check_total_batch
+from atoll.jobs.job_spec import JobSpec, check_shares, check_total_batch
 from atoll.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class LeaderEpoch:
         session.heard_s = time.monotonic()
         self._keeper.touch(session.lease)
 
-    async def submit(self, spec: Spec, request_id: str, code: bytes, by: str) -> str:
+    async def submit(self, spec: JobSpec, request_id: str, code: bytes, by: str) -> str:
         """Keep code and job in etcd. Returns its id: the one an earlier Submit with the same request id got, if any.
 
         Raises BadInput for a job with secrets, where agents cannot be told them."""
@@ -268,7 +268,7 @@ class LeaderEpoch:
             raise
 
 
-def _new_job(spec: Spec, request_id: str, by: str) -> JobRecord:
+def _new_job(spec: JobSpec, request_id: str, by: str) -> JobRecord:
     return JobRecord(
         id=f"{spec.name}-{secrets.token_hex(2)}",
         spec=spec,

@@ -15,7 +15,7 @@ from atoll.controller.state import keys
 from atoll.controller.state.store import DeletePrefix, Fence, Put, StateStore
 from atoll.errors import BadInput, NotFound
 from atoll.jobs.code_bundle import members
-from atoll.jobs.job_spec import Spec
+from atoll.jobs.job_spec import JobSpec
 from atoll.network.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class CodeBundles:
             self._cache.popitem(last=False)
 
 
-def check_bundle(spec: Spec, code: bytes) -> None:
+def check_bundle(spec: JobSpec, code: bytes) -> None:
     """Raises BadInput unless `code` is the tar.gz that `spec` names, holds its script and stays inside its folder."""
     if len(code) > MAX_CODE_BYTES:
         raise BadInput(f"the code bundle has {len(code)} bytes, more than {MAX_CODE_BYTES}. Leave data out of it")

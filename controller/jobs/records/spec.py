@@ -8,7 +8,7 @@ from atoll.jobs import job_spec
 from atoll.v1 import common_pb2 as pb
 
 
-def spec_from_wire(wire: pb.JobSpec) -> job_spec.Spec:
+def spec_from_wire(wire: pb.JobSpec) -> job_spec.JobSpec:
     """The validated spec. Raises BadInput naming the first field that is wrong."""
     spec = job_spec.from_wire(wire)
     if spec.adapt.profile:

@@ -23,11 +23,3 @@ def test_a_placement_stands_before_the_plans_and_has_a_name(runner: CliRunner, c
     document = json.loads(atoll(runner, controller, "plans", "vit-3f9a", "--json")[1])
     assert (document["placement"]["reason"], [one["plan"]["id"] for one in document["plans"]]) == ("a + b", [1])
     assert atoll(runner, controller, "plans", "vit-3f9a", "--input", "placement")[1].strip() == PLACEMENT.input
-
-
-def test_the_number_that_a_placement_had_says_its_name(runner: CliRunner, controller: ScriptedController) -> None:
-    controller.script.add("vit-3f9a")
-    controller.script.plans = pb.PlansReply(plans=[PLAN], placement=PLACEMENT)
-    code, out, err = atoll(runner, controller, "plans", "vit-3f9a", "--input", "0")
-    assert (code, out.strip()) == (0, PLACEMENT.input)
-    assert "--input placement" in err

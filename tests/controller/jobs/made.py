@@ -27,7 +27,7 @@ from atoll.controller.state.records import (
     RunRecord,
     WorkerExitKind,
 )
-from atoll.jobs.job_spec import Spec
+from atoll.jobs.job_spec import JobSpec
 from atoll.jobs.worker_key import WorkerKey
 from atoll.step_estimators.estimates import NodeEstimate, RankProfile
 
@@ -36,8 +36,10 @@ NOW_S = 1000.0
 Changed = TypeVar("Changed", JobRecord, ObservedJob)
 
 
-def spec(**fields: Any) -> Spec:
-    return Spec(**{"name": "tiny", "script": "train.py", "code_sha256": "0" * 64, "max_workers": 2, **fields})
+def spec(**fields: Any) -> JobSpec:
+    return JobSpec(
+        **{"name": "tiny", "script": "train.py", "code_sha256": "0" * 64, "max_workers": 2, "max_restarts": 0, **fields}
+    )
 
 
 def job(phase: JobPhase = JobPhase.RUNNING, run: int = 1, **fields: Any) -> JobRecord:

@@ -31,10 +31,10 @@ from atoll.controller.state.records import (
     WorkerExitKind,
 )
 from atoll.errors import BadInput
-from atoll.jobs.job_spec import Checkpoint, Spec
+from atoll.jobs.job_spec import Checkpoint, JobSpec
 
 KEY = "/atoll/jobs/vit-3f9a"
-SPEC = Spec(
+SPEC = JobSpec(
     name="vit",
     script="train.py",
     args=("--lr", "0.1"),
@@ -113,8 +113,8 @@ def test_a_missing_field_takes_its_default() -> None:
     data = json.loads(encode(JOB))
     del data["pinned"], data["learned"]["growth"], data["spec"]["checkpoint"]["keep"]
     read = decode(JobRecord, KEY, json.dumps(data).encode())
-    spec = replace(SPEC, checkpoint=replace(SPEC.checkpoint, keep=1))
-    assert read == replace(JOB, pinned=JobPins(), learned=replace(JOB.learned, growth=None), spec=spec)
+    assert SPEC.checkpoint.keep == Checkpoint().keep
+    assert read == replace(JOB, pinned=JobPins(), learned=replace(JOB.learned, growth=None))
 
 
 def test_the_secret_of_a_run_is_not_printed_with_it() -> None:

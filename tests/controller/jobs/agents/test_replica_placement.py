@@ -61,7 +61,7 @@ def test_where_all_are_on_one_host_it_is_named() -> None:
 def test_copies_stay_in_the_island_unless_its_loss_is_to_lose_nothing() -> None:
     nodes = (node("a", "lyon"), node("b", "oslo"), node("c", "lyon"), node("d", "oslo"))
     assert kept(placed(*nodes), *nodes) == {"a": ["c"], "c": ["a"], "b": ["d"], "d": ["b"]}
-    safe = kept(placed(*nodes, wanted=replace(TWO, site_safe=True)), *nodes)
+    safe = kept(placed(*nodes, wanted=TWO.model_copy(update={"site_safe": True})), *nodes)
     islands = {n.name: n.island for n in nodes}
     assert all(islands[owner] != islands[other] for owner, others in safe.items() for other in others)
 

@@ -109,7 +109,7 @@ def test_a_secret_is_in_etcd_and_in_nothing_that_is_written_or_shown() -> None:
 def test_what_was_left_out_gets_its_meaning() -> None:
     spec = spec_from_wire(wire(script="./examples/train.py"))
     assert spec.checkpoint.memory_replicas == 2
-    assert (spec.split, spec.checkpoint.keep, spec.script) == ("auto", 1, "examples/train.py")
+    assert (spec.split, spec.checkpoint.keep, spec.script) == ("auto", 2, "examples/train.py")
     assert to_wire(spec).strategy == "dense"
     sparse = json.loads(to_wire(spec_from_wire(wire(strategy="stale-sparse"))).strategy_settings)
     assert (sparse["sparsity"], sparse["staleness"], sparse["values"]) == (0.8, 1, "int2")
