@@ -1,8 +1,7 @@
-"""Huge pages under large buffers.
+"""Request huge pages for large buffers.
 
 The sparse optimizers touch one cache line in many pages. With pages of 4 KiB nearly every block waits for the processor
-to look up its page first, which took three times as long as the update itself (docs/performance.md, Kernels).
-"""
+to look up its page first, which took three times as long as the update itself (docs/performance.md, Kernels)."""
 
 from __future__ import annotations
 
@@ -17,13 +16,12 @@ MADV_COLLAPSE: Final = 25  # since Linux 6.1
 
 
 def use_huge_pages(buffer: Any) -> bool:
-    """Ask Linux to keep the buffer's memory in pages of 2 MiB: what is there already, and what is touched later.
+    """Ask Linux to keep the buffer's memory in pages of 2 MiB: present pages, and those that are touched later.
 
-    buffer: a contiguous CPU tensor or NumPy array; best called before it is first written, since what is there is
-    copied. What it holds stays as it is. Less than a whole huge page is left alone.
-    Returns whether the kernel took the advice; it gives such pages where memory is free, and none where they are off
-    (/sys/kernel/mm/transparent_hugepage/enabled says "never").
-    """
+    buffer: a contiguous CPU tensor or NumPy array; best called before it is first written, since present pages are
+    copied. Its contents do not change. Less than a whole huge page is left alone. Return whether the kernel took the
+    advice. It gives such pages if memory is free, and none if they are off (/sys/kernel/mm/transparent_hugepage/enabled
+    says "never")."""
     begin, end = _span(buffer)
     begin, end = -(-begin // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, end // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
     if begin >= end:
@@ -37,7 +35,7 @@ def use_huge_pages(buffer: Any) -> bool:
 
 
 def _span(buffer: Any) -> tuple[int, int]:
-    """The addresses where a buffer begins and ends."""
+    """Return the addresses of a buffer's begin and end."""
     if hasattr(buffer, "data_ptr") and not getattr(buffer, "is_cuda", False) and buffer.is_contiguous():
         begin = int(buffer.data_ptr())
         return begin, begin + int(buffer.numel()) * int(buffer.element_size())

@@ -1,4 +1,4 @@
-"""Translates what the native kernels raise into Atoll's errors."""
+"""Translate exceptions of the native kernels into Atoll's errors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from atoll.errors import AtollError, BadInput
 
 
 class refusals:
-    """Around the call of the kernel `name`: raises BadInput for what does not fit.
+    """Context of a call of the kernel `name`: raises BadInput for arguments that do not fit.
 
-    No generator: the engine is called some fifty times a step, mostly with cold caches."""
+    A class and no generator: the engine is called some fifty times a step, mostly with cold caches."""
 
     __slots__ = ("_name",)
 

@@ -1,4 +1,4 @@
-"""Brings updated blocks into a model's own weights."""
+"""Write updated blocks into a model's own weights."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ BLOCK_ENTRIES = 16
 
 
 def scatter_blocks(live: Any, index: Any, values: Any) -> None:
-    """live[16 k' : 16 k' + 16] = values[k] for k' = index[k], rounded to live's format as torch rounds.
+    """Write live[16 k' : 16 k' + 16] = values[k] for k' = index[k], rounded to live's format as torch rounds.
 
-    live: float32, float16 or bfloat16 torch tensor [N], contiguous, of any shape; what the last block has beyond N is
-    left out.
-    index: int32 or uint32 [K], ascending; values: float32 [K, 16]: torch tensors, on the CPU NumPy arrays too.
-    On a CUDA device all three are of that device, and it returns once the work is queued on torch's current stream;
-    indices are not looked at before: blocks beyond the end are ignored. On the CPU, and on devices that this build has
-    no code for, torch does the work: such blocks raise `BadInput`, as does whatever does not fit, and change nothing.
-    """
+    live: float32, float16 or bfloat16 torch tensor [N], contiguous, of any shape; entries of the last block beyond N
+    are left out. index: int32 or uint32 [K], ascending; values: float32 [K, 16]: torch tensors, on the CPU NumPy arrays
+    too.
+
+    On a CUDA device all three are of that device, and it returns once the work is queued on torch's current stream.
+    Indices are not checked there: blocks beyond the end are ignored. On the CPU, and on devices that this build has no
+    code for, torch does the work. Such blocks and other misfits raise `BadInput` then, and change nothing."""
     with refusals("scatter_blocks"):
         if (queue := queue_of((live,))) is not None:
             queue.call("scatter_blocks", live, index, values)

@@ -19,19 +19,19 @@ from atoll.kernels import _native
 from atoll.kernels.refusals import refusals
 
 SLOT_HASHES: Final = 3
-"""k of Algorithm 3.2: so many places are tried for a unit before it goes to its partition's serial memory."""
+"""k of Algorithm 3.2: slots that are tried for a unit before it goes to its partition's serial memory."""
 
 
 class Hashed(NamedTuple):
-    """order[bounds[p]] ... order[bounds[p + 1] - 1] are the places of partition p's units among those given. serial:
-    units that found no slot."""
+    """Units split into partitions: order[bounds[p]] ... order[bounds[p + 1] - 1] are the places of partition p's units
+    in the input. serial: number of units that found no slot."""
 
     bounds: list[int]
     serial: int
 
 
 class PartitionsOf(NamedTuple):
-    """Of `number` partitions, by the hash of this seed, the one that each term's units are of."""
+    """Partitions by the hash of this seed, `number` of them. of_each: the partition of each term's units."""
 
     seed: int
     number: int
@@ -50,28 +50,29 @@ def hierarchical_hash(unit: Any, seeds: Sequence[int], partitions: int, order: A
 
 
 def partition_members(seed: int, partitions: int, member: Any) -> list[int]:
-    """The units of each partition: member, uint32 or int32 [units], becomes every unit below its length, grouped by
-    partition and then ascending. Returns the bounds, as of `Hashed`."""
+    """List the units of each partition.
+
+    member: uint32 or int32 [units], becomes every unit below its length, grouped by partition and then ascending.
+    Return the bounds, as of `Hashed`."""
     with refusals("partition_members"):
         return _native.partition_members(seed, partitions, member)
 
 
 def bitmap_bytes(members: int) -> int:
-    """Of the bitmap of a partition with so many members."""
+    """Return the bytes of the bitmap of a partition with so many members."""
     return (members + 7) // 8
 
 
 def bitmap_encode(member: Any, unit: Any, bitmap: Any) -> None:
-    """bitmap, uint8 [bitmap_bytes(members)]: bit i of byte j says whether member[8 j + i] is in `unit`.
+    """Encode units as a bitmap: bit i of byte j is set if member[8 j + i] is in `unit`.
 
-    member, unit: ascending, and every unit is a member.
-    """
+    bitmap: uint8 [bitmap_bytes(members)]. member, unit: ascending, and every unit is a member."""
     with refusals("bitmap_encode"):
         _native.bitmap_encode(member, unit, bitmap)
 
 
 def bitmap_decode(member: Any, bitmap: Any, unit: Any) -> None:
-    """The inverse. unit: as many entries as bits are set, overwritten, ascending."""
+    """Decode a bitmap. unit: as many entries as bits are set, overwritten, ascending."""
     with refusals("bitmap_decode"):
         _native.bitmap_decode(member, bitmap, unit)
 
@@ -79,27 +80,27 @@ def bitmap_decode(member: Any, bitmap: Any, unit: Any) -> None:
 def sum_coordinates(
     terms: Sequence[tuple[Any, Any]], units: int, width: int, partitions: PartitionsOf | None = None, threads: int = 0
 ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-    """The units that any term has, ascending, and their values' sums, added in the terms' order.
+    """Return the units that any term has, ascending, and the sums of their values, added in the terms' order.
 
-    terms: (unit, values) each, on the CPU; the units of one in any order. units: every unit is below. partitions:
-    units of another than their term's are refused. The bits are those of the same sums in NumPy, for every number of
-    threads; NaN and infinities propagate as IEEE 754 says.
-    """
+    terms: (unit, values) each, on the CPU; a term's units in any order. units: every unit is below. partitions: a unit
+    outside its term's partition is refused. The bits are those of the same sums in NumPy, for every number of threads;
+    NaN and infinities propagate as IEEE 754 says."""
     with refusals("sum_coordinates"):
         of = partitions or PartitionsOf(0, 0, ())
         return _native.sum_coordinates(list(terms), units, width, of.seed, of.number, of.of_each, threads)
 
 
 class Rows(NamedTuple):
-    """Row k of the values is row reference[k] of those that are distinct, which are first found at first[0], ..."""
+    """Distinct rows: row k of the values is row reference[k] of the distinct ones, which are rows first[0], first[1],
+    ..."""
 
     reference: NDArray[np.uint32]
     first: NDArray[np.uint32]
 
 
 def distinct_rows(values: NDArray[np.float32]) -> Rows:
-    """Which rows of values, float32 [K, width], have the same bits. Where of the first thousand hardly one is there
-    twice, it looks no further, and none is said to be."""
+    """Find rows of values, float32 [K, width], with the same bits. If hardly any of the first thousand repeats, stop
+    and report all rows as distinct."""
     reference, first = np.empty(len(values), np.uint32), np.empty(len(values), np.uint32)
     with refusals("distinct_rows"):
         found = _native.distinct_rows(values, values.shape[1], reference, first)
@@ -107,6 +108,7 @@ def distinct_rows(values: NDArray[np.float32]) -> Rows:
 
 
 def nonzero_units(dense: Any, width: int, threads: int = 0) -> NDArray[np.uint32]:
-    """The units of which an entry is not zero, ascending; -0.0 is zero, NaN is not. dense: float32 on the CPU."""
+    """Return the units with an entry that is not zero, ascending; -0.0 is zero, NaN is not. dense: float32 on the
+    CPU."""
     with refusals("nonzero_units"):
         return _native.nonzero_units(dense, width, threads)

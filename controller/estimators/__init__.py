@@ -1,1 +1,1 @@
-"""Telemetry to profile: what was measured of devices. Pure and incremental."""
+"""Estimate the profile of a run from its telemetry. Pure and incremental."""

@@ -1,13 +1,11 @@
-"""Estimates what the links between islands carry: measured goodput, and whether training waits for it.
+"""Estimate the bandwidth of links between islands from measured goodput and from the time that training waits.
 
-Source: StellaTrain (Lim et al., 2024), section 4.2: a feedback loop over the idle rate of the devices. There, devices
-that idle for less than 5 % of the time are said to show an overestimated bandwidth; it is the other way round, and so
-it is here: nobody waits, so the link may carry more. The loop only corrects, as every transfer's bytes and busy time
-are known. A link that was busy nearly all the time told what it carries. One that was not told less: much of a short
-burst's busy time is the way to the other side and back.
-
-Cut fast, raise slowly: too high an estimate makes every step wait, too low a one only compresses more than it must.
-"""
+Source: StellaTrain (Lim et al., 2024), section 4.2: a feedback loop over the idle rate of the devices. The paper says
+that devices which idle for less than 5 % of the time show an overestimated bandwidth. It is the other way round: if no
+device waits, the link may carry more. The loop only corrects, since bytes and busy time of every transfer are known. A
+link that was busy nearly all the time shows its bandwidth. One that was not shows less: much of a short burst's busy
+time is latency. Cut fast, raise slowly: too high an estimate makes every step wait, too low a one only compresses more
+than necessary."""
 
 from __future__ import annotations
 
@@ -23,31 +21,31 @@ from atoll.step_estimators.robust import median, median_error, spread
 from atoll.telemetry.telemetry_limits import MAX_PEERS
 
 INTERVAL_S: Final = 0.5
-"""Reports nearer to each other are taken together."""
+"""Seconds between reports that are merged."""
 STALE_S: Final = 3.0
-"""What a rank sent longer ago says nothing of now."""
+"""Seconds after which a rank's traffic is forgotten."""
 LEAST_BYTES: Final = 64 * 1024
-"""An island that sent less in an interval told of delays, and so does one whose steps send less while nobody waits."""
+"""Bytes of an interval below which it shows latency, not bandwidth; the same for a step without waiting."""
 FORGET_S: Final = 10.0
-"""What an island measured longer ago, as saturated or not, is no part of a median any more."""
+"""Seconds after which a measurement leaves the median."""
 SATURATED: Final = 0.8
-"""Busy for this share of the time: what was sent is what the link carries."""
+"""Share of busy time from which the goodput is the link's bandwidth."""
 LOADED: Final = 0.5
-"""Busy for less, it is not what training waits for."""
+"""Share of busy time below which training does not wait for the link."""
 IDLE_SHARE: Final = 0.05
-"""Of its time, that training may wait before the estimate is cut."""
+"""Share of training's time that may be waiting before the estimate is cut."""
 CUT: Final = 0.9
 RAISE_PER_S: Final = 0.15
-"""At most, and only to what was measured."""
+"""Largest cut of one correction, and never below the measured goodput."""
 PROBE_PER_S: Final = 0.02
-"""Above what was measured, while nobody waits."""
+"""Raise above the measured goodput while no rank waits."""
 PROBE_UP_TO: Final = 1.5
 WINDOW: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """Of one rank to other islands, since the run began. now_s: when it was told."""
+    """Traffic of one rank to other islands since the run began. now_s: time of the report."""
 
     now_s: float
     sent_bytes: dict[int, int]
@@ -56,7 +54,8 @@ class _Counts:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """Of one rank to other islands, in its newest interval. idle: share of it in which nothing waited to leave."""
+    """Traffic of one rank to other islands in its newest interval. idle: share of it in which no bytes waited to
+    leave."""
 
     now_s: float
     bps: float
@@ -64,7 +63,8 @@ class _Sent:
 
 
 class BandwidthEstimator:
-    """Of one run: by island, what it carries to the others. Bounded: two records a rank, WINDOW numbers an island."""
+    """Estimator of one run: the bandwidth from each island to the others. Bounded: two records a rank, WINDOW numbers
+    an island."""
 
     def __init__(self) -> None:
         self._counts: dict[int, _Counts] = {}
@@ -81,11 +81,11 @@ class BandwidthEstimator:
         stall_share: float,
         step_s: float = 0.0,
     ) -> None:
-        """What one rank's connections carried until now_s.
+        """Add the traffic of one rank's connections until now_s.
 
-        stall_share: of the newest steps, the share that the rank waited that waited least. (Only what all wait for is
-        the network: faster ranks also wait for slower ones.) step_s: of the rank's newest steps; 0 where not known.
-        """
+        stall_share: share of the newest steps that the rank waited that waited least. Only what all ranks wait for is
+        the network: faster ranks also wait for slower ones. step_s: seconds of the rank's newest steps; 0 if
+        unknown."""
         island = island_of.get(rank)
         if island is None:
             return
@@ -120,7 +120,7 @@ def _sound(link: ObservedLink) -> bool:
 
 
 def _between(before: _Counts, after: _Counts) -> _Sent | None:
-    """What was sent between two reports; None where a counter went back: that connection began anew."""
+    """Return the traffic between two reports; None if a counter went back, since that connection began anew."""
     interval_s = after.now_s - before.now_s
     if not interval_s > 0:
         return None
@@ -136,7 +136,7 @@ def _between(before: _Counts, after: _Counts) -> _Sent | None:
 
 
 class _Link:
-    """Of one island."""
+    """Estimate of one island's link."""
 
     __slots__ = ("_bps", "_bursts", "_full", "_heard_s", "_known_s", "_saturated_bps", "_usual")
 
@@ -151,8 +151,8 @@ class _Link:
         self._bursts: deque[tuple[float, float]] = deque(maxlen=WINDOW)
 
     def observe(self, goodput_bps: float, busy: float, stall_share: float, now_s: float, *, small: bool) -> None:
-        """One interval: bits a second while busy, and the share of it that the link was busy for. small: what a step
-        sends is so little that its busy time tells of the way there and back, or of a busy processor."""
+        """Add one interval: bits a second while busy, and the share of it that the link was busy. small: a step sends
+        so little that its busy time shows latency or a busy processor."""
         elapsed_s = max(now_s - self._heard_s, 0.0)
         self._heard_s = now_s
         measured = self._full if busy >= SATURATED else self._bursts
@@ -180,7 +180,7 @@ class _Link:
         self._bps = min(newest_bps, self._bps * (1 + RAISE_PER_S) ** elapsed_s)
 
     def _compare(self, newest_bps: float, busy: float) -> None:
-        """A link that was never seen saturated and takes longer for its bursts than it used to has become thinner."""
+        """Return whether a link that was never saturated became thinner: its bursts take longer than before."""
         if self._usual is None:
             self._usual = (newest_bps, busy)
             return

@@ -1,8 +1,8 @@
-"""Gradient noise scale over the steps of a run: trace and squared norm of each sampled step, averaged, then divided.
+"""Estimate the gradient noise scale over a run's steps: average trace and squared norm of sampled steps, then divide.
 
-Sources: planners/gns.py for one step of ranks with unequal batches (the pooled form); AdaptDL / Pollux (Qiao et al.,
-2021) for smoothing both parts before dividing. Two halves of a batch stand for two ranks where nobody combines more.
-"""
+Sources: planners/batches/gns.py for one step of ranks with unequal batches (the pooled form); AdaptDL / Pollux (Qiao et
+al., 2021) for smoothing both parts before dividing. Two halves of a batch stand for two ranks if ranks do not combine
+gradients."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from atoll.step_estimators.robust import median, spread
 from atoll.step_estimators.sums import NormSums
 
 KEEP: Final = 0.96
-"""Weight of what was known at each new sampled step: about 50 of them count."""
+"""Weight of the earlier steps at each new sampled step: about 50 of them count."""
 NEEDED_STEPS: Final = 5
 PENDING_STEPS: Final = 16
 _MOST: Final = 1e120
-"""Of a trace or squared norm: their squares and sums are float64 numbers."""
+"""Bound on a trace or squared norm: their squares and sums are float64 numbers."""
 _OUTLIER: Final = 10.0
-"""Spreads from the median: beyond, a step is left out, unless the one before it was too."""
+"""Spreads from the median beyond which a step is left out, unless the step before it was too."""
 
 
 class NoiseEstimator:
-    """Of one run. Bounded: PENDING_STEPS steps, and a few sums."""
+    """Estimator of one run. Bounded: PENDING_STEPS steps, and a few sums."""
 
     def __init__(self) -> None:
         self._pending: dict[int, NormSums] = {}
@@ -39,8 +39,8 @@ class NoiseEstimator:
         self._sums = [0.0] * 5
 
     def observe(self, step: int, told: NormSums) -> None:
-        """More ranks tell of a step that they sampled: squared norms of their gradients and of what all combined, or,
-        where nobody combines them, of the halves of each one's batch."""
+        """Add ranks that sampled a step: squared norms of their gradients and of the combined gradient, or of the
+        halves of each one's batch if ranks combine none."""
         sampled = self._pending.get(step)
         if sampled is not None:
             sampled.add(told)
@@ -61,7 +61,7 @@ class NoiseEstimator:
 
     @property
     def steps(self) -> int:
-        """That told something."""
+        """Number of sampled steps with a valid sample."""
         return self._steps
 
     def _add(self, trace: float, sqnorm: float) -> None:
@@ -88,13 +88,14 @@ class NoiseEstimator:
         return False
 
     def estimate(self) -> NoiseEstimate | None:
-        """The ratio of two weighted means, and its error by the delta method. With S = tr(Sigma), G = |G|^2 of a step:
+        """Return the ratio of two weighted means, and its error by the delta method. With S = tr(Sigma), G = |G|^2 of a
+        step:
 
             phi = mean(S) / mean(G),  var(mean) = var(S) * share,  share = (sum w^2 / (sum w)^2) / (1 - the same)
             (error / phi)^2 = var(S) / S^2 + var(G) / G^2 - 2 cov(S, G) / (S G)      (of the means)
             low, high = mean(S) / (mean(G) +- 2 sigma(G))
 
-        None before enough sampled steps, and where they contradict each other: a trace, or a squared norm with all its
+        None before enough sampled steps, and if they contradict each other: a trace, or a squared norm with all its
         doubt, below 0. Source: McCandlish et al., 2018, appendix A.1, for phi; the smoothing is AdaptDL's."""
         if self._steps < NEEDED_STEPS:
             return None

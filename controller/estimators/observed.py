@@ -1,4 +1,4 @@
-"""The input of estimators: what a link carried, free of how that was told."""
+"""Input of estimators: traffic of a link, independent of the wire format."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedLink:
-    """What one rank's link carried since the run began while its connection to a peer was busy: bytes, those of copies
-    of checkpoints included, and seconds with bytes waiting to leave."""
+    """Traffic of one rank's link to a peer since the run began: bytes, copies of checkpoints included, and seconds with
+    bytes waiting to leave."""
 
     peer: int
     sent_bytes: int

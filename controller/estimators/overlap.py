@@ -1,10 +1,9 @@
-"""Estimates gamma, t_o and t_u: the overlap of computing and communication, the same for all ranks of a run.
+"""Estimate gamma, t_o and t_u: the overlap of computing and communication, the same for all ranks of a run.
 
 Source: Cannikin (Ma et al., 2024), Eq. 4-6 and section 4.5: gamma by inverse-variance weighting of the ranks' own
-means. The paper weights the ranks' times of synchronisation alike; but what a rank measures of those includes waiting
-for slower ranks, which is no noise with mean zero. The rank that came last to a bucket waited for nobody, so of each
-step the least over all ranks counts, and of those the median over steps.
-"""
+means. The paper weights the ranks' synchronisation times alike. But a rank's time includes waiting for slower ranks,
+which is no noise with mean zero. The rank that came last to a bucket did not wait. So the least over all ranks counts
+for each step, and the median of those over steps."""
 
 from __future__ import annotations
 
@@ -21,19 +20,20 @@ from atoll.step_estimators.sums import SyncSums
 WINDOW_STEPS: Final = 16
 NEEDED_STEPS: Final = 5
 PENDING_STEPS: Final = 256
-"""Ranks tell their steps once a second, each at its own moment: of fast steps many are under way."""
+"""Steps that are kept until ranks have reported them: ranks report once a second, each at its own moment."""
 _HEARD: Final = 0.9
-"""Share of the ranks that must have told a step: telemetry may be lossy, and of a thousand ranks one always is."""
+"""Share of the ranks that must have reported a step: telemetry may be lossy, and one of a thousand ranks always
+lacks."""
 
 
 class OverlapEstimator:
-    """Of one run. Bounded: PENDING_STEPS steps."""
+    """Estimator of one run. Bounded: PENDING_STEPS steps."""
 
     def __init__(self) -> None:
         self._syncs: dict[int, SyncSums] = {}  # by step
 
     def observe(self, step: int, told: SyncSums) -> None:
-        """More ranks tell of a step, their times finite and not negative."""
+        """Add ranks that report a step, their times finite and not negative."""
         known = self._syncs.get(step)
         if known is not None:
             self._syncs[step] = known.with_ranks_of(told)
@@ -43,9 +43,10 @@ class OverlapEstimator:
         self._syncs[step] = told
 
     def estimate(self, ranks: Iterable[RankEstimate]) -> OverlapEstimate | None:
-        """None before enough steps were told by nearly all ranks, and while no rank measures its backward pass.
+        """Return the estimate; None before nearly all ranks reported enough steps, and while no rank measures its
+        backward pass.
 
-        ranks: those that measured anything."""
+        ranks: those with any measurement."""
         gamma, count = _gamma(ranks)
         needed = _HEARD * count
         told = (each for each in reversed(self._syncs.values()) if each.ranks >= needed)
@@ -60,7 +61,7 @@ class OverlapEstimator:
 
 
 def _gamma(ranks: Iterable[RankEstimate]) -> tuple[float | None, int]:
-    """The ranks' means weighted by how sure each is, and how many ranks there are."""
+    """Return the ranks' means weighted by their inverse variance, and the number of ranks."""
     weight = total = 0.0
     count = 0
     for rank in ranks:

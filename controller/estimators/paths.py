@@ -1,5 +1,5 @@
-"""Estimates what connections between two islands carry. An island that sends to several is held up by the thinnest of
-them, so its own link (`bandwidth`) does not tell whose that is: pairs do."""
+"""Estimate the bandwidth between two islands. The thinnest of an island's peers holds up all its sending, so the
+island's own link (`bandwidth`) does not show whose link is thin: pairs do."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from atoll.step_estimators.robust import median
 from atoll.telemetry.telemetry_limits import MAX_PEERS
 
 LEAST_BYTES: Final = 64 * 1024
-"""What carried less while it was looked at told of delays."""
+"""Bytes below which a measurement shows latency, not bandwidth."""
 WINDOW: Final = 8
 FORGET_S: Final = 60.0
 MAX_PATHS: Final = 4096
 
 Path = tuple[str, str]
-"""From an island to another."""
+"""An island and the one it sends to."""
 
 
 class PathEstimator:
-    """Of one run. Bounded: MAX_PATHS windows, MAX_PEERS counts a rank."""
+    """Estimator of one run. Bounded: MAX_PATHS windows, MAX_PEERS counts a rank."""
 
     def __init__(self) -> None:
         self._counted: dict[int, dict[int, ObservedLink]] = {}  # by rank and peer, when last looked at
@@ -31,7 +31,7 @@ class PathEstimator:
         self._now_s = -math.inf
 
     def observe(self, rank: int, island_of: Mapping[int, str], links: Iterable[ObservedLink], now_s: float) -> None:
-        """What one rank's connections carried from the run's beginning until now_s."""
+        """Add the traffic of one rank's connections from the run's beginning until now_s."""
         self._now_s = max(self._now_s, now_s)
         counted = self._counted.setdefault(rank, {})
         for link in links:
@@ -49,7 +49,7 @@ class PathEstimator:
                 self._seen.setdefault(path, deque(maxlen=WINDOW)).append((now_s, 8 * grown / busy_s))
 
     def estimates(self) -> dict[Path, float]:
-        """Bits a second, of paths that carried something of late."""
+        """Return the bits a second of paths with recent traffic."""
         since_s = self._now_s - FORGET_S
         newest = {path: [bps for at_s, bps in seen if at_s >= since_s] for path, seen in self._seen.items()}
         return {path: median(bps) for path, bps in sorted(newest.items()) if bps}

@@ -1,4 +1,4 @@
-"""The profile of a run: ranks, links and gradients, each with its error. Planners are asked with it."""
+"""Profile of a run, the planners' input: ranks, links and gradients, each with its error."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class OverlapEstimate:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseEstimate:
     """Gradient noise scale tr(Sigma) / |G|^2 in samples, from `steps` sampled steps. error: its relative standard
-    error, infinite where |G|^2 drowns in the noise: then noise_scale is the least it may well be. low, high: two
-    standard errors of |G|^2 from it; high is infinite where |G|^2 may be 0."""
+    error, infinite if |G|^2 drowns in the noise; then noise_scale is a lower bound. low, high: two standard errors of
+    |G|^2 from it; high is infinite if |G|^2 may be 0."""
 
     noise_scale: float
     error: float
@@ -35,7 +35,7 @@ class NoiseEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEstimate:
-    """What an island's link carries to the others: bits per second, with its relative standard error."""
+    """Bandwidth from an island to the others: bits per second, with its relative standard error."""
 
     bandwidth_bps: float
     error: float
@@ -43,11 +43,13 @@ class LinkEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Of one run. step_s: median of the newest steps under plan `plan` from boundary to boundary, on the slowest rank;
-    0 where none is known. entries: trained parameters, 0 where the script has not told. ranks: by rank, those that
-    measured; links: by island; paths: bits a second from an island to another. total_batch: the largest seen under the
-    newest plan. sampled_steps: whose gradients told of their noise. of_strategy: what the estimator of the run's
-    strategy found, None where it has none."""
+    """Profile of one run. step_s: median of the newest steps under plan `plan` from boundary to boundary, on the
+    slowest rank; 0 if unknown. total_batch: the largest under the newest plan. entries: trained parameters, 0 before
+    the script reports them.
+
+    ranks: those with measurements, by rank. links: by island. paths: bits a second from one island to another.
+    sampled_steps: steps whose gradient noise was sampled. of_strategy: the estimate of the strategy's own estimator;
+    None if it has none."""
 
     plan: int
     total_batch: int
@@ -65,6 +67,6 @@ class Profile:
 
 
 def node_model(estimate: NodeEstimate, min_batch: int, max_batch: int | None = None) -> NodeModel:
-    """A rank as planners take it."""
+    """Return the planners' model of a rank."""
     bounds = {"min_batch": min_batch} if max_batch is None else {"min_batch": min_batch, "max_batch": max_batch}
     return NodeModel.of_measured(q=estimate.q, s=estimate.s, k=estimate.k, m=estimate.m, **bounds)

@@ -1,4 +1,4 @@
-"""Turns the telemetry of one run into its profile."""
+"""Estimate the profile of one run from its telemetry."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from atoll.step_estimators.sums import NormSums, SyncSums, norms_of, sync_of
 from atoll.strategies.declaration import Declared
 
 _STALL_EVERY_S: Final = 0.5
-"""How often all ranks are asked how long they wait: a thousand of them report their links every second."""
+"""Seconds between two looks at all ranks' waiting: a thousand of them report their links every second."""
 
 
 class StepEstimator(Protocol):
-    """Of one run, for one strategy: its estimate is `Profile.of_strategy`."""
+    """Estimator of one run for one strategy: its estimate is `Profile.of_strategy`."""
 
     def observe(self, rank: int, step: ObservedStep) -> None:
-        """One more step of a rank, its times finite and not negative."""
+        """Add a step of a rank, its times finite and not negative."""
         ...
 
     def estimate(self) -> object: ...
@@ -33,16 +33,16 @@ class StepEstimator(Protocol):
 
 @runtime_checkable
 class MessageEstimator(StepEstimator, Protocol):
-    """A StepEstimator whose strategy's workers also tell it in messages what no step says."""
+    """A StepEstimator that also receives messages of its strategy's workers."""
 
     def hear(self, rank: int, told: Declared) -> None:
-        """told: of the type that the strategy registered."""
+        """Add a message. told: of the type that the strategy registered."""
         ...
 
 
 class RunEstimators:
-    """What is known of one run. Bounded by the number of ranks; takes whatever arrives, in any order of ranks, and
-    leaves out what makes no sense. of_strategy: what its strategy wants to learn beside."""
+    """Estimators of one run. Bounded by the number of ranks. They take telemetry of ranks in any order, and leave out
+    invalid values. of_strategy: the strategy's own estimator."""
 
     def __init__(self, of_strategy: StepEstimator | None = None) -> None:
         self._of_strategy = of_strategy
@@ -58,7 +58,7 @@ class RunEstimators:
         self._stall_s: float | None = None  # when that was found
 
     def observe(self, rank: int, observed: ObservedStep) -> None:
-        """One more step of a rank; its steps come in ascending order, some may be missing."""
+        """Add a step of a rank; its steps come in ascending order, and some may be missing."""
         known = self._estimators.get(rank) or RankEstimator()
         measured = known.observe(observed)
         if known.last_step >= 0:
@@ -72,13 +72,13 @@ class RunEstimators:
             self._of_strategy.observe(rank, observed)
 
     def hear(self, rank: int, told: Declared) -> None:
-        """A message of a worker to its strategy."""
+        """Add a message of a worker to its strategy."""
         if isinstance(self._of_strategy, MessageEstimator):
             self._of_strategy.hear(rank, told)
 
     def observe_rank(self, rank: int, last_step: int, estimate: Callable[[], RankEstimate]) -> None:
-        """What its machine makes of all steps of a rank, the newest `last_step`; older ones change nothing. estimate:
-        called when somebody asks: many are told between two profiles."""
+        """Add an agent's estimate from all steps of its rank up to `last_step`; older estimates change nothing.
+        estimate: called when a profile is needed, since many arrive between two profiles."""
         if rank in self._told:
             before = self._told[rank][0]
         else:
@@ -87,20 +87,19 @@ class RunEstimators:
             self._told[rank] = last_step, estimate
 
     def observe_sync(self, step: int, told: SyncSums) -> None:
-        """What some ranks measured of a step; each rank once, times finite and not negative."""
+        """Add measurements of a step by some ranks; each rank once, times finite and not negative."""
         self._overlap.observe(step, told)
 
     def observe_norms(self, step: int, told: NormSums) -> None:
-        """What some ranks sampled in a step; each rank once, numbers finite and not negative."""
+        """Add gradient samples of a step by some ranks; each rank once, numbers finite and not negative."""
         self._noise.observe(step, told)
 
     def observe_links(
         self, rank: int, island_of: Mapping[int, str], links: Sequence[ObservedLink], now_s: float
     ) -> None:
-        """What a rank's connections carried from the run's beginning until now_s, of any one monotonic clock.
+        """Add the traffic of a rank's connections from the run's beginning until now_s, of any one monotonic clock.
 
-        island_of: by rank. Links within an island count for nothing.
-        """
+        island_of: by rank. Links within an island do not count."""
         if self._stall_s is None or not 0 <= now_s - self._stall_s < _STALL_EVERY_S:
             self._stall_share = min((known.stall_share for known in self._known().values()), default=0.0)
             self._stall_s = now_s
@@ -109,7 +108,7 @@ class RunEstimators:
         self._paths.observe(rank, island_of, links, now_s)
 
     def observe_entries(self, entries: int) -> None:
-        """Trained parameters of the model, as a worker told."""
+        """Add a worker's report of the model's trained parameters."""
         self._entries = max(self._entries, entries)
 
     def _known(self) -> dict[int, RankEstimate]:

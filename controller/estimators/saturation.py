@@ -1,10 +1,10 @@
-"""Throughput of a device that saturates: f(x) = min(beta / alpha * x, beta) samples a second at a local batch of x.
+"""Fit the throughput of a device that saturates: f(x) = min(beta / alpha * x, beta) samples a second at a local batch
+of x.
 
 Source: StellaTrain (Lim et al., 2024), Eq. 2, which fits with Nelder-Mead. With the knee between two neighbouring
-batches the sum of squares is a parabola in slope and plateau, so trying each gap and each batch for the knee finds the
-least exactly. Nelder-Mead from any start ends no lower (tests/controller/estimators/test_saturation.py), and takes a
-hundred times as long.
-"""
+batches the sum of squares is a parabola in slope and plateau. So trying each gap and each batch for the knee finds the
+minimum exactly. Nelder-Mead from any start ends no lower (tests/controller/estimators/test_saturation.py), and takes a
+hundred times as long."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from typing import Final
 from atoll.step_estimators.estimates import BatchPoint, NodeEstimate, RankProfile
 
 _CROOKED: Final = 4.0
-"""Mean square, in standard errors of what was measured, from which a line is not the device's."""
+"""Mean square of the residuals, in standard errors, from which a line does not fit the device."""
 _STRAIGHTER: Final = 0.5
-"""Of the line's sum of squares, that a knee may leave to be believed: both have two coefficients."""
+"""Share of the line's sum of squares that a knee may leave to be accepted: both have two coefficients."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaturationEstimate:
-    """alpha: samples that saturate the device; beta: samples a second from there on. error: relative standard error of
-    the throughput at the batches seen.
+    """alpha: samples that saturate the device. beta: samples a second from there on. error: relative standard error of
+    the throughput at the measured batches.
 
-    Where no batch seen saturates it, alpha is the largest seen: it is not believed to become any faster beyond. Where
-    all do, the smallest.
-    """
+    If no measured batch saturates the device, alpha is the largest: it is not assumed to become any faster beyond. If
+    all do, alpha is the smallest."""
 
     alpha: float
     beta: float
@@ -40,8 +39,8 @@ class SaturationEstimate:
 
 
 def curve_of(rank: RankProfile) -> NodeEstimate | SaturationEstimate | None:
-    """How long a rank computes with another batch: its line, or its knee where at least three batches were measured
-    that no line explains and a knee does. None before two batches were measured."""
+    """Return the time of a rank's computing over its batch: its line, or its knee if at least three batches were
+    measured that only a knee explains. None before two batches were measured."""
     line = rank.estimate
     if line is None or len(rank.points) < 3 or any(point.local_batch < 1 for point in rank.points):
         return line
@@ -53,7 +52,7 @@ def curve_of(rank: RankProfile) -> NodeEstimate | SaturationEstimate | None:
 
 
 def _off(points: Sequence[BatchPoint], curve: NodeEstimate | SaturationEstimate) -> float:
-    """Sum of squares, in standard errors of the points."""
+    """Return the sum of squares, in standard errors of the points."""
     return math.fsum(
         (math.log(curve.compute_s(point.local_batch) / point.compute_s) / max(point.error, 1e-3)) ** 2
         for point in points
@@ -61,7 +60,8 @@ def _off(points: Sequence[BatchPoint], curve: NodeEstimate | SaturationEstimate)
 
 
 def fit_saturation(points: Sequence[BatchPoint]) -> SaturationEstimate | None:
-    """Weighted least squares of the throughput. None before two distinct batches, of one sample at least, were seen."""
+    """Fit the throughput by weighted least squares. None before two distinct batches of at least one sample were
+    measured."""
     usable = sorted((p for p in points if p.local_batch > 0 and p.compute_s > 0), key=lambda p: p.local_batch)
     if len(usable) < 2:
         return None
@@ -76,7 +76,8 @@ def fit_saturation(points: Sequence[BatchPoint]) -> SaturationEstimate | None:
 
 
 def _between(x: list[float], f: list[float], weights: list[float], low: int, high: int) -> float | None:
-    """The best knee with batches up to x[low] on the slope and those from x[high] on above it, if it lies between."""
+    """Return the best knee with batches up to x[low] on the slope and those from x[high] on above it; None if it lies
+    elsewhere."""
     rising = list(zip(x[:high], f[:high], weights[:high], strict=True))
     slope = math.fsum(w * a * b for a, b, w in rising) / math.fsum(w * a * a for a, _, w in rising)
     flat = math.fsum(w * b for b, w in zip(f[high:], weights[high:], strict=True)) / math.fsum(weights[high:])
@@ -84,7 +85,7 @@ def _between(x: list[float], f: list[float], weights: list[float], low: int, hig
 
 
 def _at(alpha: float, x: list[float], f: list[float], weights: list[float]) -> tuple[float, float, float]:
-    """(weighted sum of squares, alpha, beta) of the best beta for this knee."""
+    """Return (weighted sum of squares, alpha, beta) of the best beta for this knee."""
     shape = [min(a / alpha, 1.0) for a in x]
     beta = math.fsum(w * h * b for w, h, b in zip(weights, shape, f, strict=True)) / math.fsum(
         w * h * h for w, h in zip(weights, shape, strict=True)

@@ -1,4 +1,4 @@
-"""Strategy `compressed`: gradients are compressed with error feedback, which, where and how sent as a plan says.
+"""Strategy `compressed`: gradients are compressed with error feedback; a plan says which, where, and how they are sent.
 
 Source: Espresso and Cupcake (Wang, 2023). docs/strategies.md has the guarantees and their limits."""
 

@@ -1,4 +1,4 @@
-"""The controller half: which tensors are compressed, where, how they are sent and what is fused. Pure."""
+"""Controller half: plan which tensors are compressed, where, how they are sent and what is fused. Pure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from atoll.strategies.compressed.plan import CompressedPlan
 from atoll.strategies.compressed.settings import WORDS, Compressed
 
 CHANGED: Final = 0.05
-"""Where what the present groups should take changed by this share since they were planned, it is planned anew."""
+"""Relative change of the present groups' predicted time from which they are planned again."""
 SHOWN_RUNS: Final = 3
 
 
 class CompressedController:
-    """Of one job. See atoll.controller.deciding.controller_half."""
+    """Controller half of one job. See atoll.controller.deciding.controller_half."""
 
     def __init__(self, settings: Compressed) -> None:
         self._settings = settings
@@ -72,7 +72,7 @@ def _params(planned: GroupingPlan, costs: CompressionCosts) -> dict[str, object]
 
 
 def _present_s(current: PlanRecord, costs: CompressionCosts) -> float | None:
-    """What an iteration with the present groups takes by today's costs; None where no plan made them."""
+    """Return the seconds of an iteration with the present groups at today's costs; None if no plan made them."""
     groups = CompressedPlan.model_validate(dict(current.strategy_params)).as_groups()
     if groups is None or groups[-1].end != sum(costs.counts):
         return None
@@ -87,7 +87,7 @@ def _present_s(current: PlanRecord, costs: CompressionCosts) -> float | None:
 
 
 def _moved(current: PlanRecord, present_s: float) -> bool:
-    """Whether that is another time than it was planned with."""
+    """Return whether this time differs from the planned one."""
     if current.planner != TENSOR_GROUPS.name:
         return True
     return abs(present_s - current.predicted_s) > CHANGED * current.predicted_s
@@ -101,8 +101,8 @@ def _reason(
     *,
     stays: bool,
 ) -> str:
-    """'link 480 → 95 Mbit/s: tensors 31-40: DGC on CPU, divisible, fused: 12 ms sooner; 9 groups; step 0.31 → 0.12 s
-    predicted'."""
+    """Return for example 'link 480 → 95 Mbit/s: tensors 31-40: DGC on CPU, divisible, fused: 12 ms sooner; 9 groups;
+    step 0.31 → 0.12 s predicted'."""
     planned, link = decision.plan, f"link {mbit(link_bps(costs.given))} Mbit/s: "
     if given.current.planner == TENSOR_GROUPS.name:
         before = link_bps(TENSOR_GROUPS.read(given.current.input))
@@ -122,8 +122,8 @@ def _reason(
 
 
 def _run_words(run: GroupedRun, costs: CompressionCosts) -> str:
-    """'tensors 31-40: DGC on CPU, divisible, fused: 12 ms sooner'; tensors count from 1, in the order of the backward
-    pass."""
+    """Return for example 'tensors 31-40: DGC on CPU, divisible, fused: 12 ms sooner'; tensors count from 1, in the
+    order of the backward pass."""
     ends = list(accumulate(costs.counts, initial=0))
     first, last = ends[run.begin] + 1, ends[run.end]
     which = f"tensors {first}-{last}" if last > first else f"tensor {first}"

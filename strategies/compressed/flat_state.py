@@ -1,7 +1,7 @@
-"""State that each rank keeps of its own gradients, of all tensors in one flat buffer: residuals, and DGC's velocity.
+"""State that each rank keeps of its own gradients, for all tensors in one flat buffer: residuals, and DGC's velocity.
 
-Twice: as of the last pass that counted, and as the pass under way makes it. So a pass that is broken off changes
-nothing, and what a checkpoint keeps belongs to its step."""
+It is kept twice: after the last pass that counted, and after the pass under way. So an aborted pass changes nothing,
+and a checkpoint's state belongs to its step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from atoll.strategies.compressed.groups.options import TensorGroup
 
 
 class FlatState:
-    """Used by the training thread; the exchange's changes what `begin` gave it. In the memory of the model."""
+    """State in the memory of the model. The training thread uses it; the exchange's thread changes the memory that
+    `begin` returned."""
 
     def __init__(self, layout: TensorLayout, device: torch.device) -> None:
         self._layout = layout
@@ -24,10 +25,10 @@ class FlatState:
         self._now_filled, self._next_filled = ([False] * len(layout.names) for _ in range(2))
         self._reached: set[int] = set()  # tensors of the pass under way
         self.complete = False
-        """Whether the pass under way counts now."""
+        """True if the pass under way counts now."""
 
     def open(self) -> None:
-        """A pass begins; the one before counts where it was complete."""
+        """Begin a pass; the one before counts if it was complete."""
         if self.complete:
             for index in range(len(self._layout.names)):
                 if index not in self._reached and (self._now_filled[index] or self._next_filled[index]):
@@ -84,7 +85,7 @@ class FlatState:
         return left_out
 
     def by_name(self) -> dict[str, torch.Tensor]:
-        """As of the last pass that counts; float32 [N], the live memory."""
+        """Return the state after the last pass that counts, by name; float32 [N], the live memory."""
         found = {}
         for index, name in enumerate(self._layout.names):
             buffer = self._next if self.complete and index in self._reached else self._now
@@ -92,7 +93,7 @@ class FlatState:
         return found
 
     def take_over(self, left: Mapping[str, torch.Tensor]) -> None:
-        """Add what another rank had left out, by name."""
+        """Add the state of another rank, by name."""
         for index, name in enumerate(self._layout.names):
             if name in left:
                 part = self.live(index)

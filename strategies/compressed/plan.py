@@ -1,4 +1,4 @@
-"""The parameters that a plan gives strategy `compressed`."""
+"""Parameters that a plan gives strategy `compressed`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Pair = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_len
 
 
 class CompressedPlan(PlanParameters):
-    """Holds from the plan's first step on, on all workers."""
+    """Groups of tensors and their ways, valid from the plan's first step on all workers."""
 
     ways: list[str] | None = None
     """the ways to synchronise that `groups` name by their places here"""
@@ -38,7 +38,7 @@ class CompressedPlan(PlanParameters):
         return cls(ways=ways, groups=[[group.end - group.begin, ways.index(group.way.name)] for group in groups])
 
     def as_groups(self) -> list[TensorGroup] | None:
-        """None: the plan says nothing of them."""
+        """Return the groups; None if the plan has none."""
         if self.ways is None or self.groups is None:
             return None
         found, begin = [], 0

@@ -1,4 +1,4 @@
-"""StrategySettings of strategy `compressed`."""
+"""Settings of strategy `compressed`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Compressed(StrategySettings):
     Source: Espresso and Cupcake (Wang, 2023) for what is compressed, where, and what is fused."""
 
     algorithm: Algorithm = "float16"
-    """what a compressed gradient is: `float16` halves it; `int8` and `int4` have so many bits for an entry and a scale
+    """code of a compressed gradient: `float16` halves it; `int8` and `int4` have so many bits for an entry and a scale
     for 16 of them; `dgc` its largest entries, `random-k` some at random, `threshold` those beyond a magnitude;
     `ef-sign` a bit for each and a mean for 1,024 of them, `one-bit` two means; `power` a product of two thin
     matrices"""
@@ -33,8 +33,8 @@ class Compressed(StrategySettings):
     """columns of the matrices of `power`"""
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """of `dgc`: each worker's own of all gradients, added up before the largest are chosen; take it off the optimizer
-    then"""
+    """momentum of `dgc`: each worker's own, of all gradients, added up before the largest are chosen; take it off the
+    optimizer then"""
 
     clip_norm: Annotated[float, Field(ge=0)] = 0.0
     """of `dgc`: the norm of the whole gradient of a tensor to which each worker clips its part; 0: none"""

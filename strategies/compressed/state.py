@@ -1,4 +1,4 @@
-"""The durable state of strategy `compressed`: what each rank left out of its gradients, and DGC's momentum."""
+"""Durable state of strategy `compressed`: the residuals of each rank, and DGC's momentum."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ VELOCITY: Final = "velocity."
 
 
 class CompressedState:
-    """A Durable. What ranks left out adds up: the next run's ranks take over each rank's exactly once, whatever their
-    number, and so the sum over ranks stays what it was. So does momentum."""
+    """A Durable. Residuals add up: the next run's ranks take over each rank's exactly once, whatever their number, so
+    the sum over ranks does not change. The same holds for momentum."""
 
     survives_update = True
 
     def __init__(self, session: Session, residuals: FlatState, velocity: FlatState | None) -> None:
-        """velocity: None where there is no momentum."""
+        """velocity: None if there is no momentum."""
         self._session, self._residuals, self._velocity = session, residuals, velocity
 
     def freeze(self) -> None: ...
@@ -61,7 +61,7 @@ class CompressedState:
     def rolling(self) -> None: ...
 
     def take_over(self, origin: Origin | None) -> None:
-        """Collective, where there is an origin. Raises PeerLost."""
+        """Take over the state of the origin's ranks. Collective if there is an origin. Raises PeerLost."""
         if origin is None:
             return
         sizes = {name: one.numel() for name, one in self._own().items()}

@@ -1,4 +1,4 @@
-"""The line of `atoll status` about strategy `compressed`."""
+"""Line of `atoll status` about strategy `compressed`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from atoll.strategies.declaration import Shown
 
 
 def status(shown: Shown) -> list[str]:
-    """'DGC', '12 of 31 groups compressed', '2.1 % of the bytes', '0.84 MB sent in a step'."""
+    """Return for example 'DGC', '12 of 31 groups compressed', '2.1 % of the bytes', '0.84 MB sent in a step'."""
     assert isinstance(shown.settings, Compressed)
     parts = [WORDS[shown.settings.algorithm]]
     groups = shown.planned.as_groups() if isinstance(shown.planned, CompressedPlan) else None

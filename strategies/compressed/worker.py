@@ -1,4 +1,4 @@
-"""Strategy `compressed`'s worker half: groups of gradients are compressed by one call and sent as one message."""
+"""Worker half of strategy `compressed`: one call compresses a group of gradients, and one message sends it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from atoll.v1.common_pb2 import LEVEL_WARNING
 
 
 def build(context: WorkerContext) -> WorkerHalf:
-    """Raises BadInput for a model on several devices."""
+    """Build the worker half. Raises BadInput for a model on several devices."""
     reducer = CompressedReducer(context)
     return WorkerHalf(reducer, durable=reducer.state, measures=reducer, learned=reducer.learned)
 
@@ -93,7 +93,7 @@ class CompressedReducer:
 
     @property
     def learned(self) -> LearnedCosts:
-        """For the next view."""
+        """Costs that the next view starts from."""
         return self._measuring.learned
 
     # --- a TensorReducer
@@ -107,7 +107,8 @@ class CompressedReducer:
         self._measuring.start(self._exchange, self._circle, self._next_round)
 
     def start_alone(self, origin: Origin | None) -> None:
-        """What others left out counts in the first gradients of the one worker that is left; momentum goes on."""
+        """Train alone: others' residuals count in the first gradients of the only worker, and its momentum
+        continues."""
         self.state.take_over(origin)
         if self._velocity is not None or self._most is not None:
             self._alone += [one.register_step_pre_hook(self._clip_and_add_velocity) for one in self._optimizers]
@@ -179,7 +180,7 @@ class CompressedReducer:
 
     @torch.no_grad()
     def _clip_and_add_velocity(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Of one worker alone, whose gradients are whole."""
+        """Clip gradients and add momentum in a run of one worker, whose gradients are whole."""
         if self._muted():
             return
         places = {id(parameter): index for index, parameter in enumerate(self._trained)}
@@ -278,7 +279,7 @@ class CompressedReducer:
             residual += self._velocity.after(group)[part].copy_(self._momentum * self._velocity.before(index))
 
     def _part(self, group: TensorGroup, place: int) -> slice:
-        """The entries of the group's tensor there."""
+        """Return the entries of the group's tensor at this place."""
         first, index = self._layout.first, group.begin + place
         return slice(first[index] - first[group.begin], first[index + 1] - first[group.begin])
 
@@ -289,7 +290,8 @@ class CompressedReducer:
 
     @staticmethod
     def _clip_tensor(part: torch.Tensor, most: float) -> None:
-        """Inside a hook: nothing of the device is asked for, which the backward pass would wait for."""
+        """Clip a tensor's part. It runs inside a hook, so it reads nothing from the device: the backward pass would
+        wait."""
         norm = part.float().norm()
         part.mul_(torch.where((norm > most) & norm.isfinite(), most / norm, 1.0))
 

@@ -1,4 +1,4 @@
-"""A sparse tensor as its non-zero blocks of 256 entries, and back."""
+"""Convert a sparse tensor to its non-zero blocks of 256 entries, and back."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from numpy.typing import NDArray
 from atoll.strategies.zen.coordinates import F32, Coordinates, UnitShape
 
 BLOCK_ENTRIES: Final = 256
-"""As OmniReduce has them."""
+"""Entries of a block, as in OmniReduce."""
 
 
 def to_blocks(mine: Coordinates, shape: UnitShape) -> Coordinates:
-    """Units ascend, here and there."""
+    """Convert units to blocks; both ascend."""
     return _regrouped(mine, shape.width, BLOCK_ENTRIES)
 
 
 def from_blocks(blocks: Coordinates, shape: UnitShape) -> Coordinates:
-    """Units of which no entry is non-zero are none."""
+    """Convert blocks to units; units without a non-zero entry are left out."""
     return _regrouped(blocks, BLOCK_ENTRIES, shape.width)
 
 
 def block_count(mine: Coordinates) -> int:
-    """Blocks that these units touch."""
+    """Return the blocks that these units touch."""
     width = mine.values.shape[1]
     first = mine.unit.astype(np.int64) * width // BLOCK_ENTRIES
     last = (mine.unit.astype(np.int64) * width + width - 1) // BLOCK_ENTRIES
@@ -35,7 +35,7 @@ def block_count(mine: Coordinates) -> int:
 
 
 def _regrouped(mine: Coordinates, width: int, into: int) -> Coordinates:
-    """Units of `into` entries that have a non-zero one, from units of `width`."""
+    """Return the units of `into` entries with a non-zero entry, from units of `width`."""
     row_E, column_E = np.nonzero(mine.values)
     entry_E: NDArray[np.int64] = mine.unit[row_E].astype(np.int64) * width + column_E
     unit_E = entry_E // into

@@ -1,7 +1,6 @@
-"""Gradients in coordinate form: the units that are there, with their values, on the CPU.
+"""Gradients in coordinate form: the non-zero units with their values, on the CPU.
 
-Legend of suffixes: K = units that are there, W = entries of a unit, N = all units.
-"""
+Legend of suffixes: K = units that are there, W = entries of a unit, N = all units."""
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ U32: TypeAlias = NDArray[np.uint32]
 F32: TypeAlias = NDArray[np.float32]
 
 DTYPES: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
-"""What float32 holds without loss."""
+"""Dtypes that float32 holds without loss."""
 MOST_UNITS: Final = 1 << 32
-"""That indices of 32 bits tell apart."""
+"""Number of units that 32-bit indices can name."""
 
 
 class GradientLayout(IntFlag):
-    """In which layouts ranks had a gradient; NONE where they had none."""
+    """Layout of the ranks' gradients; NONE if no rank had one."""
 
     NONE = 0
     SPARSE = 1
@@ -36,7 +35,7 @@ class GradientLayout(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class SumTally:
-    """What all ranks learn alike of a tensor in a pass, on the way of its sum."""
+    """Counts of a tensor in a pass that all ranks learn alike while they sum it."""
 
     layouts: GradientLayout = GradientLayout.NONE
     units: int = 0  # that ranks had, each rank's counted
@@ -58,7 +57,7 @@ class SumTally:
 
 @dataclass(frozen=True, slots=True)
 class UnitShape:
-    """A tensor as `units` rows of `width` entries; one of fewer than two dimensions has rows of one entry."""
+    """A tensor as `units` rows of `width` entries. A tensor of fewer than two dimensions has rows of one entry."""
 
     units: int
     width: int
@@ -71,7 +70,7 @@ class UnitShape:
 
 
 def countable(tensor: torch.Tensor) -> bool:
-    """Whether its gradients can be had in coordinate form, without loss."""
+    """Return whether its gradients can be converted to coordinates without loss."""
     return tensor.dtype in DTYPES and UnitShape.of(tensor).units <= MOST_UNITS
 
 
@@ -88,7 +87,7 @@ class Coordinates:
 
 
 def nothing(width: int) -> Coordinates:
-    """Of a rank that has no gradient."""
+    """Return the coordinates of a rank without a gradient."""
     return Coordinates(np.zeros(0, np.uint32), np.zeros((0, width), np.float32))
 
 
@@ -97,14 +96,14 @@ def total(terms: Iterable[SumTally]) -> SumTally:
 
 
 def summed(terms: list[Coordinates], shape: UnitShape, of: units.PartitionsOf | None = None) -> Coordinates:
-    """In the terms' order; units ascend. Raises BadInput for units that may not be there."""
+    """Sum in the terms' order; units ascend. Raises BadInput for units outside the tensor."""
     unit_K, values_KW = units.sum_coordinates([(one.unit, one.values) for one in terms], shape.units, shape.width, of)
     return Coordinates(unit_K, values_KW, total(one.tally for one in terms))
 
 
 def from_gradient(gradient: torch.Tensor | None, shape: UnitShape, weight: float) -> Coordinates:
-    """weight * gradient, units ascending. gradient: None, strided, or sparse and coalesced, of a dtype of DTYPES. With
-    weight 0 it has no units."""
+    """Return weight * gradient in coordinates, units ascending. gradient: None, strided, or sparse and coalesced, of a
+    dtype of DTYPES. With weight 0 it has no units."""
     if gradient is None:
         return nothing(shape.width)
     if gradient.is_sparse and gradient.sparse_dim() != 1:
@@ -130,13 +129,13 @@ def _nonzero_units(dense_NW: torch.Tensor) -> tuple[U32, torch.Tensor]:
 
 
 def distinct_values(mine: Coordinates) -> int:
-    """Units whose value is no repetition of another's; of single entries none is told apart."""
+    """Count units whose value does not repeat another's; of single entries all count."""
     return len(mine.unit) if mine.values.shape[1] == 1 else len(units.distinct_rows(mine.values).first)
 
 
 def to_gradient(sum_: Coordinates, like: torch.Tensor, out: Callable[[], torch.Tensor]) -> torch.Tensor | None:
-    """The gradient that these are of parameter `like`: sparse where all ranks' were, else in what `out` gives, which is
-    like it; None where no rank had one. units ascend."""
+    """Return these coordinates as the gradient of parameter `like`: sparse if all ranks' were, else in the memory that
+    `out` returns, which is like it. None if no rank had a gradient. Units ascend."""
     if sum_.tally.layouts is GradientLayout.NONE:
         return None
     at_K = torch.from_numpy(sum_.unit.astype(np.int64)).to(like.device)

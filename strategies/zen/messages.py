@@ -1,8 +1,8 @@
-"""A message between two ranks: coordinates of one partition of a tensor, in the form that takes the fewest bytes.
+"""Encode and decode a message between two ranks: coordinates of one partition of a tensor, in the shortest form.
 
-A header, then the indices, then float32 values, little-endian. Where values of many units have the same bits, as in the
-gradient of a bag of embeddings, each is there once, behind a reference for each unit. Everything of a message is
-checked against what its receiver knows before it is used."""
+A header, then the indices, then float32 values, little-endian. If values of many units have the same bits, as in the
+gradient of a bag of embeddings, each is sent once, behind a reference for each unit. The receiver checks all fields of
+a message before it uses them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEADER_BYTES: Final = _HEADER.size
 
 
 class Form(IntEnum):
-    """What stands for the indices. With DENSE every member of the partition is there, so nothing does."""
+    """Form of the indices. DENSE: every member of the partition is there, so none are sent."""
 
     COO = 0
     BITMAP = 1
@@ -37,8 +37,8 @@ class Form(IntEnum):
 
 
 def encode(part: Coordinates, shape: UnitShape, partition: int, member: U32 | None, *, once: bool = True) -> memoryview:
-    """member: all units of the partition, ascending, where both ends know them: the form is then the shortest, with
-    Zen's hash bitmap; None: COO. once: of values that repeat one is sent."""
+    """Encode coordinates. member: all units of the partition, ascending, if both ends know them; the form is then the
+    shortest, with Zen's hash bitmap. None: COO. once: send repeated values once."""
     count, width = part.values.shape
     form = Form.COO
     if member is not None and bitmap_pays(count, len(member)):
@@ -74,16 +74,18 @@ def encode(part: Coordinates, shape: UnitShape, partition: int, member: U32 | No
 
 
 def bitmap_pays(count: int, members: float) -> bool:
-    """Whether a bitmap of so many members is shorter than the indices of so many units."""
+    """Return whether a bitmap of so many members is shorter than the indices of so many units."""
     return members < 8 * INDEX_BYTES * count
 
 
 def decode(
     payload: bytes | memoryview, shape: UnitShape, partition: int, members: Callable[[], U32] | None
 ) -> Coordinates:
-    """members: gives all units of the partition, ascending, which a message with a bitmap needs; None: it has none.
-    Raises BadInput where the message says another thing than it is, or not what was expected. Units are looked at
-    where they are used: each has to be of the partition, and there once."""
+    """Decode a message.
+
+    members: returns all units of the partition, ascending, which a message with a bitmap needs; None: bitmaps are
+    refused. Raises BadInput if the message contradicts itself or is not the expected one. The sum checks that each unit
+    is of the partition, and there once."""
     if len(payload) < HEADER_BYTES:
         raise BadInput(f"it has {len(payload)} bytes; its header alone has {HEADER_BYTES}")
     said, layouts, choice, width, count, number, distinct, had, blocks, rows, goodput = _HEADER.unpack_from(payload)
@@ -124,12 +126,12 @@ def decode(
 
 
 def largest(shape: UnitShape) -> int:
-    """Bytes that no message of a tensor exceeds."""
+    """Return an upper bound of the bytes of a tensor's message."""
     return HEADER_BYTES + shape.units * (INDEX_BYTES + VALUE_BYTES * shape.width) + 1024 * VALUE_BYTES
 
 
 def _repeated(values_KW: F32) -> tuple[NDArray[np.unsignedinteger[Any]], F32]:
-    """Of each unit the place of its value, and the distinct values; no places where that takes no fewer bytes."""
+    """Return for each unit the place of its value, and the distinct values; no places if that saves no bytes."""
     count, width = values_KW.shape
     if width > 1:
         rows = units.distinct_rows(values_KW)
@@ -152,5 +154,5 @@ def _unordered(unit: U32) -> bool:
 
 
 def finite_or_unknown(goodput_bytes_per_s: float) -> float:
-    """As a SumTally has it: what is not measured yet is no bound."""
+    """Return the count for a SumTally: a missing measurement is no bound."""
     return goodput_bytes_per_s if goodput_bytes_per_s > 0 else math.inf

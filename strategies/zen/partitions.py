@@ -1,4 +1,4 @@
-"""Partitions of a tensor's units, one for each rank that serves: by hashing (Zen), or equal ranges (all others)."""
+"""Partition a tensor's units among the ranks that serve: by hashing (Zen), or equal ranges (all others)."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from atoll.strategies.zen.messages import bitmap_pays
 
 
 class Partitions(Protocol):
-    """How one tensor is split."""
+    """Partition of one tensor."""
 
     @property
     def shape(self) -> UnitShape: ...
 
     def split(self, mine: Coordinates) -> list[Coordinates]:
-        """The units of each partition. What counts the units is told of each, the rest of the tally of the first."""
+        """Split coordinates into partitions. Counts of units are per partition; the first partition carries the other
+        counts."""
 
     def listed(self, partition: int, count: int) -> U32 | None:
-        """All units of a partition, ascending, for a message with so many of them; None: it has indices."""
+        """Return all units of a partition, ascending, for a message with so many of them; None: it has indices."""
 
     def lister(self, partition: int) -> Callable[[], U32] | None:
-        """Gives all units of a partition, ascending; None: messages have indices."""
+        """Return a function that lists all units of a partition, ascending; None: messages have indices."""
 
     def sum(self, terms: Sequence[Coordinates], of_each: Sequence[int]) -> Coordinates:
-        """In the terms' order, each of the partition that is said of it. Raises BadInput where a unit is not."""
+        """Sum in the terms' order, each of the named partition. Raises BadInput for a unit of another one."""
 
 
 class HashPartitions:
-    """Zen's: balanced whatever the units are (Theorem 3.2). The members of all take 4 bytes a unit, once the first
-    message has a bitmap."""
+    """Partition by hashing (Zen): balanced whatever the units are (Theorem 3.2). The members of all partitions take 4
+    bytes a unit, once the first message has a bitmap."""
 
     def __init__(self, shape: UnitShape, seeds: Sequence[int], count: int) -> None:
         self.shape, self._seeds, self._count = shape, seeds, count
@@ -61,7 +62,7 @@ class HashPartitions:
         return self._members[partition]
 
     def listed(self, partition: int, count: int) -> U32 | None:
-        """Nothing is listed where a bitmap would hardly be shorter: of a table with 2^31 rows it is 8 GB."""
+        """List the members only if a bitmap would be clearly shorter: for a table with 2^31 rows the list is 8 GB."""
         return self.members(partition) if bitmap_pays(count, 0.9 * self.shape.units / self._count) else None
 
     def lister(self, partition: int) -> Callable[[], U32]:
@@ -72,7 +73,7 @@ class HashPartitions:
 
 
 class EvenPartitions:
-    """Equal ranges of units, as long as they are equally dense."""
+    """Partition into equal ranges of units, good as long as they are equally dense."""
 
     def __init__(self, shape: UnitShape, count: int) -> None:
         self.shape = shape
@@ -97,7 +98,7 @@ class EvenPartitions:
 
 
 def told(parts: list[Coordinates], mine: Coordinates) -> list[Coordinates]:
-    """With their tallies, which add up to that of all."""
+    """Return partitions with their tallies, which add up to that of all."""
     rest = replace(mine.tally, units=0, blocks=0, distinct=0)
     counted = [replace(rest, units=len(part.unit)) for part in parts]
     counted[0] = replace(counted[0], blocks=mine.tally.blocks, distinct=mine.tally.distinct)
@@ -105,6 +106,6 @@ def told(parts: list[Coordinates], mine: Coordinates) -> list[Coordinates]:
 
 
 def hash_seeds(seed: int) -> tuple[int, ...]:
-    """Those of h0 ... hk, from the run's."""
+    """Return the seeds of h0 ... hk, derived from the run's."""
     digest = blake2b(seed.to_bytes(16, "little", signed=True), digest_size=4 * (units.SLOT_HASHES + 1)).digest()
     return struct.unpack(f"<{units.SLOT_HASHES + 1}I", digest)

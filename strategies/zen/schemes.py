@@ -1,8 +1,8 @@
-"""The schemes by which ranks sum a sparse tensor: who sends whom what, and what is waited for.
+"""Schemes by which ranks sum a sparse tensor: which rank sends what to which, and what it waits for.
 
-Each is a generator: it posts messages, yields what it waits for, is sent that, and returns the sum, the same on every
-rank. Sources: Zen (Wang et al., 2023), Table 3.2 and section 3.2.5; SparCML (Renggli et al., 2019); OmniReduce (Fei et
-al., 2021)."""
+Each is a generator: it posts messages, yields the messages that it waits for, is sent those, and returns the sum, the
+same on every rank. Sources: Zen (Wang et al., 2023), Table 3.2 and section 3.2.5; SparCML (Renggli et al., 2019);
+OmniReduce (Fei et al., 2021)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Summing: TypeAlias = Generator[Awaited, list[Message], Coordinates]
 
 @dataclass(frozen=True, slots=True)
 class Circle:
-    """The ranks that take part in a sum, ascending; `me`: this one's place among them."""
+    """Ranks that take part in a sum, ascending. me: this rank's place among them."""
 
     ranks: tuple[int, ...]
     me: int
@@ -40,7 +40,7 @@ class Circle:
 
     @property
     def others(self) -> tuple[int, ...]:
-        """Places of all but this one."""
+        """Return the places of all other ranks."""
         return tuple(place for place in range(self.size) if place != self.me)
 
     def send(self, place: int, stage: int, message: memoryview) -> None:
@@ -52,7 +52,7 @@ class Circle:
     def read(
         self, place: int, message: bytes | memoryview, shape: UnitShape, partition: int, of: Partitions | None = None
     ) -> Coordinates:
-        """Raises BadInput naming the rank."""
+        """Decode a message of a rank. Raises BadInput naming the rank."""
         try:
             return decode(message, shape, partition, None if of is None else of.lister(partition))
         except BadInput as error:
@@ -60,24 +60,24 @@ class Circle:
 
 
 class SchemeOf(Protocol):
-    """Sums what each rank of a circle has of a tensor of this shape. hashed: its partitions by hashing."""
+    """Sum of a tensor over the ranks of a circle. hashed: its partitions by hashing."""
 
     def __call__(self, circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Coordinates) -> Summing: ...
 
 
 FIRST_STAGE: Final = 2
-"""Those before are of the sum within an island."""
+"""First stage of this sum; earlier stages are of the sum within an island."""
 _FIRST, _SECOND = FIRST_STAGE, FIRST_STAGE + 1
 
 
 def stages_among(ranks: int) -> int:
-    """That a sum of so many ranks has at most, those within islands included: a ring has the most."""
+    """Return the most stages of a sum of so many ranks, those within islands included: a ring has the most."""
     return FIRST_STAGE + 2 * max(ranks, 2)
 
 
 def served(circle: Circle, split: Partitions, mine: Coordinates) -> Summing:
-    """Point to point, in one shot: every rank pushes each partition to the one that serves it, which sums what all
-    pushed in the order of ranks, and from which all pull the sum."""
+    """Sum point to point, in one shot: every rank pushes each partition to its server. The server sums in the order of
+    ranks, and all pull the sum from it."""
     me, parts = circle.me, split.split(mine)
     for place in circle.others:
         member = split.listed(place, len(parts[place].unit))
@@ -108,14 +108,14 @@ def sparse_ps(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Co
 
 
 def omnireduce(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Coordinates) -> Summing:
-    """What is zero in every rank's gradient is in no sum, though a rank may have had it."""
+    """Drop units that are zero in every rank's gradient, though a rank may have sent them."""
     blocks = UnitShape(-(-shape.units * shape.width // BLOCK_ENTRIES), BLOCK_ENTRIES)
     sum_ = yield from served(circle, EvenPartitions(blocks, circle.size), to_blocks(mine, shape))
     return from_blocks(sum_, shape)
 
 
 def agsparse(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Coordinates) -> Summing:
-    """All-gather of what each rank has; everyone sums in the order of ranks."""
+    """Sum by all-gather: every rank sums all coordinates in the order of ranks."""
     message = encode(mine, shape, 0, None)
     for place in circle.others:
         circle.send(place, _FIRST, message)
@@ -125,8 +125,9 @@ def agsparse(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Coo
 
 
 def sparcml(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Coordinates) -> Summing:
-    """Recursive doubling: in round k ranks 2^k apart exchange what they have so far. Ranks beyond the largest power of
-    two hand theirs to a partner first, and get the sum from it."""
+    """Sum by recursive doubling: in round k ranks 2^k apart exchange their sums so far.
+
+    Ranks beyond the largest power of two hand theirs to a partner first, and get the sum from it."""
     doubling = 1 << circle.size.bit_length() - 1
     me, beyond, last = circle.me, circle.size - doubling, FIRST_STAGE + circle.size.bit_length()
     if me >= doubling:
@@ -148,7 +149,8 @@ def sparcml(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Coor
 
 
 def allreduce(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Coordinates) -> Summing:
-    """A ring: each range of units goes round once to be summed, and once more to be told. All of it travels."""
+    """Sum on a ring: each range of units goes round once to be summed, and once more to be distributed. All of it
+    travels."""
     split, n, me = EvenPartitions(shape, circle.size), circle.size, circle.me
     after, before = (me + 1) % n, (me - 1) % n
     ranges = [_filled(part, split, number) for number, part in enumerate(split.split(mine))]
@@ -172,7 +174,7 @@ def _units_of(part: Coordinates) -> U32:
 
 
 def _filled(part: Coordinates, split: EvenPartitions, number: int) -> Coordinates:
-    """All units of a range; zeros where there were none."""
+    """Return all units of a range, with zeros for missing ones."""
     begin, end = split.bounds[number], split.bounds[number + 1]
     values = np.zeros((end - begin, split.shape.width), np.float32)
     values[part.unit - np.uint32(begin)] = part.values

@@ -1,4 +1,4 @@
-"""Sums of several tensors that are under way at once: their schemes go on as messages come."""
+"""Sum several tensors at once: each scheme continues as its messages come."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INSIDE, _RESULT = 0, 1  # stages before those of a scheme
 
 
 class Sum:
-    """One tensor's, under way."""
+    """Sum of one tensor that is under way."""
 
     def __init__(self, tensor: SeparateTensor, steps: Summing, ended: Ended) -> None:
         self.tensor, self._steps, self._ended = tensor, steps, ended
@@ -27,7 +27,7 @@ class Sum:
         self.awaited: Awaited | None = None
 
     def go_on(self, mailbox: StagedMailbox) -> None:
-        """As far as what has come allows. Raises BadInput naming the tensor."""
+        """Continue as far as the received messages allow. Raises BadInput naming the tensor."""
         try:
             if self.awaited is None:
                 self.awaited = next(self._steps)
@@ -41,13 +41,13 @@ class Sum:
 
 
 class Sender(Protocol):
-    """What takes messages to other ranks: a run's Channel, or its Transport."""
+    """Sender of messages to other ranks: a run's Channel, or its Transport."""
 
     def send(self, to: int, number: int, tensor: int, count: int, payload: memoryview, /) -> None: ...
 
 
 class Summation:
-    """All methods run on the training thread."""
+    """Sums of a round. All methods run on the training thread."""
 
     def __init__(
         self, channel: Sender, mailbox: StagedMailbox, islands: Sequence[Sequence[int]], rank: int, seeds: Sequence[int]
@@ -68,14 +68,14 @@ class Summation:
         self._mailbox.begin(round_)
 
     def start(self, tensor: SeparateTensor, mine: Coordinates, ended: Ended) -> Sum:
-        """Post what is known now, and let the others go on."""
+        """Post the first messages, and let the others continue."""
         sum_ = Sum(tensor, self._steps(tensor, mine), ended)
         self._under_way.append(sum_)
         self._go_on()
         return sum_
 
     def finish(self, sum_: Sum, deadline_s: float) -> Coordinates:
-        """Raises PeerLost, BadInput."""
+        """Wait for a tensor's sum. Raises PeerLost, BadInput."""
         while sum_.result is None:
             awaited = [(one.tensor.number, one.awaited) for one in self._under_way if one.awaited is not None]
             self._mailbox.wait(awaited, deadline_s)
@@ -88,7 +88,7 @@ class Summation:
         self._under_way = [sum_ for sum_ in self._under_way if sum_.result is None]
 
     def _steps(self, tensor: SeparateTensor, mine: Coordinates) -> Summing:
-        """Inside the island first, then between islands, then back."""
+        """Sum inside the island first, then between islands, then distribute inside."""
         post, shape, whole = partial(self._post, tensor.number), tensor.shape, self._hashed_of(tensor, 1)
         if self._rank != self._leader:
             post(self._leader, _INSIDE, _shortest(mine, whole))
@@ -122,5 +122,5 @@ class Summation:
 
 
 def _shortest(mine: Coordinates, whole: HashPartitions) -> memoryview:
-    """Of a tensor in one part."""
+    """Return the coordinates of a tensor in one part."""
     return encode(mine, whole.shape, 0, whole.listed(0, len(mine.unit)))

@@ -1,4 +1,4 @@
-"""One tensor whose gradient is summed by itself: by which scheme, what was measured of it, and why."""
+"""Choose and record the scheme of one tensor whose gradient is summed by itself."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from atoll.strategies.zen.messages import INDEX_BYTES, VALUE_BYTES
 
 DENSE_WAY: Final[Scheme] = "allreduce"
 GAIN: Final = 0.8
-"""Another scheme is chosen where its cost is below this share of the present one's."""
+"""Ratio of a scheme's cost to the present one's below which it replaces it."""
 EVERY_ROUNDS: Final = 10
 UNKNOWN_BANDWIDTH: Final = 12_500_000.0
-"""Bytes a second, until a link was measured: 100 Mbit/s."""
+"""Bytes a second that are assumed until a link was measured: 100 Mbit/s."""
 ROUND_LATENCY_S: Final = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of one pass. densities: of one rank's units, and of all ranks'; blocks: the same of blocks, where known.
-    distinct: share of a rank's units whose value is no repetition of another's."""
+    """Measurements of one pass. densities: of one rank's units, and of all ranks'. blocks: the same of blocks, if
+    known. distinct: share of a rank's units whose value does not repeat another's."""
 
     densities: tuple[float, float]
     blocks: tuple[float, float] | None
@@ -47,10 +47,10 @@ class Measured:
 
 
 class SeparateTensor:
-    """Equal on all ranks but for `measured`, which rank 0 decides by."""
+    """A tensor's scheme and measurements. Equal on all ranks but for `measured`, from which rank 0 decides."""
 
     def __init__(self, number: int, name: str, parameter: nn.Parameter, sparse: bool, asked: Scheme | None) -> None:
-        """sparse: its gradients are known to be. asked: the scheme of all sparse tensors; None: the cheapest."""
+        """sparse: its gradients are known to be sparse. asked: the scheme of all sparse tensors; None: the cheapest."""
         self.number, self.name, self.parameter = number, name, parameter
         self.shape = UnitShape.of(parameter)
         self._sparse, self._asked = sparse, asked
@@ -59,26 +59,27 @@ class SeparateTensor:
 
     @property
     def dense_way(self) -> bool:
-        """It is summed as strategy `dense` does."""
+        """True if it is summed as strategy `dense` does."""
         return self.scheme == DENSE_WAY and not self._sparse
 
     @cached_property
     def flat(self) -> torch.Tensor:
-        """[numel + 3]: a dense gradient; then how many ranks had one, the sum of their densities, and the choice."""
+        """Flat buffer [numel + 3]: a dense gradient; then the number of ranks that had one, the sum of their densities,
+        and the choice."""
         return torch.zeros(self.parameter.numel() + 3, dtype=self.parameter.dtype, device=self.parameter.device)
 
     @property
     def out(self) -> torch.Tensor:
-        """The dense gradient, in `flat`."""
+        """Return the dense gradient, in `flat`."""
         return laid_out_as(self.flat[:-3], self.parameter)
 
     def adopt(self, choice: int) -> None:
-        """What rank 0 chose a pass ago holds from the next one on, on all ranks alike."""
+        """Apply rank 0's choice of the pass before, from the next pass on, on all ranks alike."""
         if choice:
             self.scheme = SCHEMES[choice - 1]
 
     def decide(self, workers: int, measured: Measured) -> str:
-        """Rank 0's choice from what it measured. Returns why, where it is another scheme than before."""
+        """Choose a scheme on rank 0 from its measurements. Return the reason if it is another scheme than before."""
         given = _planner_input(workers, self.shape, measured)
         plan = plan_sparse_scheme(given)
         best = self._best(plan)
@@ -104,7 +105,7 @@ class SeparateTensor:
 
 
 def measured_of(sum_: Coordinates, shape: UnitShape, workers: int) -> Measured:
-    """sum_: of all ranks, with their tallies. Equal on all ranks."""
+    """Record a sum. sum_: of all ranks, with their tallies. Equal on all ranks."""
     tally, blocks = sum_.tally, -(-shape.units * shape.width // BLOCK_ENTRIES)
     parts = np.searchsorted(sum_.unit, [shape.units * place // workers for place in range(workers + 1)])
     largest = int(np.diff(parts).max()) if len(sum_.unit) else 0
@@ -118,7 +119,7 @@ def measured_of(sum_: Coordinates, shape: UnitShape, workers: int) -> Measured:
 
 
 def measured_dense(density: float, workers: int) -> Measured:
-    """Of a tensor that goes the dense way, of which only a rank's density is known: as if none overlapped."""
+    """Record a tensor that is summed densely. Only a rank's density is known, so assume that none overlap."""
     return Measured((density, min(1.0, workers * density)), None, 1.0, UNKNOWN_BANDWIDTH)
 
 

@@ -1,4 +1,4 @@
-"""The line of `atoll status` about strategy `zen`."""
+"""Line of `atoll status` about strategy `zen`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atoll.strategies.zen.settings import Zen
 
 
 def status(shown: Shown) -> list[str]:
-    """'scheme auto', 'density 1.20 % of a worker, 3.10 % of all', '1.9 MB sent in a step'."""
+    """Return for example 'scheme auto', 'density 1.20 % of a worker, 3.10 % of all', '1.9 MB sent in a step'."""
     assert isinstance(shown.settings, Zen)
     parts = [f"scheme {shown.settings.scheme}"]
     if not shown.metrics:

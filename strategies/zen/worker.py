@@ -1,4 +1,4 @@
-"""Strategy `zen`'s worker half: dense gradients go the way of `dense`, sparse ones by their non-zeros."""
+"""Worker half of strategy `zen`: sum dense gradients as `dense` does, sparse ones by their non-zeros."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from atoll.strategies.zen.tensor import EVERY_ROUNDS, Measured, SeparateTensor, 
 from atoll.v1.common_pb2 import LEVEL_INFO
 
 LARGE_ENTRIES: Final = 1 << 20
-"""A tensor of so many may be worth a look at its density; smaller ones are fused with others."""
+"""Entries from which a tensor's density is measured; smaller tensors are fused with others."""
 
 
 def build(context: WorkerContext) -> WorkerHalf:
@@ -59,7 +59,7 @@ class ZenReducer:
         self._units = self._own_units = self._all_units = 0  # of the sparse tensors, in this step
 
     def fuse(self, parameters: Sequence[nn.Parameter]) -> list[list[int]]:
-        """As `dense`, but what may be sparse is by itself."""
+        """Fuse like `dense`, but keep tensors that may be sparse separate."""
         separate = [index for index, parameter in enumerate(parameters) if self._may_be_sparse(parameter)]
         self._tensors = {
             index: SeparateTensor(
@@ -138,7 +138,7 @@ class ZenReducer:
 
     @property
     def _looks(self) -> bool:
-        """Whether this round's densities are looked at. The same rounds on all ranks."""
+        """Return whether this round's densities are measured. The same rounds on all ranks."""
         return self._round % EVERY_ROUNDS == 1
 
     def _finish(self, tensor: SeparateTensor, sum_: Sum) -> torch.Tensor | None:
@@ -175,13 +175,13 @@ class ZenReducer:
         return SeparateReduction(wait, reduction.sent_bytes)
 
     def _decide(self, tensor: SeparateTensor, measured: Measured) -> None:
-        """On rank 0, which tells the others in the next round."""
+        """Choose on rank 0, which sends the choice to the others in the next round."""
         if self._session.place.rank == 0:
             workers = len(self._summation.circle) if self._summation is not None else 1
             if why := tensor.decide(workers, measured):
                 self._session.notice(LEVEL_INFO, f"gradients of {why}")
 
     def _goodput(self) -> float:
-        """Bytes a second of this rank's slowest link, as far as it was measured."""
+        """Return the bytes a second of this rank's slowest link, if it was measured."""
         links = [link.goodput_bps / 8 for link in self._channel.link_samples() if link.goodput_bps > 0]
         return min((finite_or_unknown(one) for one in links), default=math.inf)

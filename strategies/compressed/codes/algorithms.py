@@ -1,4 +1,4 @@
-"""The compressor of a run, as its settings say."""
+"""Choose a run's compressor from its settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WARMUP_DENSITY: Final = 0.25
 
 
 def compressor_of(settings: Compressed, seed: int) -> Compressor:
-    """seed: the run's, equal on all ranks."""
+    """Return the run's compressor. seed: the run's, equal on all ranks."""
     match settings.algorithm:
         case "float16":
             return Float16()
@@ -38,19 +38,19 @@ def compressor_of(settings: Compressed, seed: int) -> Compressor:
 
 
 def momentum_of(settings: Compressed) -> float:
-    """That each rank adds up by itself; 0: none."""
+    """Return the factor of the momentum that each rank adds up by itself; 0: none."""
     return settings.momentum if settings.algorithm == "dgc" else 0.0
 
 
 def clip_norm_of(settings: Compressed, workers: int) -> float | None:
-    """Of a tensor, for each worker's part: norms of n equal parts add up to sqrt(n) times one (Deep Gradient
-    Compression, Section 3.2). None: they are not clipped."""
+    """Return the largest norm of a worker's part of a tensor: norms of n equal parts add up to sqrt(n) times one (Deep
+    Gradient Compression, Section 3.2). None: gradients are not clipped."""
     clips = settings.algorithm == "dgc" and settings.clip_norm > 0
     return settings.clip_norm / math.sqrt(workers) if clips else None
 
 
 def density_at(settings: Compressed, step: int) -> float:
-    """Of `dgc` it falls exponentially while it warms up."""
+    """Return the density of a step. For `dgc` it falls exponentially during the warm-up."""
     if settings.algorithm == "dgc" and step < settings.warmup_steps and settings.density < WARMUP_DENSITY:
         return float(WARMUP_DENSITY * (settings.density / WARMUP_DENSITY) ** (step / settings.warmup_steps))
     return settings.density

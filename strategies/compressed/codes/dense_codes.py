@@ -1,4 +1,4 @@
-"""Codes that say something of every entry: half precision, integers of eight and four bits, and signs."""
+"""Codes of every entry: half precision, integers of eight and four bits, and signs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from atoll.strategies.compressed.codes.compressors import CodePlace, Payload, as
 
 FLOAT16_MOST = 32_768.0
 INTEGER_BLOCK = 16
-"""Entries with a scale of their own."""
+"""Entries that share a scale."""
 
 
 class Float16:
-    """Each entry in half precision, after a scale that is a power of two and keeps the largest finite.
+    """Code of half precision, after a scale that is a power of two and keeps the largest entry finite.
 
     Payload: float32 [1] scale, float16 [N]."""
 
@@ -43,7 +43,7 @@ class Float16:
 
 
 class BlockIntegers:
-    """Multiples of a scale for each block of 16: its largest magnitude over 127, or over 7.
+    """Code of integers: multiples of a scale for each block of 16, its largest magnitude over 127, or over 7.
 
     Payload: bfloat16 [B] scales, then int8 [N], or uint8 [ceil(N / 2)] of two each, 8 added, the first in the lower
     bits."""
@@ -83,7 +83,7 @@ class BlockIntegers:
 
 
 def _blocks(entry_N: torch.Tensor) -> torch.Tensor:
-    """[B, 16]: zeros behind the last."""
+    """Return blocks [B, 16], with zeros behind the last entry."""
     return nn.functional.pad(entry_N, (0, -len(entry_N) % INTEGER_BLOCK)).view(-1, INTEGER_BLOCK)
 
 
@@ -93,7 +93,7 @@ def _paired(times_N: torch.Tensor) -> torch.Tensor:
 
 
 class Signs:
-    """A bit for each entry and for each block of 1,024 a mean magnitude, or one for each sign.
+    """Code of signs: a bit for each entry and for each block of 1,024 a mean magnitude, or one for each sign.
 
     Payload: float32 [B] or [B, 2] means, uint8 [ceil(N / 8)] bits."""
 

@@ -1,9 +1,9 @@
-"""A matrix as a product of two thin ones: one power iteration a step (PowerSGD, Vogels et al., 2019).
+"""Code of low rank: a matrix as a product of two thin ones, by one power iteration a step (PowerSGD, Vogels et al.,
+2019).
 
-Each rank's own matrix is approximated, so a payload stands for itself as every other algorithm's does: M ~ P Q^T with
-P = orth(M Q'), Q = M^T P, Q' of the step before. In PowerSGD factors are all-reduced, which saves bytes with many
-ranks and takes two rounds; torch's hook for it is bound to the buckets of DistributedDataParallel.
-"""
+Each rank's own matrix is approximated, so a payload represents itself as every other algorithm's does: M ~ P Q^T with P
+= orth(M Q'), Q = M^T P, Q' of the step before. In PowerSGD factors are all-reduced, which saves bytes with many ranks
+and takes two rounds; torch's hook for it is bound to the buckets of DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll.strategies.compressed.codes.compressors import CodePlace, Payload, as
 
 
 class LowRank:
-    """Of each tensor with two dimensions or more, as a matrix [rows, rest]; others whole.
+    """Code of each tensor with two dimensions or more as a matrix [rows, rest]; others whole.
 
     Payload: tensor after tensor, float32 P [m, r] and Q [n, r], or the entries."""
 
@@ -59,7 +59,7 @@ class LowRank:
         return sum(self._floats(shape) for shape in place.tensors) / max(entries, 1) if place.tensors else 1.0
 
     def rank_of(self, shape: tuple[int, ...]) -> int:
-        """0 where two matrices would be no smaller."""
+        """Return the rank of the factors; 0 if two matrices would be no smaller."""
         rows, columns = as_matrix(shape)
         return self._rank if len(shape) > 1 and self._rank * (rows + columns) < rows * columns else 0
 
@@ -80,7 +80,7 @@ class LowRank:
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns; a scalar is one entry."""
+    """Return rows and columns; a scalar is one entry."""
     rows = shape[0] if shape else 1
     columns = 1
     for size in shape[1:]:
@@ -89,6 +89,6 @@ def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def subtract_product(matrix_MN: torch.Tensor, p_MR: torch.Tensor, q_NR: torch.Tensor) -> None:
-    """matrix -= P Q^T, column by column: a product by BLAS would have other bits on another processor."""
+    """Subtract P Q^T from the matrix column by column: BLAS would give other bits on another processor."""
     for column in range(p_MR.shape[1]):
         matrix_MN.sub_(p_MR[:, column : column + 1] * q_NR[:, column].unsqueeze(0))

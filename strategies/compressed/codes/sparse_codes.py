@@ -23,7 +23,8 @@ _COUNT_BYTES = 4
 
 
 class Largest:
-    """The K = density * N entries of the largest magnitude (top-k, as in Deep Gradient Compression, Lin et al., 2018).
+    """Code of the K = density * N entries of the largest magnitude (top-k, as in Deep Gradient Compression, Lin et al.,
+    2018).
 
     Payload: uint32 [1] K', uint32 [K'] ascending indices, float32 [K'] values, K' <= K: zeros are not sent."""
 
@@ -50,16 +51,19 @@ def compress_with_momentum(
     *,
     momentum: float,
 ) -> Payload:
-    """Adds up this rank's own momentum before the largest are chosen (Deep Gradient Compression, Section 3.2):
+    """Add up this rank's own momentum before the largest entries are chosen (Deep Gradient Compression, Section 3.2).
 
-    u = m u + g, r = r + u; what is sent of r is taken from u too (momentum factor masking). velocity_N: u, in place."""
+        u = m u + g,  r = r + u
+
+    Entries that are sent are cleared in r and in u (momentum factor masking). velocity_N: u, in place."""
     payload = compressor.compress(velocity_N.mul_(momentum).add_(value_N), residual_N, place)
     velocity_N.mul_(residual_N != 0)
     return payload
 
 
 class Above:
-    """The entries whose magnitude exceeds a threshold (threshold-v, Dutta et al., 2020). Payload: as of Largest."""
+    """Code of the entries whose magnitude exceeds a threshold (threshold-v, Dutta et al., 2020). Payload: as of
+    Largest."""
 
     divisible = True
 
@@ -77,12 +81,12 @@ class Above:
         add_coordinates(payload, out_N)
 
     def ratio(self, place: CodePlace, entries: int) -> float:
-        """As it was so far."""
+        """Return the ratio of the payloads so far."""
         return 2 * self._sent / self._seen if self._seen else 0.02
 
 
 class RandomK:
-    """K = density * N entries, one of each of K equal intervals, the same on all ranks: no index travels.
+    """Code of K = density * N entries, one of each of K equal intervals, the same on all ranks, so no index travels.
 
     Payload: float32 [K]. Stich et al., 2018."""
 
@@ -112,12 +116,13 @@ class RandomK:
 
 
 def chosen_of(entries: int, density: float) -> int:
-    """At least one, where there is one."""
+    """Return the number of entries to send: at least one if there is one."""
     return min(math.ceil(density * entries), entries)
 
 
 def random_places(entries: int, count: int, seeds: tuple[int, ...]) -> NDArray[np.int64]:
-    """[count], ascending: one of each of `count` equal intervals of 0 ... entries - 1, each as likely as any other."""
+    """Return indices [count], ascending: one of each of `count` equal intervals of 0 ... entries - 1, each as likely as
+    any other."""
     bounds = np.arange(count + 1, dtype=np.uint64) * np.uint64(entries) // np.uint64(max(count, 1))
     hashed: np.uint64 | NDArray[np.uint64] = np.uint64(0)
     for seed in seeds:
@@ -129,7 +134,7 @@ def random_places(entries: int, count: int, seeds: tuple[int, ...]) -> NDArray[n
 
 
 def _mixed(value: np.uint64 | NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64 (Steele et al., 2014)."""
+    """Mix bits by the finalizer of SplitMix64 (Steele et al., 2014)."""
     with np.errstate(over="ignore"):
         mixed = np.asarray(value, np.uint64)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -150,7 +155,7 @@ def _coordinates(index_K: torch.Tensor, values_K: torch.Tensor) -> Payload:
 
 
 def add_coordinates(payload: memoryview, out_N: torch.Tensor) -> None:
-    """Raises BadInput for indices that do not ascend, or are outside."""
+    """Check indices. Raises BadInput if they do not ascend, or are outside."""
     if len(payload) < _COUNT_BYTES:
         raise BadInput(f"{len(payload)} bytes do not even hold a count")
     count = int(np.frombuffer(payload, "<u4", 1)[0])

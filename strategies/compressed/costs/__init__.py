@@ -1,1 +1,1 @@
-"""Costs that a plan rests on: measured by workers, told, and put together by the controller."""
+"""Measure the costs that a plan rests on, send them, and combine them in the controller."""

@@ -1,4 +1,4 @@
-"""The costs that workers measured, as planner `tensor-groups` takes it."""
+"""Combine the costs that workers measured into the input of planner `tensor-groups`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from atoll.strategies.compressed.settings import Algorithm
 from atoll.strategies.declaration import Declared
 
 ON: Final = {"device": "gpu", "cpu": "cpu"}
-"""Resources of the timeline: the device of the backward pass is called so there, whatever it is."""
+"""Resources of the timeline, by the device of a way. The device of the backward pass is called gpu there, whatever it
+is."""
 LINK: Final = "link"
 
 
 @dataclass(frozen=True, slots=True)
 class CompressionCosts:
-    """Of a run: what planner `tensor-groups` is asked, and how many tensors stand behind each of its rows."""
+    """Costs of a run: the input of planner `tensor-groups`, and the number of tensors behind each of its rows."""
 
     given: CompressionInput
     counts: tuple[int, ...]
@@ -29,13 +30,13 @@ class CompressionCosts:
 
 
 class CostEstimator:
-    """A MessageEstimator: of one run, the newest message of each rank."""
+    """A MessageEstimator of one run: the newest message of each rank."""
 
     def __init__(self) -> None:
         self._told: dict[int, MeasuredCosts] = {}
 
     def observe(self, rank: int, step: ObservedStep) -> None:
-        """Steps say nothing that messages do not."""
+        """Ignore steps: messages have all of it."""
 
     def hear(self, rank: int, told: Declared) -> None:
         if isinstance(told, MeasuredCosts):
@@ -46,10 +47,10 @@ class CostEstimator:
 
 
 def costs_of(told: Mapping[int, MeasuredCosts], ranks: int) -> CompressionCosts | None:
-    """Of all ranks together; None before all have told, or where they tell of different models.
+    """Combine the costs of all ranks; None before all have reported, or if they report different models.
 
-    A step waits for the slowest rank: of backward times and compression the longest count. How long an exchange takes
-    all ranks measure together, and who comes last waits for nobody: there the shortest counts."""
+    A step waits for the slowest rank: of backward and compression times the longest counts. All ranks measure an
+    exchange together, and the last rank to enter does not wait: of exchange times the shortest counts."""
     if len(told) < ranks:
         return None
     each = [told[rank] for rank in sorted(told)]
@@ -84,10 +85,11 @@ def _tasks(
     allreduce: Sequence[float],
     costs: Mapping[str, Sequence[float]],
 ) -> tuple[TaskCost, ...]:
-    """n workers, r the ratio of compression, C and D the cost of compression and decompression of M bytes.
+    """Return the tasks of a way. n workers, r the ratio of compression, C and D the cost of compressing and
+    decompressing M bytes.
 
-    Indivisible: C(M); (n - 1) r M on the link; D(M) n times. Divisible: C(M); (n - 1) / n r M; of a part of M / n: D n
-    times and C, by the exchange's thread; (n - 1) / n r M; D of n parts."""
+    Indivisible: C(M); (n - 1) r M on the link; D(M) n times. Divisible: C(M); (n - 1) / n r M; then of a part of M / n:
+    D n times and C, by the exchange's thread; (n - 1) / n r M; D of n parts."""
     if not way.compressed:
         return (TaskCost.of_measured(on=LINK, alpha=allreduce[0], beta=allreduce[1]),)
     n, (alpha, beta) = told.workers, link
@@ -118,6 +120,7 @@ def _most(each: Sequence[Sequence[float]]) -> list[float]:
 
 
 def link_bps(given: CompressionInput) -> float:
-    """Bits a second that leave a worker while all exchange; without compression those of an all-reduced gradient."""
+    """Return the bits a second that leave a worker in an exchange of all; without compression those of an all-reduced
+    gradient."""
     tasks = [task for option in reversed(given.options) for task in option.tasks if task.on == LINK]
     return 8 / tasks[0].beta if tasks and tasks[0].beta else 0.0

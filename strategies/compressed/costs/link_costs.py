@@ -1,4 +1,4 @@
-"""The costs that a worker has measured, and what of them holds in the run's next view."""
+"""Costs that a worker has measured, and their carry-over to the run's next view."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from typing import TypeAlias
 import numpy as np
 
 Cost: TypeAlias = list[float]
-"""[seconds, seconds a byte]"""
+"""[seconds, seconds a byte]: a message of b bytes takes the first plus b times the second."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkCosts:
-    """link: of an exchange of everybody with everybody, by the bytes that a rank posts. allreduce: of one among so many
-    `ranks`, by the bytes of a gradient."""
+    """link: cost of an exchange of all with all, by the bytes that a rank posts. allreduce: cost of an all-reduce among
+    `ranks` ranks, by the bytes of a gradient."""
 
     link: Cost
     allreduce: Cost
     ranks: int
 
     def among(self, ranks: int) -> LinkCosts:
-        """Of more ranks, or fewer: an all-reduce has 2 (n - 1) turns, each of an n-th of the bytes."""
+        """Return the costs among another number of ranks: an all-reduce has 2 (n - 1) turns, each of an n-th of the
+        bytes."""
         turns = (ranks - 1) / (self.ranks - 1)
         alpha, beta = self.allreduce
         return LinkCosts(self.link, [alpha * turns, beta * turns * self.ranks / ranks], ranks)
 
     def slowed_to(self, link: Cost) -> LinkCosts:
-        """With others of which an exchange takes so long, if that is longer."""
+        """Return the costs with new members whose exchange has this cost, if that is slower."""
         (alpha, beta), (least_s, byte_s) = self.link, self.allreduce
         slower = max(link[1] / beta, 1.0) if beta else 1.0
         return LinkCosts([max(alpha, link[0]), max(beta, link[1])], [least_s, byte_s * slower], self.ranks)
@@ -36,8 +37,8 @@ class LinkCosts:
 
 @dataclass(slots=True)
 class LearnedCosts:
-    """The costs that one worker keeps from view to view. compression: by what and where. took_part: this worker's own
-    links are among those that were measured. rounds: since then."""
+    """Costs that one worker keeps from view to view. compression: by direction and device. took_part: this worker's own
+    links are among the measured ones. rounds: number of rounds since the measurement."""
 
     compression: dict[str, Cost] = field(default_factory=dict)
     links: LinkCosts | None = None
@@ -45,7 +46,7 @@ class LearnedCosts:
     rounds: int = 0
 
     def packed(self) -> bytes:
-        """What other ranks are told of links; empty where nothing is known."""
+        """Return the link costs as bytes for other ranks; empty if nothing is known."""
         if self.links is None:
             return b""
         links = self.links
@@ -55,8 +56,8 @@ class LearnedCosts:
 
 @dataclass(frozen=True, slots=True)
 class AgreedCosts:
-    """What ranks of the view before know together, the same on all. new: ranks of whose links nobody knows, ascending;
-    known: one that is not."""
+    """Costs that ranks of the previous view know together, the same on all. new: ranks whose links no rank knows,
+    ascending. known: one other rank."""
 
     links: LinkCosts
     rounds: int
@@ -65,9 +66,10 @@ class AgreedCosts:
 
     @classmethod
     def of(cls, told: Sequence[bytes], circle: Sequence[int]) -> AgreedCosts | None:
-        """told: by rank, as LearnedCosts.packed. circle: the ranks whose links count. None: nobody knows anything.
+        """Combine the ranks' costs. told: by rank, from LearnedCosts.packed. circle: the ranks whose links count. None:
+        no rank knows anything.
 
-        Who comes last into an exchange waits for nobody: of what several measured the least counts."""
+        The last rank to enter an exchange does not wait: of several measurements the least counts."""
         each = {rank: np.frombuffer(one, np.float64).tolist() for rank, one in enumerate(told) if one}
         took_part = [rank for rank in circle if rank in each and each[rank][0]]
         if not took_part:

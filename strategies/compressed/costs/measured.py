@@ -1,4 +1,4 @@
-"""The message in which workers tell the controller half what tensors, links and compression cost them."""
+"""Message in which workers report the costs of tensors, links and compression to the controller half."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ MAX_ROWS: Final = 512
 TELL_EVERY_ROUNDS: Final = 20
 LINK_EVERY_ROUNDS: Final = 100
 PROBE_BYTES: Final = 1 << 20
-"""That a rank posts to measure a link: so many that what a bucket of tokens lets pass at once does not count."""
+"""Bytes that a rank posts to measure a link: enough to make the burst of a token bucket negligible."""
 KEPT: Final = 8
-"""Newest passes, of which medians are told."""
+"""Number of newest passes whose medians are reported."""
 REPEATS: Final = 3
-"""Of whatever is measured: the least counts."""
+"""Repetitions of each measurement: the least counts."""
 
 
 class MeasuredCosts(Declared):
-    """Of one rank. Costs are (seconds, seconds a byte of the gradient); of the link a byte that this rank posts."""
+    """Costs of one rank, as (seconds, seconds a byte of the gradient); of the link a byte that this rank posts."""
 
     tensors: Annotated[list[_Row], Field(min_length=1, max_length=MAX_ROWS)]
     """(tensors, bytes, microseconds of the backward pass), in the order of the backward pass"""
 
     rest_s: _Seconds
-    """of a step, without backward pass and waiting"""
+    """seconds of a step without backward pass and waiting"""
 
     iteration_s: _Seconds
-    """from pass to pass, under the present groups; 0: not known"""
+    """seconds from pass to pass with the present groups; 0: unknown"""
 
     groups: Annotated[int, Field(ge=1)]
-    """that there are at present"""
+    """number of present groups"""
 
     workers: Annotated[int, Field(ge=1, le=1 << 20)]
-    """that exchange compressed gradients with each other"""
+    """number of workers that exchange compressed gradients with each other"""
 
     algorithm: Algorithm
     divisible: bool

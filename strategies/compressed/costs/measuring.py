@@ -1,5 +1,7 @@
-"""Measures what a plan rests on: compression when a worker starts, links when a run does and every hundred passes,
-tensors by their hooks. What is known of links stays from view to view; those of who is new are measured."""
+"""Measure the costs that a plan rests on.
+
+Compression is measured when a worker starts, links when a run starts and every hundred passes, tensors by their hooks.
+Link costs carry over from view to view; only the links of new workers are measured then."""
 
 from __future__ import annotations
 
@@ -36,14 +38,15 @@ from atoll.strategies.dense.worker import DenseReducer
 CPU: Final = torch.device("cpu")
 SMALL: Final = 1_024
 LARGE: Final = 1 << 18
-"""Entries that calibration compresses: a line through both is the cost."""
+"""Entries that calibration compresses: a line through both sizes is the cost."""
 SHOWN_SHARE: Final = 2.576
-"""Standard deviations beyond which lies one percent of what is normal: so large calibration's entries are against the
-threshold of `threshold`."""
+"""Standard deviations beyond which one percent of a normal distribution lies: the scale of calibration's entries
+against the threshold of `threshold`."""
 
 
 class Measuring:
-    """All methods run on the training thread; `start` and `between_passes` are collective."""
+    """Measurements of one worker. All methods run on the training thread; `start` and `between_passes` are
+    collective."""
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class Measuring:
         device: torch.device,
         times: PassTimes,
     ) -> None:
-        """Goes on with what was learned in the view before."""
+        """Continue with the costs of the previous view."""
         self._session, self._scheduler = context.session, context.scheduler
         assert isinstance(context.settings, Compressed)
         self._settings, self._layout, self._compressor = context.settings, layout, compressor
@@ -61,7 +64,7 @@ class Measuring:
         self.learned = context.learned if isinstance(context.learned, LearnedCosts) else LearnedCosts()
 
     def start(self, exchange: GroupExchange, circle: RankCircle, next_round: Callable[[], None]) -> None:
-        """next_round: what is exchanged from now on is of another round, on all ranks."""
+        """Measure what is not known yet. next_round: begins another round of exchanges, on all ranks."""
         self._exchange, self._circle, self._next_round = exchange, circle, next_round
         if self._session.group is None:
             return
@@ -87,7 +90,7 @@ class Measuring:
         self._times.forget()
 
     def tell(self, groups: Sequence[TensorGroup]) -> None:
-        """At a pass's end."""
+        """Send the costs at a pass's end, every TELL_EVERY_ROUNDS passes."""
         backward_s = self._times.backward_s
         links = self.learned.links
         if self.learned.rounds % TELL_EVERY_ROUNDS or backward_s is None or links is None:
@@ -113,14 +116,14 @@ class Measuring:
     # --- compression
 
     def _calibrate(self, device: torch.device) -> tuple[Cost, Cost]:
-        """Of compression and decompression there; on a GPU's behalf with the copies that it takes."""
+        """Measure compression and decompression on a device; for a model on a GPU with the copies between them."""
         compressor = compressor_of(self._settings, self._session.seed)
         small, large = (self._timed(compressor, entries, device) for entries in (SMALL, LARGE))
         costs = [line(SMALL, one_s, LARGE, other_s) for one_s, other_s in zip(small, large, strict=True)]
         return costs[0], costs[1]
 
     def _timed(self, compressor: Compressor, entries: int, device: torch.device) -> tuple[float, float]:
-        """Seconds to compress and to decompress so many."""
+        """Return the seconds to compress and to decompress so many entries."""
         generator = torch.Generator().manual_seed(1)
         deviation = self._settings.threshold / SHOWN_SHARE if self._settings.algorithm == "threshold" else 1e-3
         given = torch.randn(entries, generator=generator).mul_(deviation).to(self._device)
@@ -152,7 +155,7 @@ class Measuring:
     # --- links
 
     def measure_links(self) -> None:
-        """Collective."""
+        """Measure all links. Collective."""
         ranks = self._session.place.world_size
         link = self._link_cost(self._circle)
         entries = max(PROBE_BYTES * ranks // (2 * (ranks - 1) * GRADIENT_BYTES), 2)
@@ -161,7 +164,7 @@ class Measuring:
         self._keep(LinkCosts(link, allreduce, ranks), 0)
 
     def _know_links(self, group: Group, agreed: AgreedCosts) -> None:
-        """What is agreed holds; who is new exchanges with one who is not. Collective."""
+        """Adopt the agreed costs; new ranks exchange with one other rank. Collective."""
         links, rank = agreed.links, self._circle.rank
         if agreed.new:
             few = tuple(sorted((agreed.known, *agreed.new)))
@@ -175,21 +178,21 @@ class Measuring:
         self.learned.took_part = self._circle.rank in self._circle.ranks
 
     def _link_cost(self, circle: RankCircle) -> Cost:
-        """Of an exchange among these. Collective, for all ranks."""
+        """Measure an exchange among these ranks. Collective, for all ranks."""
         others = len(circle.ranks) - 1
         entries = max(min(PROBE_BYTES // max(2 * others, 1), self._layout.entries), 2)
         small_s, large_s = self._exchanged_s(circle, 1), self._exchanged_s(circle, entries)
         return [small_s, max(large_s - small_s, 0.0) / max(others * entries * 2, 1)]
 
     def _pass_over(self) -> Cost:
-        """The rounds of others' `_link_cost`."""
+        """Take part in the rounds of others' `_link_cost` without exchanging."""
         for _ in range(2 * REPEATS):
             self._next_round()
         return []
 
     def _exchanged_s(self, circle: RankCircle, entries: int) -> float:
-        """Seconds in which these have exchanged so many half-precision entries; the least of a few times, as a rank may
-        begin late."""
+        """Return the seconds in which these ranks exchange so many half-precision entries; the least of a few times, as
+        a rank may begin late."""
         found = []
         for _ in range(REPEATS):
             self._next_round()
@@ -213,13 +216,13 @@ class Measuring:
 
 
 def line(small: int, small_s: float, large: int, large_s: float) -> Cost:
-    """[alpha, beta]: seconds for entries of GRADIENT_BYTES each are alpha + beta * bytes."""
+    """Return [alpha, beta]: entries of GRADIENT_BYTES each take alpha + beta * bytes seconds."""
     beta = max(large_s - small_s, 0.0) / ((large - small) * GRADIENT_BYTES)
     return [max(small_s - beta * small * GRADIENT_BYTES, 0.0), beta]
 
 
 def rows_of(layout: TensorLayout, backward_s: Sequence[float]) -> list[list[int]]:
-    """As `MeasuredCosts.tensors`: with more tensors than rows, neighbours together, of equal numbers."""
+    """Return `MeasuredCosts.tensors`: with more tensors than rows, neighbours share a row, in equal numbers."""
     count = len(layout.names)
     step = -(-count // MAX_ROWS)
     return [

@@ -1,4 +1,4 @@
-"""Times of a pass: backward time of each tensor, from the moments at which gradients come, and the rest of a step."""
+"""Time a pass: the backward time of each tensor, from the moments of its gradients, and the rest of a step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERY_ROUNDS: Final = 5
 
 
 class PassTimes:
-    """Of every fifth pass. All methods run on the training thread."""
+    """Times of every fifth pass. All methods run on the training thread."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], make: MarkMaker) -> None:
         self._make = make
@@ -48,7 +48,7 @@ class PassTimes:
 
     @contextmanager
     def own_work(self) -> Iterator[None]:
-        """What happens inside is not the backward pass's."""
+        """Exclude the work inside from the backward pass."""
         if self._begin is None:
             yield
             return
@@ -57,27 +57,27 @@ class PassTimes:
         self._own.append((begun, self._make()))
 
     def combined(self) -> None:
-        """Everything that the pass waited for is there."""
+        """Record that everything the pass waited for has arrived."""
         self._combined_s = time.monotonic()
 
     def forget(self) -> None:
-        """What follows is another way of exchanging, or not of this run's usual steps."""
+        """Forget iteration times: the exchange changes now, or the next step is unusual."""
         self._iterations.clear()
         self._begun_s = 0.0
 
     @property
     def backward_s(self) -> list[float] | None:
-        """Medians by tensor; None before a pass was looked at."""
+        """Return medians by tensor; None before a pass was timed."""
         return [_median(one) for one in zip(*self._taken, strict=True)] if self._taken else None
 
     @property
     def rest_s(self) -> float:
-        """Of a step, without its backward pass and waiting."""
+        """Return the seconds of a step without backward pass and waiting."""
         return _median(self._rest)
 
     @property
     def iteration_s(self) -> float:
-        """From pass to pass; 0 where none is known."""
+        """Return the seconds from pass to pass; 0 if unknown."""
         return _median(self._iterations)
 
     def close(self) -> None:
@@ -89,7 +89,8 @@ class PassTimes:
             self._came[index] = self._make()
 
     def _read(self) -> None:
-        """Of the pass before. What came out of order counts where it came; what did not come took no time."""
+        """Read the times of the previous pass. A gradient out of order counts at its own moment; a missing one took no
+        time."""
         if self._begin is None:
             return
         moments = sorted((mark.since(self._begin), index) for index, mark in enumerate(self._came) if mark is not None)

@@ -1,1 +1,1 @@
-"""Sums of groups over all ranks: messages, who sends whom what, and the thread that does it."""
+"""Sum groups over all ranks: messages, the order of exchange, and the thread that carries it out."""

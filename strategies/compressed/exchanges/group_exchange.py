@@ -1,4 +1,4 @@
-"""The thread that exchanges groups beside the backward pass, and what the training thread asks of it."""
+"""Thread that exchanges groups beside the backward pass, and its interface to the training thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JOIN_S: Final = 10.0
 
 
 class ExchangedGroup:
-    """One group's sum under way."""
+    """Sum of one group that is under way."""
 
     def __init__(self, tensor: int, sum_: GroupSum, way: Way, ended: Callable[[object], None]) -> None:
         self.tensor, self.sum, self.way, self.ended = tensor, sum_, way, ended
@@ -33,13 +33,14 @@ class ExchangedGroup:
         self.done = threading.Event()
 
     def add_up(self) -> None:
-        """Decode what came."""
+        """Decode the received messages."""
         assert self.addends is not None
         self.counts = self.sum.add_up(self.addends)
 
 
 class GroupExchange:
-    """`submit` and `finish` on the training thread; one thread of its own compresses, posts, waits and decodes."""
+    """Exchange of groups. `submit` and `finish` run on the training thread; a thread of its own compresses, posts,
+    waits and decodes."""
 
     def __init__(self, channel: Channel, mailbox_of: Callable[[Callable[[], None]], StagedMailbox]) -> None:
         self._channel = channel
@@ -57,7 +58,7 @@ class GroupExchange:
         self._thread.start()
 
     def begin(self, round_: int) -> None:
-        """Everything of the round before was finished, or is not wanted any more."""
+        """Begin a round. All sums of the previous round were finished, or are abandoned."""
         with self._changed:
             self._round = round_
             self._submitted.clear()
@@ -153,7 +154,7 @@ class GroupExchange:
             return not self._closed
 
     def _go_on(self) -> None:
-        """As far as what has come allows; those that wait for nothing first, in their order."""
+        """Continue as far as the received messages allow: first those that wait for nothing, in their order."""
         if self.mailbox.broken is not None:
             self._end_what_is_complete()
             raise self.mailbox.broken
@@ -163,7 +164,7 @@ class GroupExchange:
             self._under_way = [group for group in self._under_way if not group.done.is_set()]
 
     def _end_what_is_complete(self) -> None:
-        """A peer may go as soon as it has everything: what it had sent before counts."""
+        """Handle the loss of a peer. It may leave once it has received everything: its earlier messages count."""
         if isinstance(self.mailbox.broken, BadInput):
             return
         for group in list(self._under_way):

@@ -1,8 +1,8 @@
-"""The sum of one group over all ranks, as it goes on when messages come.
+"""Sum one group over all ranks, continued as messages arrive.
 
-In the island first, whole; then between the first ranks of islands, compressed; then back, as it came. With one rank an
-island, or one island, its ranks exchange with each other. Everybody decodes the same messages in the same order: the
-sum has the same bits on all ranks."""
+First within the island, whole; then between the first ranks of islands, compressed; then back, as received. With one
+rank an island, or one island, its ranks exchange with each other. All ranks decode the same messages in the same order:
+the sum has the same bits everywhere."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from atoll.strategies.staged_sums.mailbox import Awaited, Message
 
 STAGES: Final = 4
 INSIDE, FIRST, SECOND, RESULT = range(STAGES)
-"""Stages: to the island's first rank, between those twice, back."""
+"""Number of stages: to the island's first rank, between those twice, back."""
 Counts: TypeAlias = NDArray[np.float32]
 Post: TypeAlias = Callable[[int, int, Message], None]
 """(rank, stage, message)"""
 
 Summing: TypeAlias = Generator[Awaited, list[Message], list["Addend"]]
 ALIGNED: Final = SIGN_BLOCK
-"""Ranges of a divided group begin at multiples of so many entries."""
+"""Entries to whose multiples the ranges of a divided group are aligned."""
 COMPRESSED_MOST: Final = 2.0**40
-"""Magnitude of an entry that is compressed: sums of squares of such stay far from the end of float32."""
+"""Largest magnitude of an entry that is compressed: sums of squares of such entries stay far below the limit of
+float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addend:
-    """A message that is a part of the sum: of entries [begin, end) of the group, from `rank`."""
+    """Message with a part of the sum: entries [begin, end) of the group, from `rank`."""
 
     rank: int
     begin: int
@@ -48,8 +49,8 @@ class Addend:
 
 @dataclass(frozen=True, slots=True)
 class RankCircle:
-    """The ranks that exchange compressed gradients, ascending; leader, mates: of this rank's island, where islands have
-    several."""
+    """Ranks that exchange compressed gradients, ascending. leader, mates: of this rank's island, if islands have
+    several ranks."""
 
     ranks: tuple[int, ...]
     rank: int
@@ -73,9 +74,11 @@ def at_once() -> None: ...
 
 @dataclass(slots=True)
 class GroupGradient:
-    """This rank's part of one group, in one pass. value_N: float32; residual_N: in place what is left out, both in the
-    memory where compression is; counts: exact. out_N: float32, where the sum goes; may be value_N itself. velocity_N,
-    momentum: as compress_with_momentum has them, where momentum is not 0."""
+    """This rank's part of one group, in one pass.
+
+    value_N: float32. residual_N: in place, the part that is left out. Both are in the memory of the compressing device.
+    counts: exact. out_N: float32, receives the sum; may be value_N itself. velocity_N, momentum: as of
+    compress_with_momentum, if momentum is not 0."""
 
     place: CodePlace
     value_N: torch.Tensor
@@ -85,11 +88,11 @@ class GroupGradient:
     velocity_N: torch.Tensor | None = None
     momentum: float = 0.0
     ready: Callable[[], object] = at_once
-    """Waits until value_N is there."""
+    """Function that waits until value_N is complete."""
 
 
 class GroupSum:
-    """The sum of one group. `steps` compresses, posts and waits; `add_up` decodes what came."""
+    """Sum of one group. `steps` compresses, posts and waits; `add_up` decodes the received messages."""
 
     def __init__(
         self, circle: RankCircle, compressor: Compressor, mine: GroupGradient, post: Post, *, divisible: bool
@@ -100,11 +103,12 @@ class GroupSum:
 
     @property
     def payload_bytes(self) -> int:
-        """Of this rank's own part, as it leaves."""
+        """Return the bytes of this rank's own part."""
         return sum(len(message) for message in self._own.values())
 
     def compress(self) -> None:
-        """This rank's own part. Of an island's mates nothing is compressed: what they left out before goes along."""
+        """Compress this rank's own part. An island's mates compress nothing: what they left out before is sent
+        along."""
         mine = self.mine
         mine.ready()
         if self._circle.rank != self._circle.leader:
@@ -113,7 +117,7 @@ class GroupSum:
             self._compress_ranges()
 
     def steps(self) -> Summing:
-        """After `compress`. Raises BadInput naming the rank whose message cannot be."""
+        """Continue after `compress`. Raises BadInput naming the rank of an impossible message."""
         circle = self._circle
         if circle.rank != circle.leader:
             self._post(circle.leader, INSIDE, self._own[0])
@@ -132,7 +136,7 @@ class GroupSum:
         return addends
 
     def add_up(self, addends: Sequence[Addend]) -> Counts:
-        """out_N becomes the sum. Returns the sum of the counts. Raises BadInput naming the rank."""
+        """Write the sum to out_N. Return the sum of the counts. Raises BadInput naming the rank."""
         out_N = self.mine.out_N
         out_N.zero_()
         counts = np.zeros_like(self.mine.counts)
@@ -143,7 +147,7 @@ class GroupSum:
     # --- the exchange between islands
 
     def _everybody_all(self) -> Summing:
-        """Indivisible: everybody's whole part to everybody."""
+        """Exchange indivisibly: every rank sends its whole part to every other."""
         circle = self._circle
         for other in circle.others:
             self._post(other, FIRST, self._own[0])
@@ -153,8 +157,8 @@ class GroupSum:
         return [Addend(rank, 0, entries, counts, came[rank]) for rank in circle.ranks]
 
     def _divided(self) -> Summing:
-        """Divisible: each serves a range. What is left out of its sum when that is compressed again counts in this
-        rank's residual, as if it were its own."""
+        """Exchange divisibly: each rank serves a range. What compressing its sum again leaves out counts in this rank's
+        residual, as its own."""
         circle, me, ranges = self._circle, self._circle.ranks.index(self._circle.rank), self._ranges()
         for place, other in enumerate(circle.ranks):
             if other != circle.rank:
@@ -174,7 +178,7 @@ class GroupSum:
         return [Addend(rank, *ranges[place], told[rank]) for place, rank in enumerate(circle.ranks)]
 
     def _from_leader(self, message: Message) -> list[Addend]:
-        """What the leader was told, as it came."""
+        """Return the messages that the leader received, unchanged."""
         circle, entries, counts = self._circle, len(self.mine.value_N), len(self.mine.counts)
         try:
             messages = unbundled(message, len(circle.ranks))
@@ -184,7 +188,7 @@ class GroupSum:
         return [Addend(rank, *ranges[place], messages[place]) for place, rank in enumerate(circle.ranks)]
 
     def _ranges(self) -> list[tuple[int, int, int]]:
-        """First entry, the one after the last, and counts, of what each of the circle serves; the first has all
+        """Return first entry, end and counts of the range that each rank of the circle serves; the first has all
         counts."""
         entries, ranks = len(self.mine.value_N), len(self._circle.ranks)
         blocks = -(-entries // ALIGNED)
@@ -217,8 +221,8 @@ class GroupSum:
         place: CodePlace,
         counts: Counts,
     ) -> Message:
-        """What is not finite, or nearly so, goes whole, as strategy `dense` sends it, and leaves the residual and the
-        velocity alone."""
+        """Send a part whole, as strategy `dense` does, if an entry is not finite or nearly so; residual and velocity
+        stay."""
         if not compressible(value_M):
             return encode(EntryForm.WHOLE, place, len(value_M), counts, as_payload(value_M))
         if velocity_M is None:
@@ -258,7 +262,7 @@ class GroupSum:
 
 
 def compressible(value_N: torch.Tensor) -> bool:
-    """Whether all entries are finite, and far from the end of float32."""
+    """Return whether all entries are finite, and far from the limit of float32."""
     if not value_N.numel():
         return True
     least, most = torch.aminmax(value_N)  # NaN where any entry is

@@ -1,7 +1,7 @@
-"""A message between two ranks: a range of a group's entries, compressed or whole, and the group's counts.
+"""Encode and decode a message between two ranks: a range of a group's entries, compressed or whole, and its counts.
 
-A header, then float32 counts, then the entries, little-endian. Checked against what its receiver knows before it is
-used. A leader tells its island what came in one message: so many messages, each behind its length."""
+A header, then float32 counts, then the entries, little-endian. The receiver checks it before use. A leader sends its
+island the received messages as one: each behind its length."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _HEADER: Final = struct.Struct("<BxxxIQQ")
 HEADER_BYTES: Final = _HEADER.size
 _LENGTH: Final = struct.Struct("<Q")
 _SMALL_BYTES: Final = 64
-"""Of a message, beside entries, header and counts: means, scales, its own length."""
+"""Bytes of a message beside entries, header and counts: means, scales, its own length."""
 
 
 class EntryForm(IntEnum):
-    """Of the entries. WHOLE, float32: what is not compressed, and what is not finite."""
+    """Code of the entries. WHOLE, float32: entries that are not compressed, or not finite."""
 
     WHOLE = 0
     CODE = 1
@@ -35,14 +35,14 @@ class EntryForm(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """What a message says. counts: float32 [C]; payload: of the compressor, or float32 [N]."""
+    """Contents of a message. counts: float32 [C]; payload: of the compressor, or float32 [N]."""
 
     form: EntryForm
     counts: NDArray[np.float32]
     payload: memoryview
 
     def add_to(self, out_N: torch.Tensor, compressor: Compressor, place: CodePlace) -> None:
-        """Raises BadInput."""
+        """Encode a message. Raises BadInput."""
         if self.form is EntryForm.CODE:
             compressor.decompress(self.payload, out_N, place)
         else:
@@ -58,7 +58,7 @@ def encode(
 
 
 def decode(message: bytes | memoryview, place: CodePlace, entries: int, counts: int) -> Entries:
-    """Raises BadInput where the message says another thing than it is, or not what was expected."""
+    """Decode a message. Raises BadInput if it contradicts itself or is not the expected one."""
     if len(message) < HEADER_BYTES:
         raise BadInput(f"it has {len(message)} bytes; its header alone has {HEADER_BYTES}")
     form, counted, first, said = _HEADER.unpack_from(message)
@@ -77,19 +77,20 @@ def decode(message: bytes | memoryview, place: CodePlace, entries: int, counts: 
 
 
 def largest(ranks: int, entries: int, counts: int) -> int:
-    """Bytes that no message exceeds, not even one with what all ranks said: an entry takes eight at most."""
+    """Return an upper bound of a message's bytes, even of one with all ranks' messages: an entry takes eight at
+    most."""
     return ranks * (8 * entries + HEADER_BYTES + 4 * counts + _SMALL_BYTES)
 
 
 def bundled(messages: Sequence[bytes | memoryview]) -> memoryview:
-    """Several as one."""
+    """Join several messages into one."""
     parts = [np.frombuffer(one, np.uint8) for one in messages]
     lengths = [np.frombuffer(_LENGTH.pack(len(one)), np.uint8) for one in parts]
     return np.concatenate([each for pair in zip(lengths, parts, strict=True) for each in pair]).data
 
 
 def unbundled(message: bytes | memoryview, expected: int) -> list[memoryview]:
-    """The inverse. Raises BadInput where there are not as many as expected, or lengths do not fit."""
+    """Split joined messages. Raises BadInput if their number is not the expected one, or lengths do not fit."""
     rest = memoryview(message)
     found: list[memoryview] = []
     for _ in range(expected):

@@ -1,1 +1,1 @@
-"""Groups of tensors: the ways to synchronise one, the rules and layouts that make them."""
+"""Groups of tensors: the ways to synchronise one, and the rules and layouts that make them."""

@@ -1,4 +1,4 @@
-"""A model's tensors in the order of the backward pass, and the groups that a plan makes of them."""
+"""Lay out a model's tensors in the order of the backward pass, and the groups that a plan makes of them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from atoll.strategies.compressed.groups.rules import by_size
 
 COMPRESSIBLE: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 MOST_ENTRIES: Final = 1 << 27
-"""Of a group that is compressed: its message fits a frame even where it goes whole."""
+"""Entries of a compressed group: its message fits a frame even if it is sent whole."""
 GRADIENT_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """N tensors. shapes: of each, the slowest dimension in memory first; first: the model's entries before each, and
-    all of them."""
+    """Layout of N tensors. shapes: of each, the slowest dimension in memory first. first: the number of entries before
+    each tensor, and of all."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -45,17 +45,17 @@ class TensorLayout:
         return self.first[-1]
 
     def size(self, begin: int, end: int) -> int:
-        """Entries of tensors [begin, end)."""
+        """Return the number of entries of tensors [begin, end)."""
         return self.first[end] - self.first[begin]
 
     def by_size(self, min_bytes: int, way: Way) -> list[TensorGroup]:
-        """As the rule of this name, as far as it is allowed."""
+        """Group tensors by the rule of this name, within the limits."""
         sizes = [self.size(index, index + 1) * GRADIENT_BYTES for index in range(len(self.names))]
         return self.allowed(by_size(sizes, min_bytes, way))
 
     def allowed(self, groups: Sequence[TensorGroup]) -> list[TensorGroup]:
-        """The same, cut where dtype or device change or a message would be too large; what cannot be compressed is
-        not."""
+        """Return the groups cut at changes of dtype or device and at the largest message; tensors that cannot be
+        compressed are not."""
         found: list[TensorGroup] = []
         for group in groups:
             begin = group.begin

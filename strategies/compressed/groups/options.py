@@ -1,15 +1,11 @@
-"""The ways to synchronise a group of tensors, generated from rules.
+"""Ways to synchronise a group of tensors, generated from rules.
 
 Source: Espresso (Wang, 2023), Section 4.3: compress or not, the device of each compression and decompression, flat or
-hierarchical, indivisible or divisible. Rules prune the tree: a dimension that changes nothing has one value.
-
-- What is not compressed has no devices: it is all-reduced.
-- A model that is trained on processors has one device. Compression is then in the backward pass's thread (`device`) or
-  in the exchange's (`cpu`).
-- Whether ranks exchange flat or by islands, the run's islands say: by the leaders of islands where an island has
-  several ranks, as only they are joined to other islands.
-- An algorithm that takes whole tensors is indivisible.
-"""
+hierarchical, indivisible or divisible. Rules prune the tree: a dimension that changes nothing has one value. A group
+that is not compressed has no devices: it is all-reduced. A model that is trained on processors has one device:
+compression is then in the backward pass's thread (`device`) or in the exchange's (`cpu`). The run's islands decide
+between flat and hierarchical: if an island has several ranks, the leaders of islands exchange, since only they are
+joined to other islands. An algorithm that takes whole tensors is indivisible."""
 
 from __future__ import annotations
 
@@ -26,8 +22,9 @@ ALLREDUCE: Final = "none"
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a group is synchronised. compress, decompress: where. divisible: each rank serves a range of the entries: it
-    gets everybody's, and tells everybody their sum, compressed again. Else everybody gets everybody's whole."""
+    """Way to synchronise a group. compress, decompress: device of each. divisible: each rank serves a range of the
+    entries: it receives the range from every rank, and sends their sum, compressed again. Otherwise every rank receives
+    every other's whole part."""
 
     compressed: bool = False
     compress: Device = "device"
@@ -42,13 +39,13 @@ class Way:
 
     @property
     def words(self) -> str:
-        """For people, behind the algorithm's name: 'on CPU, divisible'."""
+        """Description behind the algorithm's name, such as 'on CPU, divisible'."""
         where = {"device": "in the backward pass", "cpu": "on CPU"}[self.compress]
         return f"{where}, {'divisible' if self.divisible else 'indivisible'}"
 
 
 def ways(*, divisible: bool = True) -> tuple[Way, ...]:
-    """All of them. divisible: the algorithm can compress parts of a tensor."""
+    """Return all ways. divisible: the algorithm can compress parts of a tensor."""
     every = product(DEVICES, DEVICES, (False, True) if divisible else (False,))
     return (Way(), *(Way(True, compress, decompress, split) for compress, decompress, split in every))
 
@@ -57,7 +54,7 @@ _BY_NAME: Final = {way.name: way for way in ways()}
 
 
 def named(name: str) -> Way:
-    """Raises BadInput."""
+    """Return the way of this name. Raises BadInput."""
     if name not in _BY_NAME:
         raise BadInput(f"{name!r} is no way to synchronise a group. Known: {', '.join(_BY_NAME)}")
     return _BY_NAME[name]

@@ -1,4 +1,4 @@
-"""Groups by simple rules: those that hold before a plan, and those that planned groups are compared with."""
+"""Group tensors by simple rules: before a plan, and as baselines of planned groups."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ RULES: Final[Mapping[str, tuple[int, str]]] = {
     "all": (0, "everything is compressed, in the backward pass, everybody's to everybody"),
     "by-size": (65_536, "tensors of 64 KiB and more are compressed, as by `all`"),
 }
-"""By name: the bytes from which on a gradient is compressed, and that in words."""
+"""Rules by name: the bytes from which on a gradient is compressed, and a description."""
 
 
 def by_size(sizes: Sequence[int], min_bytes: int, way: Way = IN_THE_BACKWARD_PASS) -> list[TensorGroup]:
-    """Neighbours of one way together, as many bytes as strategy `dense` sends at once; those of min_bytes and more are
-    compressed. sizes: bytes of each tensor, in the order of the backward pass."""
+    """Group neighbours of one way up to the bytes that strategy `dense` sends at once; tensors of min_bytes and more
+    are compressed.
+
+    sizes: bytes of each tensor, in the order of the backward pass."""
     groups: list[TensorGroup] = []
     filled = 0  # bytes of the last group
     for index, size in enumerate(sizes):
