@@ -74,7 +74,6 @@ UNCLEAN_FOLDERS: set[str] = {
     "atoll/cli/traces",
     "atoll/client",
     "atoll/dashboard",
-    "atoll/drill",
     "atoll/host",
     "atoll/jobs",
     "atoll/network",
@@ -86,7 +85,6 @@ UNCLEAN_FOLDERS: set[str] = {
     "atoll/telemetry",
     "controller",
     "controller/deciding",
-    "controller/estimators",
     "controller/jobs/admission",
     "controller/jobs/agents",
     "controller/jobs/lifecycle",
@@ -98,11 +96,6 @@ UNCLEAN_FOLDERS: set[str] = {
     "controller/state",
     "kernels",
     "strategies",
-    "strategies/compressed",
-    "strategies/compressed/codes",
-    "strategies/compressed/costs",
-    "strategies/compressed/exchanges",
-    "strategies/compressed/groups",
     "strategies/dense",
     "strategies/groups",
     "strategies/local_steps",
@@ -110,7 +103,6 @@ UNCLEAN_FOLDERS: set[str] = {
     "strategies/staged_sums",
     "strategies/stale_sparse",
     "strategies/volunteer",
-    "strategies/zen",
 }
 """Folders with docstrings that begin badly. This list only shrinks."""
 
@@ -118,7 +110,6 @@ LONG_WINDED_PAGES: set[str] = {
     "docs/adaptation.md",
     "docs/architecture.md",
     "docs/checkpoints.md",
-    "docs/drills.md",
     "docs/estimators.md",
     "docs/membership.md",
     "docs/performance.md",
