@@ -8,7 +8,7 @@ import importlib
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -189,6 +189,9 @@ class Strategy:
 
     simulator: str = ""
     """Its place in a simulated step, atoll.controller.simulator.strategy_steps; empty where it cannot be simulated."""
+
+    trial_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of a trial of `atoll profile`, beside its sparsity; empty where there is nothing to measure."""
 
     view: str = ""
     """From Shown to the parts of a line of `atoll status`; empty for none."""

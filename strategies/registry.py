@@ -43,6 +43,11 @@ def of(settings: StrategySettings) -> Strategy:
     return next(strategy for strategy in strategies().values() if isinstance(settings, strategy.settings))
 
 
+def profiled() -> Strategy:
+    """Return the strategy whose compression `atoll profile` measures."""
+    return next(strategy for strategy in strategies().values() if strategy.trial_settings)
+
+
 @cache
 def metrics() -> Mapping[str, Metric]:
     """Those that any strategy reports, by name."""

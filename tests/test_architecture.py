@@ -123,7 +123,7 @@ def test_the_rules_see_the_code() -> None:
         ("atoll.controller", ("atoll.controller", *STRATEGIES, *SHARED)),
         (
             "atoll.agent",
-            ("atoll.agent", *STRATEGIES, "atoll.strategies.dense", "atoll.strategies.stale_sparse", *SHARED),
+            ("atoll.agent", *STRATEGIES, "atoll.strategies.dense", *SHARED),
         ),
         ("atoll.strategies", ("atoll.strategies", "atoll.agent.runtime", *CONTROLLER_PARTS, *SHARED)),
         ("atoll.kernels", ("atoll.kernels", "atoll.errors")),
@@ -148,10 +148,7 @@ def test_the_halves_of_a_strategy_never_meet() -> None:
 
 STRATEGIES_BY_NAME = {
     "atoll/__init__.py": "users make the settings of a strategy themselves",
-    "atoll/profiling": "measures what compression costs a model, which one strategy does",
-    "atoll/cli/commands/profile.py": "asks for that",
     "agent/runtime/api/run.py": "its manual says what each strategy does",
-    "agent/runtime/step/measures/probe.py": "a trial of `atoll profile`",
 }
 """Files and folders outside of strategies/ that name one, and why."""
 

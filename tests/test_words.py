@@ -78,7 +78,6 @@ UNCLEAN_FOLDERS: set[str] = {
     "atoll/jobs",
     "atoll/network",
     "atoll/planning",
-    "atoll/profiling",
     "atoll/relay",
     "atoll/security",
     "atoll/step_estimators",

@@ -1,17 +1,20 @@
-"""The surrogate as a picture: extra loss over the sparsity, a panel for each total batch, with its uncertainty."""
+"""Plot of the surrogate: extra loss over the sparsity, a panel for each total batch, with its uncertainty."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
 
-from atoll.profiling.document import Document, Grid
+from atoll.profiling.document import Document
 from atoll.profiling.profiler import tried
+
+COLUMNS = 4
 
 
 def draw(document: Document, path: Path) -> None:
-    """document: complete. Bands are two standard errors; crosses the probes, at the top where training diverged."""
+    """Draw a complete profile. Bands are two standard errors; crosses are probes, at the top if training diverged."""
     import matplotlib as mpl
+    import numpy as np
 
     mpl.use("agg")
     from matplotlib import pyplot
@@ -19,44 +22,33 @@ def draw(document: Document, path: Path) -> None:
     grid, error = document.compression, document.error
     assert grid is not None
     assert error is not None
-    columns = min(4, len(grid.batches))
+    columns = min(COLUMNS, len(grid.batches))
     rows = math.ceil(len(grid.batches) / columns)
     size = (3.2 * columns, 2.6 * rows + 0.4)
     figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, sharey=True, layout="constrained")
-    kept = [1 - sparsity for sparsity in grid.sparsities]
+    kept, ratio, spread = 1 - np.array(grid.sparsities), 1 + np.array(grid.extra), np.exp(2 * np.array(error))
     seen = [(one, 100 * (one.ratio - 1)) for one in tried(document)]
     finite = [percent for _, percent in seen if math.isfinite(percent)]
-    top = max([5.0, *finite, *(100 * value for row in grid.extra for value in row)]) * 1.1
-    for number, batch in enumerate(grid.batches):
-        axis = axes[number // columns][number % columns]
-        middle, low, high = _curves(grid, error, number)
-        axis.plot(kept, middle, color="C0", linewidth=1.2)
-        axis.fill_between(kept, low, high, color="C0", alpha=0.2, linewidth=0)
-        points = [(1 - one.sparsity, percent) for one, percent in seen if one.batch == batch]
-        axis.plot(
-            [x for x, _ in points], [y if math.isfinite(y) else top for _, y in points], "x", color="C1", markersize=5
+    top = max([5.0, *finite, 100 * float(ratio.max() - 1)]) * 1.1
+    for number, axis in enumerate(axes.flat):
+        axis.set_visible(number < len(grid.batches))
+        if number >= len(grid.batches):
+            continue
+        middle, wide = ratio[:, number], spread[:, number]
+        axis.plot(kept, 100 * (middle - 1), color="C0", linewidth=1.2)
+        axis.fill_between(
+            kept, 100 * (middle / wide - 1), 100 * (middle * wide - 1), color="C0", alpha=0.2, linewidth=0
         )
+        points = [
+            (1 - one.sparsity, y if math.isfinite(y) else top) for one, y in seen if one.batch == grid.batches[number]
+        ]
+        axis.plot([x for x, _ in points], [y for _, y in points], "x", color="C1", markersize=5)
         axis.axhline(0, color="grey", linewidth=0.6)
         axis.set_xscale("log")
         axis.set_xlim(1.2, min(kept) / 1.2)
-        axis.set_title(f"batch {batch}", fontsize="small")
-    for unused in range(len(grid.batches), rows * columns):
-        axes[unused // columns][unused % columns].set_visible(False)
+        axis.set_title(f"batch {grid.batches[number]:.0f}", fontsize="small")
     axes[0][0].set_ylim(min([-5.0, *finite]) * 1.1, top)
     figure.supxlabel("share of the entries sent in a step, 1 - sparsity", fontsize="small")
     figure.supylabel("extra loss, %", fontsize="small")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
-
-
-def _curves(
-    grid: Grid, error: tuple[tuple[float, ...], ...], column: int
-) -> tuple[list[float], list[float], list[float]]:
-    """Percent of extra loss: expected, and two standard errors below and above."""
-    ratios = [1 + row[column] for row in grid.extra]
-    spread = [math.exp(2 * row[column]) for row in error]
-    return (
-        [100 * (ratio - 1) for ratio in ratios],
-        [100 * (ratio / wide - 1) for ratio, wide in zip(ratios, spread, strict=True)],
-        [100 * (ratio * wide - 1) for ratio, wide in zip(ratios, spread, strict=True)],
-    )

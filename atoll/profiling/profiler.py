@@ -1,4 +1,6 @@
-"""Chooses the next trial and runs it, until the profile is complete. Every trial is on disk before the next one."""
+"""Profiler: begins or resumes a profile, chooses the next trial and runs it.
+
+Each trial is written to the profile before the next one begins."""
 
 from __future__ import annotations
 
@@ -6,20 +8,44 @@ import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
+from atoll.controller.planners.surrogate import Surrogate
 from atoll.errors import BadInput
-from atoll.profiling import losses, surrogate, trials
-from atoll.profiling.document import BaselineTrial, Document, Grid, ProbeTrial, write
+from atoll.jobs.job_spec import Rule
+from atoll.profiling import surrogate, trials
+from atoll.profiling.document import BaselineTrial, Conditions, Document, ProbeTrial, ProfiledModel, write
 from atoll.profiling.trials import Command, Told, Trial
+from atoll.strategies import registry
 
 JUDGED_SHARE: Final = 0.2
-"""Samples that the model is judged by, for each that it was trained on."""
+"""Samples with which the model is judged, for each that it was trained on."""
+OWN_BATCH_FACTOR: Final = 4
+"""Ratio of the largest batch to the script's own, and of that to the smallest, where no batches are asked for."""
+MIN_STEPS: Final = 10
+"""Steps of a trial with the largest batch that is not asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRequest:
+    """Request of a user. samples, batches: None: as the script's own batch and dataset suggest. learning_rate: the
+    job's rule; trials take the root for "adascale", as its jobs do."""
+
+    probes: int
+    workers: int
+    sampling: Literal["log-uniform", "uniform"]
+    seed: int
+    settings: Mapping[str, str | bool | int | float]
+    learning_rate: Rule
+    samples: int | None = None
+    batches: tuple[int, int] | None = None
 
 
 class Watcher(Protocol):
-    """Whoever shows how far it is."""
+    """Display of the progress."""
 
     def began(self, document: Document, trial: Trial) -> None: ...
 
@@ -28,17 +54,70 @@ class Watcher(Protocol):
     def ended(self, document: Document, made: BaselineTrial | ProbeTrial) -> None: ...
 
 
-def look(command: Command, workers: int) -> Mapping[str, Any]:
-    """What the script prepares, by starting it up to run.prepare. Raises as `trials.run`."""
+def prepared_by(command: Command, workers: int) -> Mapping[str, Any]:
+    """Start the script up to run.prepare and return what it prepares. Raises as `trials.run`."""
     with tempfile.TemporaryDirectory(prefix="atoll-profile-") as folder:
         told = trials.run(command, Trial(workers=workers), Path(folder), lambda _: None)
     assert told[0].prepared is not None  # `trials.run` saw to it
     return told[0].prepared
 
 
+def new_profile(prepared: Mapping[str, Any], command: Command, wanted: ProfileRequest) -> Document:
+    """Return a profile without trials. prepared: by the script. Raises BadInput for batches that it cannot have."""
+    model = ProfiledModel(**trials.description_of(prepared))
+    own, workers = prepared["batch"], wanted.workers
+    samples = wanted.samples if wanted.samples is not None else max(1, model.samples // 2)
+    low = max(workers, own // OWN_BATCH_FACTOR)
+    high = max(low, min(own * OWN_BATCH_FACTOR, samples // MIN_STEPS, model.samples))
+    low, high = wanted.batches or (low, high)
+    if low < workers:
+        raise BadInput(f"batches {low}:{high} begin below the number of workers, {workers}. Begin them there")
+    if high > model.samples:
+        raise BadInput(f"batches {low}:{high} end above the dataset's {model.samples} samples. End them there")
+    batches = surrogate.candidate_batches(low, high)
+    return Document(
+        model=model,
+        conditions=Conditions(
+            script=command.script.name,
+            script_sha256=sha256(command.script.read_bytes()).hexdigest(),
+            args=command.args,
+            workers=workers,
+            samples=samples,
+            batches=batches,
+            sampling=wanted.sampling,
+            seed=wanted.seed,
+            strategy=registry.profiled().name,
+            settings=dict(wanted.settings),
+            learning_rate="none" if wanted.learning_rate == "none" else "square-root",
+            own_batch=own,
+        ),
+        reference_batch=surrogate.reference_batch(batches),
+        wanted_probes=wanted.probes,
+    )
+
+
+def resumed(old: Document, new: Document, path: Path) -> Document:
+    """Return `old`, to be completed as `new`. Raises BadInput for another model or other conditions."""
+    another = f"Name another --out, or remove {path}"
+    if old.model.fingerprint != new.model.fingerprint:
+        raise BadInput(
+            f"profile {path} is of another model: {old.model.in_words}; this script prepares {new.model.in_words}. "
+            f"Names, shapes and the optimizer's settings count too. {another}"
+        )
+    for field in Conditions.model_fields:
+        before, now = getattr(old.conditions, field), getattr(new.conditions, field)
+        if before != now and field not in {"script", "script_sha256"}:  # it is the model that counts
+            raise BadInput(f"profile {path} was begun with {field} = {before!r}, not {now!r}. {another}")
+    if old.complete and len(old.probes) >= new.wanted_probes:
+        return old
+    changes = {"wanted_probes": new.wanted_probes, "surrogate": None, "compression": None, "error": None}
+    return old.model_copy(update=changes)
+
+
 def profile(document: Document, path: Path, command: Command, watcher: Watcher) -> Document:
-    """Run what is missing, one trial after the other, and write the finished profile to `path`. Raises as
-    `trials.run`, and BadInput for losses that cannot be compared."""
+    """Run the missing trials one after the other, and write the finished profile to `path`.
+
+    Raises as `trials.run`, and BadInput for losses that cannot be compared."""
     while (trial := next_trial(document)) is not None:
         watcher.began(document, trial)
         began_s = time.monotonic()
@@ -46,7 +125,8 @@ def profile(document: Document, path: Path, command: Command, watcher: Watcher) 
             told = trials.run(command, trial, Path(folder), watcher.stepped)
         _check_model(document, told, command)
         made = outcome(document, trial, told, time.monotonic() - began_s)
-        document = document.model_copy(update=_added(document, made))
+        kind = "baselines" if isinstance(made, BaselineTrial) else "probes"
+        document = document.model_copy(update={kind: (*getattr(document, kind), made)})
         write(document, path)
         watcher.ended(document, made)
     document = finished(document)
@@ -55,39 +135,38 @@ def profile(document: Document, path: Path, command: Command, watcher: Watcher) 
 
 
 def next_trial(document: Document) -> Trial | None:
-    """None where nothing is missing. The same trials again give the same answer."""
+    """Return the next trial; None where nothing is missing. The same trials again give the same answer."""
+    conditions, number = document.conditions, len(document.probes)
     known = {one.batch for one in document.baselines}
-    batches = document.conditions.batches
-    for batch in surrogate.first_baselines(batches):
+    for batch in surrogate.first_baselines(conditions.batches):
         if batch not in known:
-            return _trial(document, batch, None)
-    number = len(document.probes)
+            return _trial(conditions, batch, None)
     if number >= document.wanted_probes:
         return None
-    sparsity = surrogate.draw_sparsity(number, document.conditions.sampling, document.conditions.seed)
-    batch = surrogate.choose_batch(sparsity, tried(document), batches, _small(document.conditions.seed))
-    return _trial(document, batch, sparsity if batch in known else None)
+    sparsity = surrogate.draw_sparsity(number, conditions.sampling, conditions.seed)
+    batch = surrogate.choose_batch(sparsity, tried(document), conditions.batches, _small(conditions.seed))
+    return _trial(conditions, batch, sparsity if batch in known else None)
 
 
-def _trial(document: Document, batch: int, sparsity: float | None) -> Trial:
-    conditions = document.conditions
+def _trial(conditions: Conditions, batch: int, sparsity: float | None) -> Trial:
     return Trial(
         workers=conditions.workers,
         steps=math.ceil(conditions.samples / batch),
         judged_steps=math.ceil(conditions.samples * JUDGED_SHARE / batch),
         batch=batch,
         sparsity=sparsity,
-        stale_sparse=conditions.stale_sparse,
+        strategy=conditions.strategy,
+        settings=conditions.settings,
         seed=conditions.seed,
         learning_rate_factor=conditions.learning_rate_factor(batch),
     )
 
 
 def outcome(document: Document, trial: Trial, told: Sequence[Told], seconds: float) -> BaselineTrial | ProbeTrial:
-    """The trial in numbers. Raises BadInput for a loss that is not above 0, and for a baseline that diverged."""
-    trained = losses.whole_batches([one.steps for one in told])
-    training = losses.smoothed(trained, document.reference_batch)
-    loss = losses.mean(losses.whole_batches([one.judged for one in told]))
+    """Return the trial's numbers. Raises BadInput for a loss that is not above 0, and for a baseline that diverged."""
+    trained = trials.whole_batches(one.steps for one in told)
+    training = trials.smoothed(trained, document.reference_batch)
+    loss = trials.mean(trials.whole_batches(one.judged for one in told))
     bound = surrogate.MAX_RATIO * abs(trained[0][1])
     diverged = not (loss < bound and training < bound)  # NaN too
     if not diverged and loss <= 0:
@@ -95,21 +174,17 @@ def outcome(document: Document, trial: Trial, told: Sequence[Told], seconds: flo
             f"the loss came to {loss:g} ({trial}); only losses above 0 can be compared by their ratio. Let the script "
             "add a constant to it"
         )
-    if trial.sparsity is None:
-        if diverged:
-            raise BadInput(f"training diverged without any compression ({trial}). Narrow --batch, or repair the script")
-        return BaselineTrial(batch=trial.batch, loss=loss, training_loss=training, seconds=round(seconds, 3))
-    return ProbeTrial(
-        sparsity=trial.sparsity,
-        batch=trial.batch,
-        loss=None if diverged else loss,
-        training_loss=None if diverged else training,
-        seconds=round(seconds, 3),
-    )
+    took = round(seconds, 3)
+    if trial.sparsity is not None:
+        known = {"loss": None, "training_loss": None} if diverged else {"loss": loss, "training_loss": training}
+        return ProbeTrial(sparsity=trial.sparsity, batch=trial.batch, seconds=took, **known)
+    if diverged:
+        raise BadInput(f"training diverged without any compression ({trial}). Narrow --batch, or repair the script")
+    return BaselineTrial(batch=trial.batch, loss=loss, training_loss=training, seconds=took)
 
 
 def tried(document: Document) -> list[surrogate.Tried]:
-    """Each probe against the baseline of its batch."""
+    """Return each probe relative to the baseline of its batch."""
     loss = {one.batch: one.loss for one in document.baselines}
     return [
         surrogate.Tried(one.sparsity, one.batch, math.nan if one.loss is None else one.loss / loss[one.batch])
@@ -118,7 +193,7 @@ def tried(document: Document) -> list[surrogate.Tried]:
 
 
 def finished(document: Document) -> Document:
-    """With the surrogate on its grid. document: no trial is missing."""
+    """Return the document with the surrogate on its grid. document: no trial is missing."""
     conditions = document.conditions
     fitted = surrogate.fit(
         tried(document),
@@ -127,11 +202,11 @@ def finished(document: Document) -> Document:
         sampling=conditions.sampling,
         seed=_small(conditions.seed),
     )
-    grids = [
-        Grid(sparsities=fitted.sparsities, batches=fitted.batches, extra=_rounded(values))
-        for values in (fitted.extra, fitted.compression)
-    ]
-    return document.model_copy(update={"surrogate": grids[0], "compression": grids[1], "error": _rounded(fitted.error)})
+    grids = {
+        name: Surrogate(sparsities=fitted.sparsities, batches=fitted.batches, extra=_rounded(values))
+        for name, values in (("surrogate", fitted.extra), ("compression", fitted.compression))
+    }
+    return document.model_copy(update={**grids, "error": _rounded(fitted.error)})
 
 
 def _rounded(values: surrogate.F64) -> tuple[tuple[float, ...], ...]:
@@ -139,20 +214,13 @@ def _rounded(values: surrogate.F64) -> tuple[tuple[float, ...], ...]:
 
 
 def _small(seed: int) -> int:
-    return seed % 2**32  # what numpy's older generators, which the Gaussian process uses, take
-
-
-def _added(document: Document, made: BaselineTrial | ProbeTrial) -> dict[str, object]:
-    if isinstance(made, BaselineTrial):
-        return {"baselines": (*document.baselines, made)}
-    return {"probes": (*document.probes, made)}
+    return seed % 2**32  # numpy's older generators, which the Gaussian process uses, take no more
 
 
 def _check_model(document: Document, told: Sequence[Told], command: Command) -> None:
     for one in told:
         assert one.prepared is not None  # `trials.run` saw to it
-        found = trials.description_of(one.prepared)["fingerprint"]
-        if found != document.model.fingerprint:
+        if trials.description_of(one.prepared)["fingerprint"] != document.model.fingerprint:
             raise BadInput(
                 f"{command.script} prepared another model or optimizer than in the trials before. Was it changed "
                 "meanwhile? Name another --out"

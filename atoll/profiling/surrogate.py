@@ -1,7 +1,7 @@
-"""The model of g(r, X): what is tried next, and what all trials together say. Mathematics only.
+"""Model of g(r, X): the next probe, and a fit of all probes. Mathematics only.
 
 Source: StellaTrain (Lim et al., 2024), section 4.3 and Algorithm 1: a random sparsity, then the batch with the largest
-expected improvement for that sparsity, by a Gaussian process. Differences, all on purpose:
+expected improvement for that sparsity, by a Gaussian process. Deliberate differences:
 - Against the baseline of the same batch, which shares its samples and initial weights, so most noise is in both. What
   the batch alone costs is known from the baselines and multiplied back.
 - On the logarithm of the losses' ratio: no surrogate below -1, and a trial that diverged is a large number, not inf.
@@ -24,18 +24,18 @@ F64 = NDArray[np.float64]
 
 MOST_SPARSITY: Final = {"log-uniform": 0.9999, "uniform": 0.999}
 MAX_RATIO: Final = 10.0
-"""Of a loss to its baseline; a trial that diverged counts as this."""
-_AT_RANDOM: Final = 4
+"""Largest ratio of a loss to its baseline; a trial that diverged counts as this."""
+_RANDOM_PROBES: Final = 4
 """Probes before the first choice by the model."""
-_XI: Final = 0.01
-"""Improvement of the logarithm that counts as none."""
+_MIN_IMPROVEMENT: Final = 0.01
+"""Improvement of the logarithm of a ratio that counts as none."""
 _GRID_STEPS_PER_DECADE: Final = 3
 _GOLDEN: Final = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """ratio: smoothed loss over that of the baseline at the same batch; inf or NaN where it diverged."""
+    """Result of a probe. ratio: loss over that of the baseline at the same batch; inf or NaN where it diverged."""
 
     sparsity: float
     batch: int
@@ -44,8 +44,8 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """By sparsity (rows) and batch. extra: relative extra loss against the reference batch's baseline. compression:
-    against the same batch's. error: standard error of the surrogate, relative to 1 + extra."""
+    """Surrogate by sparsity (rows) and batch. extra: relative extra loss against the reference batch's baseline.
+    compression: against the same batch's. error: standard error of the surrogate, relative to 1 + extra."""
 
     sparsities: tuple[float, ...]
     batches: tuple[int, ...]
@@ -55,13 +55,13 @@ class Fitted:
 
 
 def candidate_batches(low: int, high: int, count: int = 7) -> tuple[int, ...]:
-    """At most `count` total batches from low to high, evenly in the logarithm: few, so that baselines are shared."""
+    """Return at most `count` total batches from low to high, evenly in the logarithm: few, to share baselines."""
     spread = np.exp(np.linspace(math.log(low), math.log(high), count))
     return tuple(sorted({low, high, *(round(float(one)) for one in spread)}))
 
 
 def draw_sparsity(number: int, sampling: str, seed: int) -> float:
-    """The sparsity of probe `number`, from 0. Random start, then steps of the golden ratio, which leave no gaps."""
+    """Return the sparsity of probe `number`, from 0. Steps of the golden ratio from a random start leave no gaps."""
     start = float(np.random.default_rng(seed).random())
     place = (start + number * _GOLDEN) % 1.0
     if sampling == "uniform":
@@ -70,23 +70,23 @@ def draw_sparsity(number: int, sampling: str, seed: int) -> float:
 
 
 def choose_batch(sparsity: float, tried: Sequence[Tried], batches: Sequence[int], seed: int) -> int:
-    """The total batch with the largest expected improvement of the loss's ratio at this sparsity."""
-    if len(tried) < _AT_RANDOM or len(batches) == 1:
+    """Return the total batch with the largest expected improvement of the loss's ratio at this sparsity."""
+    if len(tried) < _RANDOM_PROBES or len(batches) == 1:
         return int(np.random.default_rng([seed, len(tried)]).choice(np.array(batches)))
     from skopt.acquisition import gaussian_ei
 
     model = _Process(tried, batches, seed)
     points = model.points([sparsity] * len(batches), batches)
-    # Nothing was seen at this very sparsity: the best there is what the model expects.
+    # No probe had exactly this sparsity: the best value there is the model's.
     best = float(model.mean(points).min())
-    gain = gaussian_ei(points, model.regressor, y_opt=best, xi=_XI)
+    gain = gaussian_ei(points, model.regressor, y_opt=best, xi=_MIN_IMPROVEMENT)
     return int(batches[int(np.argmax(gain))])
 
 
 def fit(
     tried: Sequence[Tried], baselines: Mapping[int, float], batches: Sequence[int], *, sampling: str, seed: int
 ) -> Fitted:
-    """The surrogate on a grid. baselines: smoothed loss by batch, at least that of the reference batch."""
+    """Return the surrogate on a grid. baselines: loss by batch, at least that of the reference batch."""
     sparsities = grid_sparsities(MOST_SPARSITY[sampling])
     model = _Process(tried, batches, seed)
     at = np.array([(sparsity, batch) for sparsity in sparsities for batch in batches])
@@ -107,23 +107,23 @@ def fit(
 
 
 def reference_batch(batches: Sequence[int]) -> int:
-    """The one in the middle, as Algorithm 1's. Another would scale all predicted times alike and change no plan."""
+    """Return the middle one, as in Algorithm 1. Another would scale all predicted times alike and change no plan."""
     return sorted(batches)[len(batches) // 2]
 
 
 def first_baselines(batches: Sequence[int]) -> tuple[int, ...]:
-    """Batches whose baselines are always needed: what lies between can be interpolated."""
+    """Return the batches whose baselines are always needed; those between can be interpolated."""
     return tuple(dict.fromkeys((reference_batch(batches), min(batches), max(batches))))
 
 
 def grid_sparsities(most: float) -> tuple[float, ...]:
-    """0 to `most`, evenly in the logarithm of what is kept."""
+    """Return sparsities from 0 to `most`, evenly in the logarithm of the density."""
     steps = round(-math.log10(1 - most) * _GRID_STEPS_PER_DECADE)
     return tuple(round(1 - 10 ** (-i / _GRID_STEPS_PER_DECADE), 6) for i in range(steps + 1))
 
 
 class _Process:
-    """A Gaussian process over (logarithm of what is kept, logarithm of the batch), each brought to 0..1."""
+    """Gaussian process over the logarithms of density and batch, each scaled to 0..1."""
 
     def __init__(self, tried: Sequence[Tried], batches: Sequence[int], seed: int) -> None:
         from skopt.learning import GaussianProcessRegressor
@@ -150,7 +150,7 @@ class _Process:
 
 
 def log_ratio(ratio: float) -> float:
-    """Within what is believed; a loss that is no number has diverged."""
+    """Return the logarithm within MAX_RATIO; NaN has diverged."""
     if math.isnan(ratio):
         return math.log(MAX_RATIO)
     return math.log(min(max(ratio, 1 / MAX_RATIO), MAX_RATIO))

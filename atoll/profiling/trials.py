@@ -1,19 +1,20 @@
-"""One trial: the user's script as N workers of this machine, started, watched and ended; what their files say."""
+"""Trials of `atoll profile`: the user's script as N workers of this machine, started, watched and ended."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from atoll.agent.ports import RendezvousPorts
 from atoll.agent.runtime.step.state.fingerprint import fingerprint_of
@@ -21,19 +22,22 @@ from atoll.agent.supervisor.environment import PLACE
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, JobFailed
 from atoll.host import die_with_parent
 from atoll.jobs.exit_codes import PEER_LOST
-from atoll.profiling.losses import StepLoss
 
-PREPARED_S: Final = 300.0  # imports, reading data, building the model
-SILENT_S: Final = 300.0  # no worker finishes a step for this long: it hangs
-ENDING_S: Final = 60.0
-"""The longest time from the last step, or from the first failure, to the end of the process."""
-_LOOK_S: Final = 0.5
-_LAST_LINES: Final = 8
-_LAST_BYTES: Final = 16 * 1024
+PREPARE_TIMEOUT_S: Final = 300.0
+"""Seconds for imports, reading data and building the model."""
+SILENCE_TIMEOUT_S: Final = 300.0
+"""Seconds without a finished step after which a worker hangs."""
+ENDING_TIMEOUT_S: Final = 60.0
+"""Seconds from the last step, or from the first failure, to the end of all processes."""
+SMOOTHING: Final = 0.99
+"""Share of the mean loss that is left after a step of the reference batch (StellaTrain, Algorithm 1)."""
+_POLL_S: Final = 0.5
+_QUOTED_LINES: Final = 8
+_QUOTED_BYTES: Final = 16 * 1024
 
 
 class ScriptFailed(JobFailed):
-    """The script did not live to the trial's end. `last_lines`: of what it wrote."""
+    """The script failed before the trial's end. `last_lines`: the end of its output."""
 
     def __init__(self, message: str, last_lines: Sequence[str]) -> None:
         super().__init__(message)
@@ -42,26 +46,29 @@ class ScriptFailed(JobFailed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """How the script is started."""
+    """Command of the script. logs: folder for the output of the newest trial's workers."""
 
     script: Path
     args: tuple[str, ...]
     env: Mapping[str, str]
     logs: Path
-    """Folder for what the workers of the newest trial print."""
+
+    def log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """steps: that train; 0: only look at what the script prepares. judged_steps: behind them, to judge the model by.
-    sparsity None: neither compression nor staleness."""
+    """Work of the workers. steps: to train; 0: they only describe what the script prepares. judged_steps: after those,
+    with which the model is judged. sparsity: with this strategy and these settings; None: without compression."""
 
     workers: int
     steps: int = 0
     judged_steps: int = 0
     batch: int = 0
     sparsity: float | None = None
-    stale_sparse: Mapping[str, str | bool | int | float] = field(default_factory=dict)
+    strategy: str = ""
+    settings: Mapping[str, str | bool | int | float] = field(default_factory=dict)
     seed: int = 0
     learning_rate_factor: float = 1.0
 
@@ -75,9 +82,18 @@ class Trial:
         return f"batch {self.batch}, " + ("dense" if self.sparsity is None else f"sparsity {self.sparsity:g}")
 
 
+@dataclass(frozen=True, slots=True)
+class StepLoss:
+    """Mean loss of one rank over its `samples` of a step's batch."""
+
+    step: int
+    samples: int
+    loss: float
+
+
 @dataclass(slots=True)
 class Told:
-    """What one worker wrote."""
+    """Report of one worker."""
 
     prepared: Mapping[str, Any] | None = None
     steps: list[StepLoss] = field(default_factory=list)
@@ -96,10 +112,11 @@ class Told:
 
 
 def run(command: Command, trial: Trial, folder: Path, progress: Callable[[int], None]) -> list[Told]:
-    """Carry the trial out. folder: empty, for the workers' files. progress: told how many steps are done.
+    """Carry the trial out; return the workers' reports by rank.
 
-    Returns by rank. Raises ScriptFailed, BadInput for a script that does not use Atoll, DeadlineExceeded for one that
-    hangs. When this returns or raises, none of the processes is left."""
+    folder: empty, for the workers' files. progress: called with the number of finished steps. Raises ScriptFailed,
+    BadInput for a script that does not use Atoll, DeadlineExceeded for one that hangs. None of the processes is left
+    afterwards."""
     with _Workers(command, trial, folder) as workers:
         told = workers.until_ended(progress)
     check(command, trial, told)
@@ -107,12 +124,12 @@ def run(command: Command, trial: Trial, folder: Path, progress: Callable[[int], 
 
 
 def check(command: Command, trial: Trial, told: Sequence[Told]) -> None:
-    """All workers ended well: did they do what was asked? told: by rank. Raises BadInput."""
+    """Raise BadInput if workers that ended well did not do their part. told: by rank."""
     for rank, one in enumerate(told):
         if one.prepared is None:
             raise BadInput(
                 f"{command.script} ended without run.prepare; only scripts that train through atoll.init and "
-                f"run.prepare can be profiled. Its output: {command.logs / f'rank-{rank}.log'}"
+                f"run.prepare can be profiled. Its output: {command.log(rank)}"
             )
         if trial.steps and not one.steps:
             raise BadInput(
@@ -127,68 +144,86 @@ def check(command: Command, trial: Trial, told: Sequence[Told]) -> None:
 
 
 def description_of(prepared: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a profile's `model` from what a worker told of its script."""
-    trained = [shape for _, shape, _, trains in prepared["parameters"] if trains]
+    """Return the fields of a profile's `model` for what a worker prepared."""
     return {
         "fingerprint": fingerprint_of(prepared),
         "tensors": len(prepared["parameters"]),
-        "entries": sum(_product(shape) for shape in trained),
+        "entries": sum(math.prod(shape) for _, shape, _, trains in prepared["parameters"] if trains),
         "samples": prepared["samples"],
         "optimizer": str(prepared["optimizer"]["kind"])[:256],
     }
 
 
-def _product(shape: Sequence[int]) -> int:
-    entries = 1
-    for extent in shape:
-        entries *= extent
-    return entries
+def whole_batches(ranks: Iterable[Sequence[StepLoss]]) -> list[tuple[int, float]]:
+    """Return (samples, mean loss) of each step's whole batch, in order. A rank without samples does not count."""
+    samples: dict[int, int] = {}
+    total: dict[int, float] = {}
+    for seen in (seen for rank in ranks for seen in rank if seen.samples > 0):
+        samples[seen.step] = samples.get(seen.step, 0) + seen.samples
+        total[seen.step] = total.get(seen.step, 0.0) + seen.samples * seen.loss
+    return [(samples[step], total[step] / samples[step]) for step in sorted(samples)]
+
+
+def mean(batches: Sequence[tuple[int, float]]) -> float:
+    """Return the mean loss over all samples; NaN where there are none."""
+    samples = sum(count for count, _ in batches)
+    return sum(count * loss for count, loss in batches) / samples if samples else math.nan
+
+
+def smoothed(batches: Sequence[tuple[int, float]], reference_batch: int) -> float:
+    """Return the running mean of the training loss at its end; NaN or inf where training diverged.
+
+    Algorithm 1 smooths by steps: large batches would be judged by more samples, and by more of their beginning. Here
+    every sample counts alike: a batch of b leaves 0.99^(b / reference_batch) of the mean before it. And the mean starts
+    with the first loss, not at 0.
+    """
+    average = weight = 0.0
+    for samples, loss in batches:
+        if not math.isfinite(loss):
+            return loss
+        kept = SMOOTHING ** (samples / reference_batch)
+        average = kept * average + (1 - kept) * loss
+        weight = kept * weight + (1 - kept)
+    return average / weight if weight else math.nan
 
 
 class _Workers:
-    """The processes of one trial."""
+    """Processes of one trial."""
 
     def __init__(self, command: Command, trial: Trial, folder: Path) -> None:
         self._command, self._trial, self._folder = command, trial, folder
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pidfds: list[int] = []
-        self._tails = [_Tail(folder / f"rank-{rank}.jsonl") for rank in range(trial.workers)]
+        self._reports = [_Report(folder / f"rank-{rank}.jsonl") for rank in range(trial.workers)]
 
     def __enter__(self) -> _Workers:
-        ports = RendezvousPorts()
-        try:
-            port = ports.held[0]
-            ports.release(port)
-            for rank in range(self._trial.workers):
-                self._start(rank, port)
-        except BaseException:
-            self._end()
-            raise
-        finally:
-            ports.close()
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self._end)
+            with contextlib.closing(RendezvousPorts()) as ports:
+                port = ports.held[0]
+                ports.release(port)
+                for rank in range(self._trial.workers):
+                    self._start(rank, port)
+            on_error.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end()
 
     def _start(self, rank: int, port: int) -> None:
-        trial, command = self._trial, self._command
-        asked = {
-            "directory": str(self._folder.absolute()), "steps": trial.steps, "judged_steps": trial.judged_steps,
-            "batch": trial.batch, "sparsity": trial.sparsity, "seed": trial.seed,
-            "stale_sparse": dict(trial.stale_sparse), "learning_rate_factor": trial.learning_rate_factor,
-        }  # fmt: skip
+        command, world_size = self._command, self._trial.workers
+        asked = asdict(self._trial) | {"directory": str(self._folder.absolute())}
+        del asked["workers"]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
-        threads = str(max(1, (os.cpu_count() or 1) // trial.workers))
+        threads = str(max(1, (os.cpu_count() or 1) // world_size))
         env = {"OMP_NUM_THREADS": threads, **inherited, **command.env, "PYTHONUNBUFFERED": "1"}
-        env = {name: value for name, value in env.items() if name not in PLACE}
-        env |= {"ATOLL_PROBE": json.dumps(asked)}
-        if trial.workers > 1:
+        env = {name: value for name, value in env.items() if name not in PLACE} | {"ATOLL_PROBE": json.dumps(asked)}
+        if world_size > 1:
             env |= {
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(trial.workers),
-                "LOCAL_WORLD_SIZE": str(trial.workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
+                "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             }  # fmt: skip
-        with self._log(rank).open("wb") as log:
+        with command.log(rank).open("wb") as log:
             process = subprocess.Popen(
                 die_with_parent.command([sys.executable, str(command.script), *command.args], signal.SIGKILL),
                 env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
@@ -196,28 +231,22 @@ class _Workers:
         self._processes.append(process)
         self._pidfds.append(os.pidfd_open(process.pid))
 
-    def _log(self, rank: int) -> Path:
-        return self._command.logs / f"rank-{rank}.log"
-
     def until_ended(self, progress: Callable[[int], None]) -> list[Told]:
         steps = -1
-        deadline = time.monotonic() + PREPARED_S
+        deadline = time.monotonic() + PREPARE_TIMEOUT_S
         while (left := self._running()) and not any(self._codes().values()):
-            select.select(left, [], [], _LOOK_S)
-            for tail in self._tails:
-                tail.read()
-            done = min(len(tail.told.steps) + len(tail.told.judged) for tail in self._tails)
-            if done > steps and all(tail.told.prepared for tail in self._tails):
+            select.select(left, [], [], _POLL_S)
+            told = [report.read() for report in self._reports]
+            done = min(len(one.steps) + len(one.judged) for one in told)
+            if done > steps and all(one.prepared for one in told):
                 steps = done
                 progress(done)
                 ending = self._trial.all_steps <= done
-                deadline = time.monotonic() + (ENDING_S if ending else SILENT_S)
+                deadline = time.monotonic() + (ENDING_TIMEOUT_S if ending else SILENCE_TIMEOUT_S)
             if time.monotonic() > deadline:
-                raise self._late()
-        for tail in self._tails:
-            tail.read()
+                raise self._late(prepared=all(one.prepared for one in told))
         self._check_exits()
-        return [tail.told for tail in self._tails]
+        return [report.read() for report in self._reports]
 
     def _running(self) -> list[int]:
         """Return the descriptors of the workers that have not ended."""
@@ -230,72 +259,63 @@ class _Workers:
     def _check_exits(self) -> None:
         if not any(self._codes().values()):
             return
-        ends_s = time.monotonic() + ENDING_S
+        ends_s = time.monotonic() + ENDING_TIMEOUT_S
         while (left := self._running()) and culprit(self._codes()) is None and time.monotonic() < ends_s:
-            select.select(left, [], [], _LOOK_S)
+            select.select(left, [], [], _POLL_S)
         codes = {rank: code for rank, code in self._codes().items() if code}
         rank = culprit(codes)
         assert rank is not None
         how = f"exit code {codes[rank]}" if codes[rank] > 0 else f"signal {signal.Signals(-codes[rank]).name}"
+        log = self._command.log(rank)
         raise ScriptFailed(
-            f"{self._command.script} ended with {how} ({self._trial}, worker {rank}). Its output: {self._log(rank)}",
-            last_lines(self._log(rank)),
+            f"{self._command.script} ended with {how} ({self._trial}, worker {rank}). Its output: {log}",
+            last_lines(log),
         )
 
-    def _late(self) -> AtollError:
-        if any(tail.told.prepared is None for tail in self._tails):
-            return BadInput(
-                f"{self._command.script} did not come to run.prepare within {PREPARED_S:.0f} s. Does it use atoll? Its "
-                f"output: {self._log(0)}"
+    def _late(self, *, prepared: bool) -> AtollError:
+        script, log = self._command.script, self._command.log(0)
+        if prepared:
+            return DeadlineExceeded(
+                f"{script} finished no step for {SILENCE_TIMEOUT_S:.0f} s ({self._trial}). Its output: {log}"
             )
-        return DeadlineExceeded(
-            f"{self._command.script} finished no step for {SILENT_S:.0f} s ({self._trial}). Its output: {self._log(0)}"
+        return BadInput(
+            f"{script} did not come to run.prepare within {PREPARE_TIMEOUT_S:.0f} s. Does it use atoll? Its output: "
+            f"{log}"
         )
 
     def _end(self) -> None:
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # also what a script left behind, its loader's workers above all
+                os.killpg(process.pid, signal.SIGKILL)  # also children of the script, such as a loader's workers
         for process in self._processes:
             process.wait(timeout=10)
         for fd in self._pidfds:
             os.close(fd)
-        for tail in self._tails:
-            tail.close()
-        self._processes, self._pidfds = [], []
 
 
-class _Tail:
-    """A file that grows, line by line."""
+class _Report:
+    """File of a worker that grows line by line."""
 
     def __init__(self, path: Path) -> None:
-        self.told = Told()
-        self._path = path
-        self._file: IO[bytes] | None = None
-        self._rest = b""
+        self._told, self._path, self._read_bytes = Told(), path, 0
 
-    def read(self) -> None:
-        for line in self._lines():
+    def read(self) -> Told:
+        """Return everything so far."""
+        if not self._path.exists():
+            return self._told
+        with self._path.open("rb") as file:
+            file.seek(self._read_bytes)
+            *lines, _ = file.read().split(b"\n")
+        for line in lines:
+            self._read_bytes += len(line) + 1
             try:
-                self.told.take(json.loads(line))
+                self._told.take(json.loads(line))
             except (ValueError, KeyError, TypeError) as error:
                 raise AtollError(
                     f"a worker wrote {line[:80]!r} into {self._path.name}, which is no line of a trial. Does the "
                     "script call atoll.init more than once at a time?"
                 ) from error
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _lines(self) -> Iterator[bytes]:
-        if self._file is None:
-            if not self._path.exists():
-                return
-            self._file = self._path.open("rb")
-        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
-        yield from lines
+        return self._told
 
 
 def culprit(codes: Mapping[int, int | None]) -> int | None:
@@ -310,8 +330,8 @@ def culprit(codes: Mapping[int, int | None]) -> int | None:
 
 
 def last_lines(log: Path) -> list[str]:
-    """The end of a worker's output."""
+    """Return the end of a worker's output."""
     with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _QUOTED_BYTES))
         text = file.read().decode(errors="replace")
-    return [line for line in text.splitlines() if line.strip()][-_LAST_LINES:]
+    return [line for line in text.splitlines() if line.strip()][-_QUOTED_LINES:]

@@ -1,4 +1,4 @@
-"""atoll profile: what compression and the total batch cost a model, measured once, before its jobs run."""
+"""atoll profile: measures once per model how compression and the total batch change its convergence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atoll.jobs.exit_codes import INTERRUPTED
 if TYPE_CHECKING:
     from atoll.client.job_file import JobFile
     from atoll.profiling.document import Document
-    from atoll.profiling.request import ProfileRequest
+    from atoll.profiling.profiler import ProfileRequest
     from atoll.profiling.trials import Command
 
 MAX_WORKERS: Final = 64
@@ -41,7 +41,7 @@ def profile(
         bool, typer.Option("--uniform", help="Draw sparsities uniformly from 0 to 0.999, as published.")
     ] = False,
     config: Annotated[
-        Path | None, typer.Option(help="Job file (TOML): its script, args, env, seed and \\[stale_sparse] hold.")
+        Path | None, typer.Option(help="Job file (TOML): its script, args, env, seed and strategy settings hold.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it, with its uncertainty.")] = None,
     as_json: Json = False,
@@ -53,7 +53,7 @@ def profile(
     Runs the script again and again on this machine. Interrupted, the same command goes on.
     """
     from atoll.profiling import document as documents
-    from atoll.profiling.request import ProfileRequest
+    from atoll.profiling.profiler import ProfileRequest
 
     if not 1 <= probes <= documents.MAX_PROBES:
         raise BadInput(f"--probes {probes} must be 1 to {documents.MAX_PROBES}. 30 are usually enough")
@@ -73,7 +73,7 @@ def profile(
         workers=workers,
         sampling="uniform" if uniform else "log-uniform",
         seed=job.seed,
-        stale_sparse=_beside_sparsity(job),
+        settings=_own_settings(job),
         learning_rate=job.adapt.learning_rate,
         samples=samples,
         batches=wanted_batches,
@@ -100,7 +100,7 @@ def _check_plot(path: Path) -> None:
 
 
 def _job(config: Path | None, script: Path | None, args: list[str] | None) -> JobFile:
-    """A job file's settings with the command's on top; `script` is set, relative to this folder."""
+    """Return a job file's settings with the command's on top; `script` is set, relative to this folder."""
     from atoll.client import job_file
 
     job = job_file.load(config) if config else job_file.JobFile()
@@ -114,11 +114,14 @@ def _job(config: Path | None, script: Path | None, args: list[str] | None) -> Jo
     return job.model_copy(update={"script": str(chosen), **({"args": tuple(args)} if args else {})})
 
 
-def _beside_sparsity(job: JobFile) -> dict[str, Any]:
-    """The job's settings of stale-sparse that a trial keeps."""
-    settings = job.settings_of("stale-sparse")
-    said = settings.model_dump(exclude_unset=True) if settings is not None else {}
-    return {name: value for name, value in said.items() if name not in {"sparsity", "staleness"}}
+def _own_settings(job: JobFile) -> dict[str, Any]:
+    """Return the job's settings of the profiled strategy that a trial does not choose."""
+    from atoll.strategies import registry
+
+    strategy = registry.profiled()
+    settings = job.settings_of(strategy.name)
+    given = settings.model_dump(exclude_unset=True) if settings is not None else {}
+    return {name: value for name, value in given.items() if name not in {"sparsity", *strategy.trial_settings}}
 
 
 def _command(job: JobFile, path: Path) -> Command:
@@ -145,16 +148,16 @@ def _check_devices(workers: int) -> None:
 
 
 def _begin(command: Command, wanted: ProfileRequest, path: Path) -> Document:
-    """The profile as it is on disk, or an empty one. Raises BadInput where the one on disk is of something else."""
-    from atoll.profiling import profiler, request
+    """Return the profile on disk, or an empty one. Raises BadInput where the one on disk is of something else."""
+    from atoll.profiling import profiler
     from atoll.profiling.document import read
 
-    old = read(path) if path.exists() else None  # a file that is no profile is said before anything is started
+    old = read(path) if path.exists() else None  # a file that is no profile is refused before anything is started
     terminal.note(f"starting {command.script} to see what it trains")
-    new = request.new_profile(profiler.look(command, wanted.workers), command, wanted)
+    new = profiler.new_profile(profiler.prepared_by(command, wanted.workers), command, wanted)
     if old is None:
         return new
-    document = request.resumed(old, new, path)
+    document = profiler.resumed(old, new, path)
     if old.conditions.script_sha256 != new.conditions.script_sha256:
         terminal.note(f"warning: {command.script} was changed since {path} was begun; what it prepares is the same")
     going_on = "nothing is left to do" if document.complete else "going on"
@@ -182,11 +185,11 @@ def _run(document: Document, path: Path, command: Command) -> Document:
 
 
 def _show(document: Document) -> None:
-    """Percent of extra loss on stdout: sparsities down, batches across."""
+    """Print the extra loss in percent: sparsities down, batches across."""
     grid, compression = document.surrogate, document.compression
     assert grid is not None
     assert compression is not None
-    columns = ["SPARSITY", *(str(batch) for batch in grid.batches)]
+    columns = ["SPARSITY", *(f"{batch:.0f}" for batch in grid.batches)]
     rows = [
         [f"{sparsity:g}", *(f"{100 * alone:+.1f} ({100 * whole:+.0f})" for alone, whole in zip(one, both, strict=True))]
         for sparsity, one, both in zip(grid.sparsities, compression.extra, grid.extra, strict=True)

@@ -10,7 +10,7 @@ BATCHES = (8, 16, 32)
 def empty(wanted: int = 3, fingerprint: str = "a" * 64, **conditions: object) -> Document:
     given = {
         "script": "train.py", "script_sha256": "b" * 64, "workers": 2, "samples": 400, "batches": BATCHES,
-        "sampling": "log-uniform", "seed": 0, "stale_sparse": {},
+        "sampling": "log-uniform", "seed": 0, "strategy": "stale-sparse", "settings": {},
     }  # fmt: skip
     return Document(
         model=ProfiledModel(fingerprint=fingerprint, tensors=4, entries=1000, samples=800, optimizer="SGD"),

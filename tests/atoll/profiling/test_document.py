@@ -65,11 +65,11 @@ def test_one_that_is_not_complete_is_refused_with_how_to_complete_it(tmp_path: P
         ({"surrogate": {"sparsities": [0.9], "batches": [8], "extra": [[1e9]]}}, "surrogate.extra.0.0: "),
         (
             {"surrogate": {"sparsities": [0.9, 0.5], "batches": [8], "extra": [[0], [0]]}},
-            "sparsities must be ascending",
+            "sparsities: Value error, must ascend",
         ),
         (
             {"surrogate": {"sparsities": [0.5, 0.9], "batches": [8], "extra": [[0]]}},
-            "extra must have a row for each sparsity",
+            "must have 2 rows of 1 in extra",
         ),
         ({"probes": [{"sparsity": 1.5}]}, "probes.0.sparsity: "),
     ],

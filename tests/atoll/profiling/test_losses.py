@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from atoll.profiling.losses import SMOOTHING, StepLoss, mean, smoothed, whole_batches
+from atoll.profiling.trials import SMOOTHING, StepLoss, mean, smoothed, whole_batches
 
 
 def test_ranks_count_by_their_samples_and_one_without_samples_does_not_count() -> None:

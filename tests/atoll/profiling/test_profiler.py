@@ -11,11 +11,10 @@ from profiles_made import BATCHES, empty, probe, with_trials
 
 from atoll.errors import BadInput
 from atoll.jobs.job_spec import Rule
-from atoll.profiling import profiler, request
+from atoll.profiling import profiler
 from atoll.profiling.document import BaselineTrial, ProbeTrial
-from atoll.profiling.losses import StepLoss
-from atoll.profiling.request import ProfileRequest
-from atoll.profiling.trials import Command, Told, Trial
+from atoll.profiling.profiler import ProfileRequest
+from atoll.profiling.trials import Command, StepLoss, Told, Trial
 
 
 def test_baselines_of_the_middle_and_the_ends_come_first() -> None:
@@ -92,7 +91,7 @@ PREPARED = {
     "batch": 64,
     "optimizer": {"kind": "SGD", "groups": [{"lr": 0.1, "parameters": 2}]},
 }
-WANTED = ProfileRequest(probes=3, workers=2, sampling="log-uniform", seed=0, stale_sparse={}, learning_rate="adascale")
+WANTED = ProfileRequest(probes=3, workers=2, sampling="log-uniform", seed=0, settings={}, learning_rate="adascale")
 
 
 @pytest.fixture
@@ -102,7 +101,7 @@ def command(tmp_path: Path) -> Command:
 
 
 def test_what_is_not_asked_for_follows_the_script(command: Command) -> None:
-    document = request.new_profile(PREPARED, command, WANTED)
+    document = profiler.new_profile(PREPARED, command, WANTED)
     assert document.conditions.samples == 500
     assert (document.conditions.batches[0], document.conditions.batches[-1]) == (16, 50)
     assert (document.model.entries, document.model.tensors) == (12, 2)
@@ -111,7 +110,7 @@ def test_what_is_not_asked_for_follows_the_script(command: Command) -> None:
 @pytest.mark.parametrize("batches", [(1, 64), (64, 2000)])
 def test_batches_that_cannot_be_are_refused(command: Command, batches: tuple[int, int]) -> None:
     with pytest.raises(BadInput, match="batches"):
-        request.new_profile(PREPARED, command, replace(WANTED, batches=batches))
+        profiler.new_profile(PREPARED, command, replace(WANTED, batches=batches))
 
 
 @pytest.mark.parametrize(
@@ -124,25 +123,25 @@ def test_batches_that_cannot_be_are_refused(command: Command, batches: tuple[int
     ids=["dataset", "shape", "learning rate"],
 )
 def test_a_profile_of_another_model_is_refused(command: Command, change: dict[str, object]) -> None:
-    old = request.new_profile(PREPARED, command, replace(WANTED, samples=400, batches=(16, 64)))
-    new = request.new_profile(PREPARED | change, command, replace(WANTED, samples=400, batches=(16, 64)))
+    old = profiler.new_profile(PREPARED, command, replace(WANTED, samples=400, batches=(16, 64)))
+    new = profiler.new_profile(PREPARED | change, command, replace(WANTED, samples=400, batches=(16, 64)))
     with pytest.raises(BadInput, match="of another model"):
-        request.resumed(old, new, Path("p.json"))
+        profiler.resumed(old, new, Path("p.json"))
 
 
 def test_conditions_that_changed_are_named_and_a_changed_script_is_not_among_them(command: Command) -> None:
-    old = request.new_profile(PREPARED, command, WANTED)
+    old = profiler.new_profile(PREPARED, command, WANTED)
     with pytest.raises(BadInput, match="begun with samples = 500, not 300"):
-        request.resumed(old, request.new_profile(PREPARED, command, replace(WANTED, samples=300)), Path("p.json"))
+        profiler.resumed(old, profiler.new_profile(PREPARED, command, replace(WANTED, samples=300)), Path("p.json"))
     command.script.write_text("# a remark")
-    assert request.resumed(old, request.new_profile(PREPARED, command, WANTED), Path("p.json")) == old
+    assert profiler.resumed(old, profiler.new_profile(PREPARED, command, WANTED), Path("p.json")) == old
 
 
 def test_a_complete_profile_stays_until_more_probes_are_asked_for(command: Command) -> None:
     new = empty(wanted=1)
     old = profiler.finished(with_trials(new, probe(0.9, BATCHES[0])))
-    assert request.resumed(old, new, Path("p.json")) is old
-    more = request.resumed(old, empty(wanted=2), Path("p.json"))
+    assert profiler.resumed(old, new, Path("p.json")) is old
+    more = profiler.resumed(old, empty(wanted=2), Path("p.json"))
     assert (more.complete, more.probes) == (False, old.probes)
 
 
@@ -156,7 +155,7 @@ def test_trials_train_with_the_learning_rate_that_the_job_will_have(
     script.write_text("")
     prepared = {"parameters": [["w", [4], "float32", True]], "samples": 1000, "batch": 64, "optimizer": {"kind": "SGD"}}
     wanted = replace(WANTED, learning_rate=rule, batches=(16, 256))
-    document = request.new_profile(prepared, Command(script=script, args=(), env={}, logs=tmp_path), wanted)
+    document = profiler.new_profile(prepared, Command(script=script, args=(), env={}, logs=tmp_path), wanted)
     found = {}
     while (trial := profiler.next_trial(document)) is not None and trial.sparsity is None:
         found[trial.batch] = trial.learning_rate_factor

@@ -9,8 +9,7 @@ import pytest
 from atoll.errors import BadInput
 from atoll.jobs.exit_codes import PEER_LOST
 from atoll.profiling import trials
-from atoll.profiling.losses import StepLoss
-from atoll.profiling.trials import Command, Told, Trial
+from atoll.profiling.trials import Command, StepLoss, Told, Trial
 
 COMMAND = Command(script=Path("train.py"), args=(), env={}, logs=Path("logs"))
 TRIAL = Trial(workers=1, steps=10, judged_steps=2, batch=24)

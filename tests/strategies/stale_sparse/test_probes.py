@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from zmq_agent import Start, torchrun_like
 
-from atoll.profiling.losses import StepLoss, whole_batches
+from atoll.profiling.trials import StepLoss, whole_batches
 
 STEPS, JUDGED, BATCH = 6, 4, 12  # of an epoch of 100 samples, at whose end everything is waited for
 Lines = list[dict[str, Any]]
@@ -22,7 +22,7 @@ def trial(
     folder.mkdir()
     wanted = {
         "directory": str(folder), "steps": STEPS, "judged_steps": JUDGED, "batch": BATCH, "sparsity": None,
-        "stale_sparse": {}, **asked,
+        "strategy": "stale-sparse", **asked,
     }  # fmt: skip
     monkeypatch.setenv("ATOLL_PROBE", json.dumps(wanted))
     assert torchrun_like("probed.py", str(folder), world_size=world_size, start=start) == [0] * world_size
@@ -49,9 +49,7 @@ def test_a_compressed_trial_is_stale_exact_and_judges_what_all_share(
     newer weights than the last round but one, though all parts came at once. 3. The steps that are judged begin with
     the same weights, on all ranks. 4. So the same trial comes to the same losses again, whatever arrived when."""
     first, again = (
-        trial(
-            tmp_path / name, monkeypatch, start, sparsity=0.9, stale_sparse={"exchange": exchange, "values": "float16"}
-        )
+        trial(tmp_path / name, monkeypatch, start, sparsity=0.9, settings={"exchange": exchange, "values": "float16"})
         for name in ("first", "again")
     )
     for rank, lines in enumerate(first):

@@ -14,7 +14,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -25,9 +25,8 @@ from atoll.agent.runtime.agent_link.exits import WorkerExit, say
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.errors import BadInput, SettingError
 from atoll.jobs.exit_codes import FINISHED
+from atoll.strategies import registry
 from atoll.strategies.declaration import StrategySettings
-from atoll.strategies.dense.settings import Dense
-from atoll.strategies.stale_sparse.settings import StaleSparse
 
 if TYPE_CHECKING:
     from atoll.agent.runtime.data.loader import LoaderSettings
@@ -45,8 +44,9 @@ class Asked:
     steps: int = 0  # that train; 0: only tell what the script prepares
     judged_steps: int = 0  # behind them
     batch: int = 0  # of the whole job
-    sparsity: float | None = None  # share left out; None: dense
-    stale_sparse: Mapping[str, Any]  # the job's settings beside sparsity and staleness, over the script's own
+    sparsity: float | None = None  # share left out, with the strategy below; None: the default strategy
+    strategy: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the job's, over the script's own
     seed: int = 0  # 0: the script's own
     learning_rate_factor: float = 1.0  # that a job's rule has for this batch
 
@@ -85,11 +85,13 @@ class Probe:
         return self._asked.seed or own
 
     def strategy(self, own: StrategySettings) -> StrategySettings:
-        """What the trial trains with in place of the script's own choice, whose other settings stay."""
-        if self._asked.sparsity is None:
-            return Dense()
-        settings = own if isinstance(own, StaleSparse) else StaleSparse()
-        return settings.with_values(**self._asked.stale_sparse, sparsity=self._asked.sparsity, staleness=1)
+        """Return what the trial trains with in place of the script's own choice, whose other settings stay."""
+        asked = self._asked
+        if asked.sparsity is None:
+            return registry.default().settings()
+        tried = registry.find(asked.strategy)
+        settings = own if isinstance(own, tried.settings) else tried.settings()
+        return settings.with_values(**asked.settings, **tried.trial_settings, sparsity=asked.sparsity)
 
     def begin(
         self, settings: LoaderSettings, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
