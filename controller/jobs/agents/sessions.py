@@ -16,7 +16,6 @@ from atoll.controller.jobs.agents import shared_gpus
 from atoll.controller.jobs.agents.reported import NewPoints
 from atoll.controller.jobs.lifecycle.observed import PARTED_S, WORKER_DEATH_S, ObservedNode, ObservedWorker
 from atoll.controller.jobs.records.wire import worker_from_wire
-from atoll.controller.jobs.records.wire_views import standing_from_wire
 from atoll.controller.jobs.volunteers.supply import MeasuredEdges
 from atoll.controller.state.records import NodeRecord
 from atoll.errors import AtollError, Conflict, ControllerUnreachable
@@ -161,7 +160,7 @@ class AgentSession:
         changed = offered != self.ports
         for status in statuses:
             key = WorkerKey.of(status.id)
-            worker = worker_from_wire(status, standing_from_wire(status))
+            worker = worker_from_wire(status)
             before = self.workers.get(key)
             changed = changed or before is None or _calls_for_a_pass(before, worker)
             workers[key], raw[key] = worker, status

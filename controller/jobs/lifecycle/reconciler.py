@@ -22,7 +22,6 @@ from atoll.controller.jobs.agents.orphans import orphan_actions
 from atoll.controller.jobs.agents.progress import COMMIT_EVERY_S, PROFILE_EVERY_S, ProgressBoard, RunProgress
 from atoll.controller.jobs.agents.sessions import AgentSessions
 from atoll.controller.jobs.lifecycle.connectivity import within_reach
-from atoll.controller.jobs.lifecycle.dispatch import Dispatch
 from atoll.controller.jobs.lifecycle.exits import is_lost
 from atoll.controller.jobs.lifecycle.observed import (
     JobStep,
@@ -34,6 +33,7 @@ from atoll.controller.jobs.lifecycle.observed import (
     ObservedTraining,
     PassClock,
 )
+from atoll.controller.jobs.lifecycle.outbox import AgentOutbox
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.lifecycle.reconcile_cache import QuietJobs
 from atoll.controller.jobs.lifecycle.start import FreeDevice
@@ -94,9 +94,9 @@ class Reconciler:
         self._ranks_a_pass = self._ranks_left = RANKS_A_PASS
         self._profile_every_s = PROFILE_EVERY_S
         self._nodes: Mapping[str, ObservedNode] | None = None
-        self._dispatch = Dispatch(sessions, reveal=reveal)
+        self._outbox = AgentOutbox(sessions, reveal=reveal)
         self._quiet = QuietJobs(sessions, progress)
-        self._volunteers = Volunteers(ledger, sessions, self._dispatch, progress, self.add_cluster_event)
+        self._volunteers = Volunteers(ledger, sessions, self._outbox, progress, self.add_cluster_event)
 
     def nudge(self) -> None:
         """Make a pass soon: something happened."""
@@ -208,7 +208,7 @@ class Reconciler:
                 state.refused = (state.plans[-1].run, state.plans[-1].id)
             self._note_finished(state)
             for action in step.actions:
-                self._dispatch.act(state, action, self._clock())
+                self._outbox.act(state, action, self._clock())
             if state.job.status.phase is JobPhase.QUEUED:
                 free.hold(step.held)
                 if before[0].status.phase is not JobPhase.QUEUED:
@@ -410,7 +410,7 @@ class Reconciler:
         seats = seats_by_job(self._ledger.jobs.values())
         busy = [name for name, s in self._sessions.reliable.items() if s.memory_jobs or has_orphans(s, seats)]
         for action in orphan_actions(self._sessions.nodes_named(busy), jobs, self._ledger.unreadable):
-            self._dispatch.act(None, action, self._clock())
+            self._outbox.act(None, action, self._clock())
 
 
 def _joined(node: NodeRecord) -> str:

@@ -1,4 +1,4 @@
-"""The offline profile that a job was submitted with, and whether it is of what the job trains."""
+"""Offline profile of a job: its surrogate, and the model that it was measured with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pydantic import Field
 
 from atoll.controller.planners.schemas import Schema, read
 from atoll.controller.planners.surrogate import Surrogate
+from atoll.errors import BadInput
+from atoll.jobs import job_spec
 from atoll.network.message_limits import SHA256
+from atoll.v1 import common_pb2 as pb
 
 
 class _ProfiledModel(Schema):
@@ -19,29 +22,38 @@ class _ProfiledModel(Schema):
 
 
 class _ProfileDocument(Surrogate):
-    """The file that `atoll profile` wrote; the first ones did not say of which model they are."""
+    """The surrogate of a file that `atoll profile` wrote, and its model."""
 
-    model: _ProfiledModel | None = None
+    model: _ProfiledModel
 
 
 @dataclass(frozen=True, slots=True)
 class OfflineProfile:
-    """fingerprint: of what was profiled; empty where the file does not say. words: the same for people."""
+    """fingerprint: of the profiled model. words: its description for people."""
 
     surrogate: Surrogate
-    fingerprint: str = ""
-    words: str = ""
+    fingerprint: str
+    words: str
 
     def is_of(self, trained: str) -> bool:
-        """Whether it may be used for a script that prepared `trained`; empty: not known, so nothing speaks against."""
-        return not trained or not self.fingerprint or trained == self.fingerprint
+        """Return whether the profile suits a script that prepared `trained`, empty if that is not known yet."""
+        return not trained or trained == self.fingerprint
 
 
 @lru_cache(maxsize=64)
 def offline_profile(text: str) -> OfflineProfile:
-    """From JSON: a surrogate, and under "model" what it is of. Raises BadInput."""
+    """Read JSON: a surrogate, and under "model" the profiled model. Raises BadInput."""
     found = read(_ProfileDocument, text, "the offline profile", "Give the file that `atoll profile` wrote")
     surrogate = Surrogate(sparsities=found.sparsities, batches=found.batches, extra=found.extra)
-    if found.model is None:
-        return OfflineProfile(surrogate)
     return OfflineProfile(surrogate, found.model.fingerprint, found.model.words)
+
+
+def spec_from_wire(wire: pb.JobSpec) -> job_spec.JobSpec:
+    """Check a client's spec in full, its offline profile too. Raises BadInput naming the first wrong field."""
+    spec = job_spec.from_wire(wire)
+    if spec.adapt.profile:
+        try:
+            offline_profile(spec.adapt.profile)
+        except BadInput as error:
+            raise BadInput(f"spec.adapt.profile: {error}") from error
+    return spec

@@ -1,40 +1,25 @@
-"""Between records and messages. Nothing is decided here."""
+"""Converts records to messages and messages to records. Nothing is decided here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
-from atoll.controller.jobs.agents.data_keys import private_key, public_key, public_keys, volunteers_secret
-from atoll.controller.jobs.agents.replica_placement import holders
-from atoll.controller.jobs.lifecycle.observed import (
-    DropMemory,
-    ForgetWorker,
-    ObservedWorker,
-    StopRun,
-    WorkerPhase,
-)
-from atoll.controller.jobs.membership.observed_views import WorkerStanding
-from atoll.controller.jobs.volunteers.helping import LaunchHelper
+from atoll.controller.jobs.lifecycle.observed import ObservedWorker, WorkerPhase
+from atoll.controller.jobs.membership.observed_views import ViewStage, WayIn, WorkerStanding
 from atoll.controller.state.records import (
     DeviceRecord,
     EventRecord,
     ExitRecord,
-    JobRecord,
     Level,
     NodeRecord,
-    PlacementRecord,
     PlanRecord,
-    RunRecord,
     WorkerExitKind,
 )
 from atoll.controller.state.recovery import RecoveryRecord
 from atoll.jobs import job_spec
 from atoll.jobs.worker_key import WorkerKey
 from atoll.network.message_limits import MAX_REASON
-from atoll.security.volunteer_ticket import ticket
-from atoll.strategies import registry
 from atoll.strategies.declaration import as_json
 from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
 
@@ -47,12 +32,15 @@ _PHASES: Final = {
 _EXIT: Final = {
     common_pb2.ExitKind.Value(f"EXIT_KIND_{kind}"): kind for kind in WorkerExitKind if kind is not WorkerExitKind.LOST
 }
+MAX_LOST_RANKS: Final = 64
+"""Lost ranks that are read from one worker's report."""
+_NO_TIMES: Final = WayIn()
+_VIEW_STAGES: Final = {common_pb2.ViewStage.Value(f"VIEW_STAGE_{stage.name}"): stage for stage in ViewStage}
 _LEVELS: Final = {level: common_pb2.Level.Value(f"LEVEL_{level}") for level in Level}
 _LEVEL_OF: Final[dict[int, Level]] = {value: level for level, value in _LEVELS.items()}
 
 
-def worker_from_wire(status: common_pb2.WorkerStatus, standing: WorkerStanding | None) -> ObservedWorker:
-    """standing: its word about the views of its run."""
+def worker_from_wire(status: common_pb2.WorkerStatus) -> ObservedWorker:
     phase = _PHASES.get(status.state, WorkerPhase.STARTING)
     exit = None
     if phase is WorkerPhase.EXITED:
@@ -63,11 +51,34 @@ def worker_from_wire(status: common_pb2.WorkerStatus, standing: WorkerStanding |
             step=status.step,
             uses_atoll=status.uses_atoll,
         )
-    return ObservedWorker(phase, status.step, status.plan, status.uses_atoll, exit, status.trained, standing)
+    return ObservedWorker(
+        phase, status.step, status.plan, status.uses_atoll, exit, status.trained, _standing(status.view)
+    )
+
+
+def _standing(report: common_pb2.ViewReport) -> WorkerStanding | None:
+    """Read a worker's report on the views of its run; None if it reports none, or a stage of another version."""
+    if (stage := _VIEW_STAGES.get(report.stage)) is None:
+        return None
+    way = _NO_TIMES
+    if report.HasField("times"):
+        times = report.times
+        way = WayIn(times.aborted_s, times.told_s, times.met_s, times.agreed_s, times.first_step_s)
+    return WorkerStanding(
+        report.view,
+        stage,
+        report.step,
+        report.reason[:MAX_REASON],
+        tuple(report.lost[:MAX_LOST_RANKS]),
+        way,
+        report.takes_in,
+        report.tolerates_loss_mid_step,
+        report.handed_bytes,
+    )
 
 
 def exit_to_wire(key: WorkerKey, exit: ExitRecord) -> common_pb2.WorkerStatus:
-    """A recorded end, for those who ask when its agent has forgotten it."""
+    """Make the status of a worker whose end is recorded and whose agent has forgotten it."""
     kind = common_pb2.EXIT_KIND_UNSPECIFIED
     if exit.kind is not WorkerExitKind.LOST:
         kind = common_pb2.ExitKind.Value(f"EXIT_KIND_{exit.kind}")
@@ -122,7 +133,7 @@ def plan_to_wire(plan: PlanRecord) -> common_pb2.Plan:
 
 def recovery_to_wire(recovery: RecoveryRecord) -> jobs_pb2.Recovery:
     told = asdict(recovery) | {"steps_lost": recovery.steps_lost}
-    del told["began_step"]  # that steps are counted from: nobody asks for it
+    del told["began_step"]  # only used to count steps
     return jobs_pb2.Recovery(**told)
 
 
@@ -140,132 +151,3 @@ def event_to_wire(event: EventRecord) -> common_pb2.Event:
 
 def level_from_wire(level: int) -> Level:
     return _LEVEL_OF.get(level, Level.INFO)
-
-
-def launch_of_all(
-    job: JobRecord,
-    run: RunRecord,
-    first: PlanRecord,
-    placement: PlacementRecord | None,
-    *,
-    outside: Sequence[NodeRecord] = (),
-    reveal: bool,
-) -> bytes:
-    """What the launches of a run have in common, serialised: with a thousand ranks it has as many members, keys and
-    shares, so it is made once. outside: nodes with shards of the job and no part in the run. reveal: with the values of
-    the job's secrets."""
-    common = agents_pb2.Launch(
-        world_size=len(run.members),
-        master_address=run.master_address,
-        master_port=run.master_port,
-        spec=job_spec.to_wire(job.spec, reveal=reveal),
-        plan=plan_to_wire(first),
-    )
-    if run.data_seed:
-        common.members.extend(_members(run, placement))
-        common.keys.public.extend(public_keys(run.data_seed, run.job, run.run, len(run.members)))
-        common.keys.volunteers = secret_of_volunteers(job, run)
-        common.outside.extend(
-            agents_pb2.ShardHolder(
-                node=one.name, address=one.address, port=one.shards_port, public_key=bytes.fromhex(one.shards_key)
-            )
-            for one in outside
-        )
-    return agents_pb2.ControllerMessage(launch=common).SerializeToString()
-
-
-def launch(common: bytes, run: RunRecord, ranks: Sequence[int]) -> bytes:
-    """The launch of a node's ranks, serialised: what all of the run have in common, then their own, which a parser
-    merges into one message (protobuf's encoding, "Last One Wins")."""
-    first, *others = (run.members[rank] for rank in ranks)
-    own = agents_pb2.Launch(
-        id=WorkerKey(run.job, run.run, first.rank).to_wire(),
-        local_rank=first.local_rank,
-        local_world_size=first.local_world_size,
-        device=first.device,
-        node_rank=first.node_rank,
-        others=[
-            agents_pb2.LaunchedBeside(
-                rank=m.rank, local_rank=m.local_rank, device=m.device, secret=_secret(run, m.rank)
-            )
-            for m in others
-        ],
-    )
-    if run.data_seed:
-        own.keys.secret = _secret(run, first.rank)
-    return common + agents_pb2.ControllerMessage(launch=own).SerializeToString()
-
-
-def secret_of_volunteers(job: JobRecord, run: RunRecord) -> bytes:
-    """With which its ranks recognise tickets; empty where the strategy takes no help."""
-    return volunteers_secret(run.data_seed, run.job, run.run) if registry.find(job.spec.strategy).volunteer else b""
-
-
-def launch_of_helper(job: JobRecord, run: RunRecord, action: LaunchHelper, number: int) -> agents_pb2.ControllerMessage:
-    """A volunteer's: as of a run of its own, without the job's secrets, keys of its ranks, and any state of it."""
-    spec = job_spec.to_wire(job.spec, reveal=False)
-    spec.checkpoint.memory_replicas = 0
-    name = f"{action.node}/{action.device}"
-    launch = agents_pb2.Launch(
-        id=WorkerKey(run.job, run.run, number).to_wire(),
-        world_size=1,
-        local_world_size=1,
-        device=action.device,
-        master_address="127.0.0.1",
-        master_port=run.master_port,  # nobody meets there
-        spec=spec,
-        plan=common_pb2.Plan(id=1, run=run.run, shares=[1.0], planner="even", reason="a volunteer has no share"),
-        helping=agents_pb2.Helping(
-            name=name,
-            ticket=ticket(secret_of_volunteers(job, run), name),
-            address=action.helps.address,
-            port=action.helps.port,
-            public_key=public_key(run.data_seed, run.job, run.run, action.helps.rank),
-        ),
-    )
-    return agents_pb2.ControllerMessage(launch=launch)
-
-
-def _secret(run: RunRecord, rank: int) -> bytes:
-    """Empty where workers send each other nothing but collectives."""
-    return private_key(run.data_seed, run.job, run.run, rank) if run.data_seed else b""
-
-
-def serve_shards(run: RunRecord) -> bytes:
-    """Serialised, as it goes to all who hold shards of the job and have no part in the run."""
-    keys = public_keys(run.data_seed, run.job, run.run, len(run.members))
-    asked = agents_pb2.ServeShards(job=run.job, run=run.run, public=keys)
-    return agents_pb2.ControllerMessage(serve_shards=asked).SerializeToString()
-
-
-def plan_for_job(job: str, plan: PlanRecord) -> bytes:
-    """Serialised, as it goes to many."""
-    return agents_pb2.ControllerMessage(
-        plan=agents_pb2.PlanForJob(job=job, plan=plan_to_wire(plan))
-    ).SerializeToString()
-
-
-def _members(run: RunRecord, placement: PlacementRecord | None) -> list[agents_pb2.Member]:
-    kept_by = holders(placement.output) if placement else ((),) * len(run.members)
-    return [
-        agents_pb2.Member(
-            rank=m.rank, node=m.node, island=m.island, holders=kept_by[m.node_rank], behind_nat=m.behind_nat
-        )
-        for m in run.members
-    ]
-
-
-def stop(action: StopRun) -> agents_pb2.ControllerMessage:
-    return agents_pb2.ControllerMessage(
-        stop=agents_pb2.StopWorkers(
-            job=action.job, run=action.run, grace_s=action.grace_s, reason=action.reason, ranks=action.ranks
-        )
-    )
-
-
-def drop_memory(action: DropMemory) -> agents_pb2.ControllerMessage:
-    return agents_pb2.ControllerMessage(drop_memory=agents_pb2.DropMemory(job=action.job))
-
-
-def forget(action: ForgetWorker) -> agents_pb2.ControllerMessage:
-    return agents_pb2.ControllerMessage(forget=agents_pb2.Forget(id=action.key.to_wire()))

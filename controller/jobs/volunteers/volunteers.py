@@ -9,10 +9,9 @@ from typing import Final
 
 from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
-from atoll.controller.jobs.lifecycle.dispatch import Dispatch
 from atoll.controller.jobs.lifecycle.observed import NewEvent, ObservedWorker, WorkerPhase
+from atoll.controller.jobs.lifecycle.outbox import AgentOutbox, launch_of_helper
 from atoll.controller.jobs.membership.members import members_of
-from atoll.controller.jobs.records import wire
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.jobs.volunteers.helping import (
@@ -48,14 +47,14 @@ class Volunteers:
         self,
         ledger: Ledger,
         sessions: AgentSessions,
-        dispatch: Dispatch,
+        outbox: AgentOutbox,
         progress: ProgressBoard,
         tell: Callable[[NewEvent], None],
     ) -> None:
-        self._ledger, self._sessions, self._dispatch, self._progress, self._tell = (
+        self._ledger, self._sessions, self._outbox, self._progress, self._tell = (
             ledger,
             sessions,
-            dispatch,
+            outbox,
             progress,
             tell,
         )
@@ -85,12 +84,12 @@ class Volunteers:
                 case LaunchHelper():
                     self._launch(sessions[action.node], action, now_s)
                 case MoveHelper():
-                    self._dispatch.act(None, action.stop, now_s)
+                    self._outbox.act(None, action.stop, now_s)
                     self._changed_s[action.stop.job, action.stop.run] = now_s
                     text = f"volunteer {action.node}/{action.device} of {action.stop.job} moves: {action.stop.reason}"
                     self._tell(NewEvent(Level.INFO, "node", text))
                 case _:
-                    self._dispatch.act(None, action, now_s)
+                    self._outbox.act(None, action, now_s)
 
     def _take_edges(self, sessions: dict[str, AgentSession]) -> dict[tuple[str, WorkerKey], int]:
         """What helpers measured. Returns who did so since the last call, and how often so far."""
@@ -156,7 +155,7 @@ class Volunteers:
         state = self._ledger.jobs[action.job]
         assert state.run is not None
         number = helper_number(action.device, action.helps.rank, secrets.randbelow(DRAWS))
-        message = partial(wire.launch_of_helper, state.job, state.run, action, number)
+        message = partial(launch_of_helper, state.job, state.run, action, number)
         session.send_unless_recent(("helper", action.device, action.job, action.run), message, now_s)
 
     def _note_ends(self, sessions: dict[str, AgentSession], now_s: float) -> None:

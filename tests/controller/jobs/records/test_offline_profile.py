@@ -57,12 +57,8 @@ def test_a_profile_of_another_model_is_not_used_and_that_is_told_once() -> None:
     assert policy_of(changed(step.job, run=2)).surrogate is None
 
 
-def test_where_one_of_both_is_not_known_nothing_speaks_against_the_profile() -> None:
+def test_a_profile_is_used_until_the_job_reports_its_model() -> None:
     assert policy_of(profiled()).surrogate is not None
-    unnamed = profiled(json.dumps(SURROGATE))
-    step = next_step(view(unnamed, OTHER), clock())
-    assert step.events == ()
-    assert policy_of(step.job).surrogate is not None
 
 
 def test_rank_0_says_what_trains() -> None:

@@ -8,7 +8,7 @@ import pytest
 from made import job
 
 from atoll.client.job_file import JobFile, with_flags
-from atoll.controller.jobs.records.spec import spec_from_wire
+from atoll.controller.jobs.records.offline_profile import spec_from_wire
 from atoll.controller.state.codec import decode, encode
 from atoll.controller.state.records import JobRecord
 from atoll.errors import BadInput
@@ -21,7 +21,14 @@ from atoll.v1 import common_pb2 as pb
 
 SHA = "ab" * 32
 SPARSE: dict[str, Any] = {"strategy": "stale-sparse"}
-SURROGATE = '{"sparsities": [0.9, 0.99], "batches": [64, 256], "extra": [[0.0, 0.1], [0.2, 0.3]]}'
+SURROGATE = json.dumps(
+    {
+        "sparsities": [0.9, 0.99],
+        "batches": [64, 256],
+        "extra": [[0.0, 0.1], [0.2, 0.3]],
+        "model": {"fingerprint": SHA, "words": "an MLP"},
+    }
+)
 
 
 def wire(**fields: Any) -> pb.JobSpec:
