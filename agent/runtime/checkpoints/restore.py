@@ -13,7 +13,7 @@ from atoll.agent.runtime.agent_link import exits
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints import resume
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
-from atoll.agent.runtime.checkpoints.memory.cost.budget import StateBytes
+from atoll.agent.runtime.checkpoints.memory.cost.state_size import StateBytes
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
 from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver

@@ -7,18 +7,16 @@ from typing import Any
 
 import atoll
 from atoll.agent.runtime.checkpoints.memory.cost import cadence
-from atoll.agent.runtime.checkpoints.memory.cost.paired_cost import Pauses
 
 
 def keep_every_step() -> None:
     """Whatever it costs."""
-    cadence.SHARE = 100.0  # type: ignore[misc]
-    Pauses.at = lambda *_, **__: False  # type: ignore[method-assign]
+    cadence.MAX_COST_SHARE = 100.0  # type: ignore[misc]
 
 
 def keep_no_more() -> None:
     """But one that is under way: the next is due after more steps than there are, whatever one was seen to cost."""
-    never: Any = property(lambda _: cadence.OFF - 1, lambda _, every: None)
+    never: Any = property(lambda _: cadence.MAX_STEPS_BETWEEN, lambda _, every: None)
     cadence.Cadence.every = never
 
 

@@ -9,10 +9,9 @@ from typing import Final
 from humanize import naturalsize
 
 from atoll.agent.runtime.api.session import MemorySettings, Session
-from atoll.agent.runtime.checkpoints.memory.cost.budget import StateBytes
 from atoll.agent.runtime.checkpoints.memory.cost.cadence import ABANDON, OFF, Cadence, CadenceNotice
 from atoll.agent.runtime.checkpoints.memory.cost.contention import Contention
-from atoll.agent.runtime.checkpoints.memory.cost.paired_cost import Pairs, Pauses
+from atoll.agent.runtime.checkpoints.memory.cost.state_size import StateBytes
 from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import ReplicaTransfer
 from atoll.agent.runtime.checkpoints.memory.replication.rendezvous import connected_sender
 from atoll.agent.runtime.checkpoints.memory.replication.replica_placement import ReplicaPlacement
@@ -51,7 +50,6 @@ class CheckpointTier:
         )
         self._writer = ShardWriter(session, snapshot, self._shard, inline=rolling is None, written=self._copy)
         self._cadence = Cadence()
-        self._pairs, self._pauses = Pairs(), Pauses()
         self._on_disk: frozenset[int] = frozenset()  # ranks whose own shard has no room in memory
         self._files: ShardFiles | None = None
         self._current = 0  # step of the generation in progress; 0: none
@@ -137,13 +135,12 @@ class CheckpointTier:
         if agreed.every == ABANDON:
             self._abandon()
             return None
-        self._learn(position.step, begun_s)
+        if self._boundary_s and position.step > self._begun_step:
+            self._cadence.stepped(begun_s - self._boundary_s)
         complete = self._completed(agreed.step)
         self._announce(agreed.every)
         self._boundary_s = begun_s
-        # What the own shards cost is known without leaving any out.
-        paused = self._placement.any and self._pauses.at(completed=complete is not None, under_way=self._current != 0)
-        if self._current == 0 and not paused and position.step - self._begun_step >= agreed.every:
+        if self._current == 0 and position.step - self._begun_step >= agreed.every:
             self._stalled_s = 0.0
             self._begin(position.step)
             self._stalled_s += time.monotonic() - begun_s
@@ -166,23 +163,13 @@ class CheckpointTier:
             self._files.close()
             self._files = None
 
-    def _learn(self, step: int, now_s: float) -> None:
-        """Of the step that is over."""
-        if not self._boundary_s or step <= self._begun_step:
-            return
-        took_s = now_s - self._boundary_s
-        self._cadence.stepped(took_s)
-        if self._sender is not None and self._session.place.is_main:  # one clock is enough: all wait for each other
-            self._pairs.stepped(took_s, busy=self._current != 0, begun=self._begun_step == step - 1)
-            self._cadence.compared(self._pairs.cost)
-
     def _completed(self, agreed_step: int) -> int | None:
         if self._current == 0 or agreed_step < self._current or self._files is None:
             return None
         complete = self.complete_step = self._current
         self._current = 0
         self._files.turn()
-        self._cadence.wrote(self._stalled_s + self._processors_s())
+        self._cadence.wrote(self._stalled_s + self._processors_s() + self._links_s())
         if self._session.place.local_rank == 0:
             self._make_room()
         return complete
@@ -193,6 +180,10 @@ class CheckpointTier:
             return 0.0
         copied_s = self._sender.processor_s() if self._sender is not None else 0.0
         return self._contention.share() * (self._writer.processor_s() + copied_s)
+
+    def _links_s(self) -> float:
+        """Return by how many seconds copies of the complete generation delayed exchanges of training."""
+        return self._sender.delay_s() if self._sender is not None else 0.0
 
     def _begin(self, step: int) -> None:
         assert self._files is not None

@@ -11,7 +11,7 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk import fence
 from atoll.agent.runtime.checkpoints.last_save import save_last
 from atoll.agent.runtime.checkpoints.memory.checkpoint_tier import CheckpointTier
-from atoll.agent.runtime.checkpoints.memory.cost.budget import StateBytes, size_of_state
+from atoll.agent.runtime.checkpoints.memory.cost.state_size import StateBytes, size_of_state
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import HeldGenerations, Recovered
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
 from atoll.agent.runtime.checkpoints.restore import restore, work_of

@@ -19,7 +19,7 @@ from atoll.agent.runtime.checkpoints.disk import header as headers
 from atoll.agent.runtime.checkpoints.memory import checkpoint_tier
 from atoll.agent.runtime.checkpoints.memory.checkpoint_tier import CheckpointTier
 from atoll.agent.runtime.checkpoints.memory.cost import cadence
-from atoll.agent.runtime.checkpoints.memory.cost.budget import size_of_state
+from atoll.agent.runtime.checkpoints.memory.cost.state_size import size_of_state
 from atoll.agent.runtime.checkpoints.memory.shards import shard_writer
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import content_of, parse
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot

@@ -1,4 +1,15 @@
-"""Decides how often a generation is written: as often as keeps its cost at one percent of training. Pure."""
+"""Decides how often a generation is written: as often as its cost stays within a share of training. Pure.
+
+The budget: a generation may cost training 1 % of the steps that it is for. Its cost is accounted once, in seconds, as
+the sum of three terms:
+
+- the time for which it held up the training thread;
+- the processor time of writing, sealing and copying, as far as training waited for processors (`contention.py`);
+- the time by which exchanges of training began late, because bytes of copies were still queued on the link
+  (`PathModel.queued_s`).
+
+A generation is then due every k = cost / (1 % of a step) steps; the longest k of all ranks counts. Cost and step are
+medians of the last 16, so one slow write changes nothing."""
 
 from __future__ import annotations
 
@@ -7,95 +18,83 @@ import statistics
 from collections import deque
 from typing import Final
 
-from atoll.agent.runtime.checkpoints.memory.cost.paired_cost import GenerationCost
-
-SHARE: Final = 0.01
-"""Of the time of training that writing may cost."""
-_WINDOW: Final = 16
-_FIRST: Final = 2  # generations that take memory for the first time, and steps that warm up
-_FIRST_TIMES: Final = 4.0  # as much as later ones they cost at most; they count where that is half a step or more
-_LEAST, _ENOUGH = 2, 4  # generations to judge by: the cheapest of a few, the median of more
+MAX_COST_SHARE: Final = 0.01
+"""The share of training time that generations may cost."""
+MAX_STEPS_BETWEEN: Final = 2**39 - 1
+"""The longest period, in steps."""
+ABANDON: Final = 2**39
+"""In place of a period: this rank cannot write the generation in progress, but can write later ones."""
 OFF: Final = 2**40
-"""Instead of a number of steps: this rank cannot write."""
-ABANDON: Final = OFF // 2
-"""Instead of a number of steps: this rank cannot write the generation under way, but later ones."""
+"""In place of a period: this rank can write no generation."""
 
-
-_FOR_GOOD: Final = 50  # steps
+_WINDOW: Final = 16
+"""Generations and steps whose median counts."""
+_WARM_UP_GENERATIONS: Final = 2
+"""First generations, which take new memory while steps warm up. They count by a part only."""
+_WARM_UP_FACTOR: Final = 4.0
+"""The most by which a first generation costs more than later ones."""
+_MIN_FOR_CHEAPEST: Final = 2
+"""Later generations from which the cheapest counts; before, the first ones do."""
+_MIN_FOR_MEDIAN: Final = 4
+"""Later generations from which the median counts."""
+_MAX_GROWTH: Final = 0.7
+"""A shorter period is taken up only if it is at most this share of the present one, so that it does not swing."""
+_STEPS_UNTIL_NEWS: Final = 50
+"""Steps for which a new period must hold before people are told."""
 
 
 class CadenceNotice:
-    """What people should be told of how often generations are written: a change that stays, by a factor of two."""
+    """Decides when people are told of a new period: once it stays, and differs by a factor of two."""
 
     def __init__(self) -> None:
         self._announced = 1
-        self._steps = 0  # for which it has been another one
+        self._steps = 0  # for which the period has differed
 
     def changed(self, every: int) -> bool:
-        """Asked once a step: whether this is to be told now."""
+        """Return whether to tell people of the period `every` now. Call it once a step."""
         if self._announced / 2 < every < 2 * self._announced:
             self._steps = 0
             return False
         self._steps += 1
-        if self._steps < _FOR_GOOD:
+        if self._steps < _STEPS_UNTIL_NEWS:
             return False
         self._announced, self._steps = every, 0
         return True
 
 
 class Cadence:
-    """`every` is what this rank wishes; the longest of all ranks' holds."""
+    """The period of one rank. `every`: the steps from one generation to the next that this rank can afford."""
 
     def __init__(self) -> None:
         self._costs_s: deque[float] = deque(maxlen=_WINDOW)
         self._steps_s: deque[float] = deque(maxlen=_WINDOW)
         self._first_s: list[float] = []
-        self._compared: GenerationCost | None = None
         self.every = 1
 
     def wrote(self, cost_s: float) -> None:
-        """What one generation cost the training: time it was held up, and of the processor where that trains."""
-        (self._first_s if len(self._first_s) < _FIRST else self._costs_s).append(cost_s)
-        self._judge()
+        """Account for a generation that cost training so many seconds."""
+        (self._first_s if len(self._first_s) < _WARM_UP_GENERATIONS else self._costs_s).append(cost_s)
+        if self.step_s <= 0:
+            return
+        needed = min(max(1, math.ceil(self.cost_s / (MAX_COST_SHARE * self.step_s))), MAX_STEPS_BETWEEN)
+        if needed > self.every or needed <= _MAX_GROWTH * self.every:
+            self.every = needed
 
     def stepped(self, step_s: float) -> None:
+        """Account for a step."""
         self._steps_s.append(step_s)
-
-    def compared(self, cost: GenerationCost | None) -> None:
-        """What steps with generations take longer than steps without, for one generation, where that is known."""
-        self._compared = cost
 
     @property
     def cost_s(self) -> float:
-        """Of one generation: what is accounted for, or more where steps are longer by more for certain."""
-        accounted_s = self._accounted_s()
-        return max(accounted_s, self._compared.least_s) if self._compared is not None else accounted_s
-
-    def _accounted_s(self) -> float:
-        if len(self._costs_s) >= _ENOUGH:
+        """Seconds that one generation costs training."""
+        if len(self._costs_s) >= _MIN_FOR_MEDIAN:
             return statistics.median(self._costs_s)
-        if len(self._costs_s) >= _LEAST:
+        if len(self._costs_s) >= _MIN_FOR_CHEAPEST:
             return min(self._costs_s)
-        at_least_s = min(self._first_s, default=0.0) / _FIRST_TIMES
+        at_least_s = min(self._first_s, default=0.0) / _WARM_UP_FACTOR
         return at_least_s if at_least_s >= self.step_s / 2 else 0.0
 
     @property
-    def _most_s(self) -> float:
-        return max(self.cost_s, self._compared.most_s) if self._compared is not None else self.cost_s
-
-    @property
     def step_s(self) -> float:
+        """Seconds of a step."""
         return statistics.median(self._steps_s) if self._steps_s else 0.0
-
-    def _judge(self) -> None:
-        """More seldom at once, more often only where it is clearly possible, so that it does not swing."""
-        if self.step_s <= 0:
-            return
-        needed, enough = self._needed(self.cost_s), self._needed(self._most_s)
-        if needed > self.every:
-            self.every = min(needed, OFF - 1)
-        elif enough <= 0.7 * self.every:
-            self.every = enough
-
-    def _needed(self, cost_s: float) -> int:
-        return max(1, math.ceil(cost_s / (SHARE * self.step_s)))

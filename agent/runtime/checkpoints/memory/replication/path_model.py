@@ -59,6 +59,13 @@ class PathModel:
         return min((answered_s for answered_s, _ in self._alone), default=0.0)
 
     @property
+    def queued_s(self) -> float:
+        """Seconds until the link has carried the bytes under way that exceed its own delay: the queue of copies."""
+        if self.bandwidth is None or not self._under_way or len(self._rates) < BUFFERS:
+            return 0.0
+        return max((self._under_way[-1].end - self._position) / self.bandwidth - self.delay_s, 0.0)
+
+    @property
     def alpha_s(self) -> float:
         """What a chunk costs beside its bytes: its share of the delay, which a whole window has together."""
         if self.bandwidth is None:

@@ -101,6 +101,7 @@ class ReplicaSender:
         self._age = CopyAge()
         self._turn_s = _TURN_S
         self._worked_s = self._told_work_s = 0.0  # of processor time
+        self._delays_s = self._told_delays_s = 0.0  # of exchanges, by copies
         self._io: ThreadTime | None = None
         self.failed: CheckpointError | None = None
         """Why copies of others cannot be kept here."""
@@ -177,6 +178,14 @@ class ReplicaSender:
         since_s, self._told_work_s = worked_s - self._told_work_s, worked_s
         return since_s
 
+    def delay_s(self) -> float:
+        """Return by how many seconds copies delayed exchanges of training since the last call.
+
+        An exchange is late by the bytes of copies that are queued on the link when it begins."""
+        delays_s = self._delays_s
+        since_s, self._told_delays_s = delays_s - self._told_delays_s, delays_s
+        return since_s
+
     def send(self, transfer: ReplicaTransfer) -> None:
         """Copy this one; the one before is done, or given up. From any thread."""
         self._next = transfer
@@ -247,6 +256,7 @@ class ReplicaSender:
             match event:
                 case _Event.BUSY:
                     self._spans.busy(at_s)
+                    self._delays_s += sum(one.path.queued_s for one in self._outgoing.values() if not self._shares(one))
                 case _Event.IDLE:
                     self._spans.idle(at_s)
                 case _Event.BOUNDARY:
@@ -291,13 +301,12 @@ class ReplicaSender:
     def _push(self, now_s: float, turn_s: float) -> None:
         """To one holder after the other; only those that do not answer keep nobody waiting."""
         self._turn_s = _TURN_S
-        use = self._use if self._use is not None and self._use.busy_s else None
         for outgoing in self._outgoing.values():
             if outgoing.done or self._transfer is None:
                 continue
             if not outgoing.under_way:
                 self._share.mark()
-            if use is not None and outgoing.holder in use.beyond and self._share.share is not None:
+            if self._shares(outgoing):
                 self._push_share(outgoing, now_s, turn_s)
                 if not outgoing.silent:
                     return
@@ -315,6 +324,12 @@ class ReplicaSender:
                 self._allowed = (self._allowed[0], allowed - left)
             if not outgoing.silent:
                 return
+
+    def _shares(self, outgoing: OutgoingReplica) -> bool:
+        """Return whether copies have a share of this link, because the exchange needs it."""
+        use = self._use
+        needed = use is not None and bool(use.busy_s) and outgoing.holder in use.beyond
+        return needed and self._share.share is not None
 
     def _push_share(self, outgoing: OutgoingReplica, now_s: float, turn_s: float) -> None:
         """What copies have of a link that the exchange needs."""

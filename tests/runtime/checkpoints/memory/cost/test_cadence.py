@@ -1,6 +1,12 @@
+"""The budget of generations: 1 % of training."""
+
 from __future__ import annotations
 
-from atoll.agent.runtime.checkpoints.memory.cost.cadence import Cadence, CadenceNotice
+import random
+
+import pytest
+
+from atoll.agent.runtime.checkpoints.memory.cost.cadence import MAX_COST_SHARE, Cadence, CadenceNotice
 
 
 def told(cadence: Cadence, step_s: float, cost_s: float, generations: int = 40) -> int:
@@ -57,3 +63,24 @@ def test_of_the_first_two_that_count_the_cheaper_does() -> None:
     assert cadence.every == 1
     cadence.wrote(0.4)
     assert cadence.every == 400
+
+
+@pytest.mark.parametrize("cost_s", [0.0, 0.0005, 0.003, 0.1, 4.0])
+def test_training_is_slowed_down_by_a_percent_at_most(cost_s: float) -> None:
+    """1. A job trains steps of 100 ms, off by 10 %. 2. Each generation costs about the same, whatever that is. 3. After
+    the first ones, which tell what it costs, all of them together cost a percent of training, and not much less where
+    they cost more than that."""
+    chance, cadence = random.Random(1), Cadence()
+    begun, trained_s, spent_s, generations = 0, 0.0, 0.0, 0
+    for step in range(200_000):
+        if step - begun >= cadence.every:
+            begun, generations = step, generations + 1
+            took_s = cost_s * chance.lognormvariate(0.0, 0.1)
+            cadence.wrote(took_s)
+            spent_s += took_s if generations > 6 else 0.0
+        took_s = 0.1 * chance.lognormvariate(0.0, 0.1)
+        cadence.stepped(took_s)
+        trained_s += took_s
+    assert spent_s <= 1.1 * MAX_COST_SHARE * trained_s
+    assert spent_s >= 0.6 * MAX_COST_SHARE * trained_s or cost_s < 0.001
+    assert generations > 10

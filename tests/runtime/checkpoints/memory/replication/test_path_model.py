@@ -56,3 +56,24 @@ def test_a_window_shares_the_links_delay() -> None:
         link.copy(path, 25_000_000)
     chunks = path.window_bytes / path.chunk_bytes
     assert path.alpha_s == pytest.approx(0.05 / chunks, rel=0.2)
+
+
+@pytest.mark.parametrize("rtt_s", [0.0002, 0.05])
+def test_bytes_beyond_the_links_own_delay_are_queued(rtt_s: float) -> None:
+    """1. A link of 25 MB/s is known. 2. As much leaves as it holds, and 5 MB more: what leaves next is 200 ms late."""
+    path, link = PathModel(), Link(25e6, rtt_s)
+    for _ in range(4):
+        link.copy(path, 25_000_000)
+    assert path.queued_s == 0.0
+    path.restart(0)
+    holds = round(25e6 * path.delay_s)
+    path.sent(holds, link.now_s)
+    assert path.queued_s == pytest.approx(0.0, abs=0.001)
+    path.sent(holds + 5_000_000, link.now_s)
+    assert path.queued_s == pytest.approx(0.2, rel=0.05)
+
+
+def test_an_unknown_link_has_no_queue() -> None:
+    path = PathModel()
+    path.sent(10_000_000, 0.0)
+    assert path.queued_s == 0.0

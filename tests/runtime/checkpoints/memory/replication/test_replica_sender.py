@@ -22,6 +22,7 @@ from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import STEPS
 from atoll.agent.runtime.checkpoints.memory.replication.link_share import COPIES_SHARE
 from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import ReplicaTransfer
 from atoll.agent.runtime.checkpoints.memory.replication.pacing import USABLE
+from atoll.agent.runtime.checkpoints.memory.replication.path_model import PathModel
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import PAGE_BYTES
 from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFolders
@@ -140,6 +141,34 @@ def test_nothing_leaves_while_training_sends(pair: Pair, tmp_path: Path, monkeyp
     assert pair.sender._outgoing[1]._sent == 0
     pair.sender.resume()
     pair.wait(lambda: pair.holder.done_step == 2)
+
+
+class Queued(PathModel):
+    """A path on which 300 ms of copies are queued."""
+
+    @property
+    def queued_s(self) -> float:
+        return 0.3
+
+
+def test_an_exchange_that_finds_copies_on_its_link_is_late_and_that_counts_once(pair: Pair, tmp_path: Path) -> None:
+    """1. Training begins to send while the link has nothing of a copy left: no delay. 2. It does while 300 ms of a copy
+    are queued: that much, asked for once."""
+    sent = transfer(tmp_path, 1, 2_000_000)
+    pair.sender.send(sent)
+    pair.wait(lambda: pair.holder.done_step == 1)
+    path = pair.sender._outgoing[1].path
+    pair.wait(lambda: not path._under_way)
+    pair.sender.pause()
+    pair.sender.resume()
+    pair.wait(lambda: not pair.sender._events)
+    assert pair.sender.delay_s() == 0.0
+    pair.sender._outgoing[1].path = Queued()
+    pair.sender.pause()
+    pair.sender.resume()
+    pair.wait(lambda: not pair.sender._events)
+    assert pair.sender.delay_s() == pytest.approx(0.3)
+    assert pair.sender.delay_s() == 0.0
 
 
 def test_a_copy_goes_on_where_it_broke_off(pair: Pair, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
-from atoll.agent.runtime.checkpoints.memory.cost.budget import size_of_state
+from atoll.agent.runtime.checkpoints.memory.cost.state_size import size_of_state
 from atoll.agent.runtime.checkpoints.memory.recovery.assembly import SharedState, assembled, own_state
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import (
     Shard,
