@@ -83,7 +83,7 @@ UNCLEAN_FOLDERS: set[str] = {
     "atoll/step_estimators",
     "atoll/telemetry",
     "controller",
-    "controller/deciding",
+    
     "controller/jobs/admission",
     "controller/jobs/agents",
     "controller/jobs/lifecycle",

@@ -9,8 +9,8 @@ from typing import Final, cast
 
 import numpy as np
 
+from atoll.controller.deciding.cost_model import NO_OVERLAP
 from atoll.controller.deciding.given import Given
-from atoll.controller.deciding.stepping import NO_OVERLAP
 from atoll.controller.estimators.profile import node_model
 from atoll.controller.planners.batches.bounds import Bounds
 from atoll.controller.planners.batches.even import EvenInput, split_evenly

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from atoll.cli.main import main
-from atoll.controller.deciding.batch import CANDIDATES, SETTLED_STEPS, explore_batch
-from atoll.controller.deciding.given import GAIN, MIN_INTERVAL_S, REACH, Given, lead_steps
-from atoll.controller.deciding.stepping import NO_OVERLAP
+from atoll.controller.deciding.batch import MAX_CANDIDATES, SETTLED_STEPS, explore_batch
+from atoll.controller.deciding.cost_model import NO_OVERLAP
+from atoll.controller.deciding.given import MAX_BATCH_CHANGE, MIN_GAIN, MIN_INTERVAL_S, Given, lead_steps
 from atoll.controller.estimators.profile import node_model
 from atoll.controller.jobs.lifecycle import reconcile
 from atoll.controller.planners.batches.even import EvenInput, split_evenly
@@ -38,18 +38,21 @@ def next_plan(given: Given) -> PlanRecord | None:
         return None
     planned = plan_goodput(_input(given, estimates, sum(before), noise.noise_scale))
     now = next(c for c in planned.candidates if c.total_batch == sum(before))
-    if planned.goodput < (1 + GAIN) * (now.goodput or 0.0):
+    if planned.goodput < (1 + MIN_GAIN) * (now.goodput or 0.0):
         return None
     reason = f"noise scale {noise.noise_scale:.0f}: batch {sum(before)} → {planned.total_batch}"
     return _planned(given, planned.total_batch, planned.learning_rate_factor, reason)
 
 
 def _input(given: Given, estimates: Sequence[NodeEstimate], total: int, noise_scale: float) -> GoodputInput:
-    low, high = max(given.policy.min_batch, round(total / REACH)), min(given.policy.max_batch, round(total * REACH))
+    low, high = (
+        max(given.policy.min_batch, round(total / MAX_BATCH_CHANGE)),
+        min(given.policy.max_batch, round(total * MAX_BATCH_CHANGE)),
+    )
     slowest = max(estimates, key=lambda e: e.compute_s(total / len(estimates)))
     overlap = given.profile.overlap or NO_OVERLAP
     return GoodputInput(
-        candidates=tuple(sorted({*candidates_between(low, high, CANDIDATES), total})),
+        candidates=tuple(sorted({*candidates_between(low, high, MAX_CANDIDATES), total})),
         initial_batch=given.policy.initial_batch,
         noise_scale=noise_scale,
         nodes=(node_model(slowest, 1),) * len(estimates),

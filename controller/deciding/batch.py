@@ -1,4 +1,4 @@
-"""The total batch of strategy `dense`: the one that learns fastest, as the gradients' noise grows over training."""
+"""Chooses the total batch of strategy `dense`: the one that learns fastest, as gradient noise grows over training."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from atoll.controller.deciding.cost_model import (
+    NO_OVERLAP,
+    change_uncertainty_s,
+    expected_step_s,
+    predicted_step_s,
+    rank_times,
+)
 from atoll.controller.deciding.first import by_time
-from atoll.controller.deciding.given import GAIN, REACH, Given
-from atoll.controller.deciding.split import doubts_s, following
-from atoll.controller.deciding.stepping import NO_OVERLAP, expected_step_s, predicted, rank_times
+from atoll.controller.deciding.given import MAX_BATCH_CHANGE, MIN_GAIN, Given, plan_after
 from atoll.controller.deciding.words import changed, listed
 from atoll.controller.estimators.profile import NoiseEstimate, node_model
 from atoll.controller.planners.batches.goodput import (
@@ -23,31 +28,33 @@ from atoll.controller.planners.registry import GOODPUT, Decision
 from atoll.controller.state.records import PlanRecord
 from atoll.step_estimators.estimates import NodeEstimate, RankProfile
 
-CANDIDATES: Final = 32
+MAX_CANDIDATES: Final = 32
+"""Total batches that one decision compares."""
 SETTLED_STEPS: Final = 12
-"""Of the present plan. Estimators remember 16 whole steps: more would never be seen."""
-EXPLORE: Final = 1.25
-"""Ranks that were measured with one batch only are shown another: without it no model of their step can be had."""
-MOST_NOISE: Final = 1e9
-"""Stands in where the gradient may be nothing but noise."""
-FACTOR_GAIN: Final = 0.10
-"""How far the learning rate's factor may be from what the present noise asks for."""
+"""Steps under the present plan before the next step towards a far batch. Estimators remember 16 whole steps."""
+EXPLORATION_FACTOR: Final = 1.25
+"""Change of the total batch that shows the ranks a second batch: without one their step cannot be modelled."""
+MAX_NOISE_SCALE: Final = 1e9
+"""Noise scale of a gradient that may be nothing but noise."""
+MAX_FACTOR_ERROR: Final = 0.10
+"""Largest logarithmic error of the learning rate's factor that stays uncorrected."""
 
 
 def explore_batch(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
-    """Another total batch, once, where it may change and the ranks' step models are not known yet. Not where gradients
-    tell nothing of their noise: nobody would know what any batch is worth, and it would stay."""
+    """Return a plan with another total batch, once, if it may change and the ranks' step models are not known yet.
+
+    Return None if gradients tell nothing about their noise: no batch's worth would be known, and it would stay."""
     policy, total = given.policy, sum(rank.local_batch for rank in ranks)
     if given.current.total_batch or not total or not policy.initial_batch or not given.profile.sampled_steps:
         return None
-    other = min(math.ceil(total * EXPLORE), policy.max_batch)
+    other = min(math.ceil(total * EXPLORATION_FACTOR), policy.max_batch)
     if other <= total:
-        other = max(int(total / EXPLORE), policy.min_batch, len(ranks))
+        other = max(int(total / EXPLORATION_FACTOR), policy.min_batch, len(ranks))
     if other == total:
         return None
     times = [rank.compute_s / max(rank.local_batch, 1) for rank in ranks]
     decision = by_time(times, other)
-    return following(
+    return plan_after(
         given,
         decision,
         shares=tuple(map(float, decision.plan.batches)),
@@ -62,20 +69,20 @@ def explore_batch(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | No
 def next_batch(
     given: Given, ranks: Sequence[RankProfile], estimates: Sequence[NodeEstimate], noise: NoiseEstimate
 ) -> PlanRecord | None:
-    """Total batch, split and learning rate that promise more goodput than the present ones, beyond all doubt.
+    """Return a plan whose total batch, split and learning rate promise more goodput, beyond their uncertainty.
 
     A larger batch must be worth it with the least noise that the gradients may have, a smaller one with the most."""
     before = [rank.local_batch for rank in ranks]
     total = sum(before)
-    for scale, grows in ((noise.low, True), (min(noise.high, MOST_NOISE), False)):
+    for scale, grows in ((noise.low, True), (min(noise.high, MAX_NOISE_SCALE), False)):
         decision = _decide(given, estimates, _candidates(given, total), scale)
         plan = decision.plan
         if plan.total_batch != total and (plan.total_batch > total) is grows:
             now = next(c for c in plan.candidates if c.total_batch == total)
             gain = plan.goodput / now.goodput - 1 if now.goodput else math.inf
-            if gain > max(GAIN, max(doubts_s(ranks, estimates, plan.batches)) / plan.step_time):
+            if gain > max(MIN_GAIN, max(change_uncertainty_s(ranks, estimates, plan.batches)) / plan.step_time):
                 return _plan(given, before, decision, f"{100 * gain:.0f} % more progress a second predicted")
-            if gain > GAIN:
+            if gain > MIN_GAIN:
                 return _towards(given, ranks, estimates, plan.total_batch, scale)
     return _mended_factor(given, before, estimates, noise)
 
@@ -83,11 +90,15 @@ def next_batch(
 def _towards(
     given: Given, ranks: Sequence[RankProfile], estimates: Sequence[NodeEstimate], wanted: int, scale: float
 ) -> PlanRecord | None:
-    """A small step to the batch that is wanted but too far away to be sure of: what it takes will be measured there."""
+    """Return a plan one small step towards a batch that is too far to be sure of; its cost is measured there."""
     total = sum(rank.local_batch for rank in ranks)
     if given.current.planner == "goodput" and given.profile.steps < SETTLED_STEPS:
         return None
-    near = min(wanted, math.ceil(total * EXPLORE)) if wanted > total else max(wanted, math.floor(total / EXPLORE))
+    near = (
+        min(wanted, math.ceil(total * EXPLORATION_FACTOR))
+        if wanted > total
+        else max(wanted, math.floor(total / EXPLORATION_FACTOR))
+    )
     before = [rank.local_batch for rank in ranks]
     promise = f"a step towards {wanted}, which is too far from what was measured"
     return _plan(given, before, _decide(given, estimates, (near,), scale), promise)
@@ -96,14 +107,14 @@ def _towards(
 def _mended_factor(
     given: Given, before: Sequence[int], estimates: Sequence[NodeEstimate], noise: NoiseEstimate
 ) -> PlanRecord | None:
-    """The present batch with another learning rate, where the noise has changed too much for the one it has."""
+    """Return the present batch with another learning rate, if the noise has changed too much for the present one."""
     policy, total, present = given.policy, sum(before), given.current.learning_rate_factor or 1.0
     if policy.rule == "none" or not given.current.total_batch:
         return None
-    scales = (noise.low, min(noise.high, MOST_NOISE))
+    scales = (noise.low, min(noise.high, MAX_NOISE_SCALE))
     many = policy.batches_per_update
     wanted = [learning_rate_factor(_rule(given), scale, many * policy.initial_batch, many * total) for scale in scales]
-    if any(abs(math.log(factor / present)) <= FACTOR_GAIN for factor in wanted):
+    if any(abs(math.log(factor / present)) <= MAX_FACTOR_ERROR for factor in wanted):
         return None
     if (wanted[0] > present) is not (wanted[1] > present):
         return None  # it lies between them
@@ -144,7 +155,7 @@ def _plan(
         f"{changed('batch', sum(before), planned.total_batch)}, "
         f"local batches {listed(before)} → {listed(planned.batches)}, learning rate x {factor:.3g}, {promise}"
     )
-    return following(
+    return plan_after(
         given,
         decision,
         shares=tuple(map(float, planned.batches)),
@@ -161,20 +172,21 @@ def _predicted(given: Given, batches: Sequence[int]) -> float:
     estimates = [rank.estimate for rank in ranks if rank.estimate is not None]
     overlap = given.profile.overlap
     now_s = expected_step_s(ranks, rank_times(estimates, overlap, [rank.local_batch for rank in ranks]))
-    return predicted(given.profile, now_s, expected_step_s(ranks, rank_times(estimates, overlap, batches)))
+    return predicted_step_s(given.profile, now_s, expected_step_s(ranks, rank_times(estimates, overlap, batches)))
 
 
 def _candidates(given: Given, total: int) -> list[int]:
     policy = given.policy
-    low = max(policy.min_batch, math.ceil(total / REACH), given.world_size)
-    high = min(policy.max_batch, math.floor(total * REACH))
-    between = candidates_between(low, high, CANDIDATES) if low <= high else ()
+    low = max(policy.min_batch, math.ceil(total / MAX_BATCH_CHANGE), given.world_size)
+    high = min(policy.max_batch, math.floor(total * MAX_BATCH_CHANGE))
+    between = candidates_between(low, high, MAX_CANDIDATES) if low <= high else ()
     return sorted({*between, total})
 
 
 def _factor(given: Given, total: int, planned: float | None) -> float:
-    """planned: by the planner's rule. Without one (nothing is known of the noise) the present factor stays: a step of
-    EXPLORE is too small to retune for."""
+    """Return the learning rate's factor. planned: by the planner's rule, None if nothing is known of the noise.
+
+    Without it the present factor stays: a change of EXPLORATION_FACTOR is too small to retune for."""
     if given.policy.rule == "none":
         return 1.0
     return planned if planned is not None else given.current.learning_rate_factor or 1.0

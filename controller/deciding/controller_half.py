@@ -19,18 +19,18 @@ class ControllerHalf(Protocol):
     """Made from a strategy's settings. Pure: time is an argument."""
 
     def estimator(self) -> StepEstimator | None:
-        """Learns from the steps of one run what only this strategy asks for; None where there is nothing."""
+        """Make the estimator of one run's steps for what only this strategy needs; None if it needs nothing."""
         ...
 
     def next_plan(self, given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
-        """The plan that should follow the present one; None where the split of the batch is all there is to decide.
+        """Return the plan after the present one; None if only the split of the batch is to be decided.
 
-        ranks: all of them, as measured under the present plan. Raises NoFeasiblePlan."""
+        ranks: all ranks, as measured under the present plan. Raises NoFeasiblePlan."""
         ...
 
 
 def controller_half(strategy: str, settings: Mapping[str, Any]) -> ControllerHalf | None:
-    """None where a strategy has none. settings: as recorded."""
+    """Make a strategy's controller half, None if it has none. settings: as recorded."""
     declared = registry.find(strategy)
     if not declared.controller:
         return None

@@ -1,4 +1,4 @@
-"""The plan that a run begins with, and those that a user asks for."""
+"""Makes the plan that a run begins with, and the plans that a user asks for."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from atoll.controller.planners.batches.inverse_time import InverseTimeInput, Inv
 from atoll.controller.planners.registry import EVEN, INVERSE_TIME, Decision
 from atoll.controller.state.records import PlanRecord
 
-ALIKE: Final = 1.2
-"""Times that differ by no more than this are the same, as far as a benchmark of a fraction of a second can tell."""
+MAX_EQUAL_RATIO: Final = 1.2
+"""Largest ratio of times that counts as equal: a benchmark of a fraction of a second cannot tell more."""
 NOMINAL_BATCH: Final = 1000
-"""Stands in for the total batch before the script has told it; only the shares' ratios count then."""
+"""Total batch of a first plan before the script has reported its own; only the ratios of shares count then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank runs, what its agent was told of the device's speed (1.0 = full), and what it measured of its
-    work on a fixed calculation (0: nothing)."""
+    """Device of a rank. speed: as set for its agent, 1.0 = full. work_per_s: measured on a fixed calculation, 0 if not
+    measured."""
 
     node: str
     device: int
@@ -38,14 +38,14 @@ class Place:
 def first_plan(
     run: int, split: str, places: Sequence[Place], learned: Mapping[str, float], total_batch: int
 ) -> PlanRecord:
-    """The plan a run starts with, from what was learned of its devices in earlier runs, else from their set speeds.
+    """Return a run's first plan, from its devices' speeds in earlier runs, else from their set speeds.
 
-    learned: seconds per sample by "node/device". total_batch: 0 where no earlier run told it.
+    learned: seconds per sample by "node/device". total_batch: 0 if no earlier run reported it.
     """
     if split == "even":
         return _even(run, len(places), total_batch)
     times, why = _times(places, learned)
-    if max(times) <= ALIKE * min(times):
+    if max(times) <= MAX_EQUAL_RATIO * min(times):
         return _even(run, len(places), total_batch)
     decision = by_time(times, total_batch or NOMINAL_BATCH)
     shares = decision.plan.batches if total_batch >= len(places) else decision.plan.continuous
@@ -66,7 +66,7 @@ def _first(run: int, shares: Sequence[float], decision: Decision[Any, Any], reas
 
 
 def _times(places: Sequence[Place], learned: Mapping[str, float]) -> tuple[list[float], str]:
-    """Seconds per sample of each, as far as anything is known of them, and how."""
+    """Return seconds per sample of each, as far as they are known, and their source in words."""
     if all(place.name in learned for place in places):
         return [learned[place.name] for place in places], "speeds learned in earlier runs"
     known = [place for place in places if place.name in learned and place.work_per_s]
@@ -79,12 +79,12 @@ def _times(places: Sequence[Place], learned: Mapping[str, float]) -> tuple[list[
 
 
 def least_batch(total_batch: int, ranks: int) -> int:
-    """Every rank gets a sample where there are enough: an idle rank would never be measured again."""
+    """Return the least batch of a rank: 1 if there are enough samples, as an idle rank is never measured again."""
     return 1 if total_batch >= ranks else 0
 
 
 def by_time(times: Sequence[float], total_batch: int) -> Decision[InverseTimeInput, InverseTimePlan]:
-    """times: seconds per sample, by rank."""
+    """Split the batch by speed. times: seconds per sample, by rank."""
     low = least_batch(total_batch, len(times))
     nodes = tuple(TimedNode.of_measured(min_batch=low, seconds_per_sample=time_s) for time_s in times)
     return INVERSE_TIME.decide(InverseTimeInput(total_batch=total_batch, nodes=nodes))
@@ -99,9 +99,10 @@ def _even(run: int, ranks: int, total_batch: int) -> PlanRecord:
 def pinned_plan(
     current: PlanRecord, pins: Pins, from_step: int, *, adapts: bool = False, by: str = "a user"
 ) -> PlanRecord | None:
-    """The plan that follows `current` with what a user pinned; None where all of it holds already.
+    """Return the plan after `current` with the user's pins; None if it has them all already.
 
-    adapts: the controller may choose the total batch. Where it may not, one that is pinned no more ends. by: who."""
+    adapts: the controller may choose the total batch. If it may not, a total batch that is unpinned ends. by: the
+    user."""
     changes, asked = [], current
     for name, value in pins.strategy_params.items():
         if value != (before := current.strategy_params.get(name)):
@@ -118,7 +119,7 @@ def pinned_plan(
         asked = replace(asked, shares=pins.shares)
     if not changes:
         return None
-    # The planner's input stays that of the last decision: a user's wish is derived from nothing.
+    # The planner's input stays that of the last decision: pins are derived from nothing.
     reason = f"{', '.join(changes)} (asked by {by})"
     return replace(asked, id=current.id + 1, from_step=from_step, reason=reason, predicted_s=0.0)
 

@@ -1,37 +1,40 @@
-"""The input of a decision: what is known of a run, and what may be decided about it."""
+"""The input of a decision: the state of a run, and the limits of what may be decided about it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from atoll.controller.deciding.controller_half import ControllerHalf
 from atoll.controller.estimators.profile import Profile
+from atoll.controller.planners.registry import Decision
 from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.state.records import PlanRecord
 from atoll.step_estimators.estimates import RankProfile
 
-GAIN: Final = 0.05
-"""A new plan must promise to shorten the step by this part at least, and by two standard errors of what was measured,
-or noise would move batches."""
+MIN_GAIN: Final = 0.05
+"""Least share by which a new plan must promise to shorten the step. It must also exceed two standard errors of what was
+measured, or noise would move batches."""
 MIN_INTERVAL_S: Final = 2.0
-MOST_LEAD_STEPS: Final = 5
-DELIVERED_S: Final = 1.0
-"""A plan is with all workers by then; from what step it holds they agree in any case."""
-REACH: Final = 2.0
-"""A plan changes the total batch by this factor at most: predictions far from what was measured are not trusted."""
+"""Least time between two plans of a run, in seconds."""
+MAX_LEAD_STEPS: Final = 5
+DELIVERY_S: Final = 1.0
+"""Time by which all workers have a plan, in seconds. They agree on its first step in any case."""
+MAX_BATCH_CHANGE: Final = 2.0
+"""Largest factor by which a plan changes the total batch: predictions far from what was measured are not trusted."""
 
 
 def lead_steps(step_s: float) -> int:
-    """A plan holds from so many steps after the newest that was seen; 5 where no step has a time yet. Long steps have
-    no need of more than two, and each is one more under what no longer fits."""
-    return min(2 + int(DELIVERED_S / step_s), MOST_LEAD_STEPS) if step_s > 0 else MOST_LEAD_STEPS
+    """Return how many steps after the newest reported one a plan begins; the most if no step was timed yet.
+
+    Two are enough for long steps, and each further one runs under a plan that no longer fits."""
+    return min(2 + int(DELIVERY_S / step_s), MAX_LEAD_STEPS) if step_s > 0 else MAX_LEAD_STEPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pins:
-    """What a user has taken out of the controller's hands. total_batch: 0 where it is not pinned; shares: empty."""
+    """Values that a user has pinned. total_batch is 0 and shares are empty if they are not pinned."""
 
     strategy_params: Mapping[str, Any] = field(default_factory=dict)
     total_batch: int = 0
@@ -40,10 +43,12 @@ class Pins:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What may be decided about a job. half: of its strategy; None where it has none. adapts: names of plan parameters
-    of the strategy that may change. min_batch, max_batch: of the total batch, both 0 where it is fixed. rule: of the
-    learning rate, "adascale", "square-root" or "none". initial_batch: the script's own total batch, 0 where it is not
-    known yet. batches_per_update: that each update adds up. surrogate: of the offline profile; None: there is none."""
+    """Limits of the decisions about a job.
+
+    half: the strategy's controller half, None if it has none. adapts: the strategy's plan parameters that may change.
+    min_batch, max_batch: range of the total batch, both 0 if it is fixed. rule: of the learning rate, "adascale",
+    "square-root" or "none". initial_batch: the script's own total batch, 0 until it is known. batches_per_update:
+    batches that each update adds up. surrogate: of the offline profile, None if there is none."""
 
     split: str = "auto"
     half: ControllerHalf | None = None
@@ -61,7 +66,7 @@ class Policy:
         return bool(self.max_batch) and not self.pins.total_batch and not self.fixed_split
 
     def may_change(self, parameter: str) -> bool:
-        """Of a plan parameter of the strategy."""
+        """Return whether decisions may change this plan parameter of the strategy."""
         return parameter in self.adapts and parameter not in self.pins.strategy_params
 
     @property
@@ -71,8 +76,8 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """One run as it is. now_s, planned_s: monotonic; planned_s is when `current` was issued. islands: by rank, empty
-    where there is one."""
+    """State of one run. now_s, planned_s: monotonic clock; `current` was issued at planned_s. islands: by rank, empty
+    if there is only one."""
 
     now_s: float
     planned_s: float
@@ -86,9 +91,23 @@ class Given:
         return len(self.current.shares)
 
     def ranks(self) -> list[RankProfile] | None:
-        """All ranks as measured under the present plan; None while one of them is not."""
+        """Return all ranks as measured under the present plan, None while one is not measured."""
         found: Mapping[int, RankProfile] = self.profile.ranks
         ranks = [found[rank] for rank in range(self.world_size) if rank in found]
         if len(ranks) < self.world_size or any(rank.plan != self.current.id for rank in ranks):
             return None
         return ranks
+
+
+def plan_after(given: Given, decision: Decision[Any, Any], **changes: Any) -> PlanRecord:
+    """Make the plan after the present one, as its planner decided, with `changes` of fields."""
+    current = given.current
+    return replace(
+        current,
+        id=current.id + 1,
+        from_step=given.profile.newest_step + lead_steps(given.profile.step_s),
+        planner=decision.planner.name,
+        input=decision.input,
+        output=decision.output,
+        **changes,
+    )

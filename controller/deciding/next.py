@@ -11,10 +11,10 @@ from atoll.step_estimators.estimates import RankProfile
 
 
 def next_plan(given: Given) -> PlanRecord | None:
-    """The plan that should follow the present one, or None while that is good enough or too little is known.
+    """Return the plan after the present one, or None while that is good enough or too little is known.
 
-    A plan must promise more than its uncertainty. That switching costs nothing (training does not pause for it) is why
-    nothing is added for it. Raises NoFeasiblePlan where the strategy's planner has none, and the split stays too."""
+    A plan must promise more than its uncertainty. Switching plans costs nothing, since training does not pause. Raises
+    NoFeasiblePlan if the strategy's planner has no plan and the split stays too."""
     if given.now_s < given.planned_s + MIN_INTERVAL_S:
         return None
     ranks = given.ranks()

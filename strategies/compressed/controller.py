@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 
-from atoll.controller.deciding.given import GAIN, Given
-from atoll.controller.deciding.split import following
+from atoll.controller.deciding.given import MIN_GAIN, Given, plan_after
 from atoll.controller.deciding.words import changed, mbit
 from atoll.controller.planners.registry import TENSOR_GROUPS, Decision
 from atoll.controller.planners.tensor_compression.compression import CompressionInput
@@ -46,12 +45,12 @@ class CompressedController:
         decision = TENSOR_GROUPS.decide(costs.given)
         planned = decision.plan
         is_ours = given.current.planner == TENSOR_GROUPS.name
-        if present_s is not None and not is_ours and not planned.iteration_time < present_s * (1 - GAIN):
+        if present_s is not None and not is_ours and not planned.iteration_time < present_s * (1 - MIN_GAIN):
             return None  # a plan of another kind came between: what it kept is good enough
         # What is not sooner stays, and is planned from now: the record says what it takes today.
         stays = present_s is not None and not planned.iteration_time < present_s * (1 - CHANGED / 2)
         params = given.current.strategy_params if stays else _params(planned, costs)
-        return following(
+        return plan_after(
             given,
             decision,
             strategy_params=params,

@@ -6,9 +6,8 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from atoll.controller.deciding.given import Given
-from atoll.controller.deciding.split import following
-from atoll.controller.deciding.stepping import expected_step_s, predicted
+from atoll.controller.deciding.cost_model import expected_step_s, predicted_step_s
+from atoll.controller.deciding.given import Given, plan_after
 from atoll.controller.deciding.words import changed, mbit, percent
 from atoll.controller.planners.islands.exchange_density import Drift, ExchangeDensityInput, ExchangeDensityPlan, HeldBy
 from atoll.controller.planners.islands.wire_bytes import VALUE_BYTES
@@ -74,7 +73,7 @@ class LocalStepsController:
         then_s = (
             now_s + asked.exchange_s / asked.every * (then - before) + asked.scan_s * (1 / after.every - 1 / now.every)
         )
-        return following(
+        return plan_after(
             given,
             decision,
             strategy_params={
@@ -83,7 +82,7 @@ class LocalStepsController:
             },
             reason=_reason(given, decision, now, after),
             measured_s=now_s,
-            predicted_s=predicted(
+            predicted_s=predicted_step_s(
                 given.profile,
                 max(now_s, _waited_s(asked, before, now.staleness)),
                 max(then_s, _waited_s(asked, then, after.staleness)),

@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from atoll.controller.deciding.cost_model import change_uncertainty_s, expected_step_s, predicted_step_s
 from atoll.controller.deciding.first import least_batch
-from atoll.controller.deciding.given import GAIN, REACH, Given
-from atoll.controller.deciding.split import doubts_s, following
-from atoll.controller.deciding.stepping import expected_step_s, predicted
+from atoll.controller.deciding.given import MAX_BATCH_CHANGE, MIN_GAIN, Given, plan_after
 from atoll.controller.deciding.words import changed, listed, mbit, percent
 from atoll.controller.estimators.saturation import SaturationEstimate, curve_of
 from atoll.controller.planners.islands.wire_bytes import VALUE_BYTES, update_density
@@ -71,7 +70,7 @@ def _next(given: Given, ranks: Sequence[RankProfile], asked: TtaInput) -> PlanRe
     if not _worth_it(ranks, now, planned):
         return None
     adapted = sum(before) != planned.total_batch
-    return following(
+    return plan_after(
         given,
         decision,
         shares=tuple(map(float, planned.batches)),
@@ -132,8 +131,8 @@ def _totals(given: Given, total: int, ranks: int) -> tuple[int, int]:
     policy = given.policy
     if not policy.adapts_batch or policy.surrogate is None:
         return total, total
-    low = max(policy.min_batch, math.ceil(total / REACH), math.ceil(policy.surrogate.batches[0]), ranks)
-    high = min(policy.max_batch, math.floor(total * REACH), math.floor(policy.surrogate.batches[-1]))
+    low = max(policy.min_batch, math.ceil(total / MAX_BATCH_CHANGE), math.ceil(policy.surrogate.batches[0]), ranks)
+    high = min(policy.max_batch, math.floor(total * MAX_BATCH_CHANGE), math.floor(policy.surrogate.batches[-1]))
     return (low, high) if low <= high else (total, total)
 
 
@@ -161,12 +160,12 @@ def _surrogate(given: Given, known: Surrogate) -> Surrogate:
 
 
 def _worth_it(ranks: Sequence[RankProfile], now: TtaPlan, planned: TtaPlan) -> bool:
-    """Beyond GAIN and what is unsure: of steps as they are, and of batches that move away from where they were
+    """Beyond MIN_GAIN and what is unsure: of steps as they are, and of batches that move away from where they were
     measured."""
     unsure = max(rank.compute_error_s / rank.compute_s for rank in ranks)
     estimates = [rank.estimate for rank in ranks if rank.estimate is not None]
-    moved_s = max(doubts_s(ranks, estimates, planned.batches)) if len(estimates) == len(ranks) else 0.0
-    return planned.tta < now.tta * (1 - max(GAIN, 2 * unsure, moved_s / now.step_time))
+    moved_s = max(change_uncertainty_s(ranks, estimates, planned.batches)) if len(estimates) == len(ranks) else 0.0
+    return planned.tta < now.tta * (1 - max(MIN_GAIN, 2 * unsure, moved_s / now.step_time))
 
 
 def _predicted(given: Given, ranks: Sequence[RankProfile], now: TtaPlan, planned: TtaPlan) -> float:
@@ -183,7 +182,7 @@ def _predicted(given: Given, ranks: Sequence[RankProfile], now: TtaPlan, planned
     now_s = expected_step_s(ranks, alone(now.batches))
     more = update_density(planned.sparsity, len(ranks)) - update_density(now.sparsity, len(ranks))
     then_s = max(expected_step_s(ranks, alone(planned.batches)) + _dense_s(given) * more, planned.communication_time)
-    return predicted(given.profile, now_s, then_s)
+    return predicted_step_s(given.profile, now_s, then_s)
 
 
 def _factor(given: Given, total: int) -> float:

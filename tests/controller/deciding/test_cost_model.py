@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from measured_runs import given
 
-from atoll.controller.deciding.stepping import expected_step_s, predicted
+from atoll.controller.deciding.cost_model import expected_step_s, predicted_step_s
 from atoll.step_estimators.estimates import RankProfile
 
 
@@ -39,5 +39,5 @@ def test_steady_ranks_take_what_the_slowest_takes() -> None:
 
 def test_what_a_step_takes_beyond_its_slowest_rank_stays() -> None:
     profile = given({0: rank(0.1, 0.0)}).profile  # its steps take 0.1 s
-    assert predicted(profile, 0.09, 0.05) == pytest.approx(0.06)
-    assert predicted(profile, 0.3, 0.2) == 0.2
+    assert predicted_step_s(profile, 0.09, 0.05) == pytest.approx(0.06)
+    assert predicted_step_s(profile, 0.3, 0.2) == 0.2
