@@ -1,7 +1,7 @@
-"""The convergence profile of a model as a planner sees it: extra loss over sparsity and total batch.
+"""Convergence profile of a model for planners: extra loss over sparsity and total batch.
 
-Source: StellaTrain (Lim et al., 2024), section 4.3: g(r, X). The offline profile fits it; what is planned with is its
-values on a grid, so that a recorded input is text and needs no fitted model to be derived again.
+Source: StellaTrain (Lim et al., 2024), section 4.3: g(r, X). The offline profile fits it. Planners take its values on
+a grid, so that a recorded input is text and needs no fitted model to be derived again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _Row = Annotated[tuple[_Extra, ...], Field(strict=False)]
 
 
 class Surrogate(Schema):
-    """sparsities, batches: total batches; both ascending. extra: a row per sparsity, a value per
-    batch: the loss after the probe, relative to the one with neither compression nor staleness."""
+    """Extra loss on a grid. sparsities, batches (total): ascending. extra: a row per sparsity, a value per batch. It is
+    relative to the loss with neither compression nor staleness."""
 
     sparsities: Annotated[tuple[Sparsity, ...], _Axis, AfterValidator(_ascending)]
     batches: Annotated[tuple[_Batch, ...], _Axis, AfterValidator(_ascending)]
@@ -45,7 +45,7 @@ class Surrogate(Schema):
         return self
 
     def at(self, sparsity: float, batch: float) -> float:
-        """Bilinear in the logarithms of the density and of the batch; the edge's value beyond the edges."""
+        """Interpolate bilinearly in the logarithms of density and batch; beyond the edges, return the edge's value."""
         row, down = _place([-math.log1p(-r) for r in self.sparsities], -math.log1p(-sparsity))
         column, right = _place([math.log(b) for b in self.batches], math.log(batch))
         above, below = self.extra[row], self.extra[min(row + 1, len(self.sparsities) - 1)]
@@ -56,7 +56,7 @@ class Surrogate(Schema):
 
 
 def _place(knots: Sequence[float], value: float) -> tuple[int, float]:
-    """The knot at or before `value`, and the part of the way to the next one."""
+    """Return the knot at or before `value`, and the share of the way to the next one."""
     i = bisect.bisect_right(knots, value) - 1
     if i < 0:
         return 0, 0.0

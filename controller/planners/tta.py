@@ -1,4 +1,4 @@
-"""Sparsity and batches for the least time to accuracy over thin links between islands.
+"""Planner of sparsity and batches for the least time to accuracy over thin links between islands.
 
 Source: StellaTrain (Lim et al., 2024), Eq. 1-6. Differences, all on purpose: Eq. 3 is taken as standard deviation
 over mean (as printed its sums lack 1/n); Eq. 6 counts the bytes that really cross each island's link (values,
@@ -36,24 +36,24 @@ from atoll.controller.planners.surrogate import Surrogate
 from atoll.errors import NoFeasiblePlan
 
 _STARTS: Final = 4
-"""Along the range of the total batch: the surrogate, and with it the time to accuracy, may have several valleys."""
-_EVALUATIONS: Final = 80
-"""Of each start; two dimensions settle in fewer."""
-_LEAST_STEP: Final = 0.2
-"""However costly entries were, so much of a step's time stays without them."""
-_CLOSER: Final = 4
-"""Rounds in which a longer step carries more, and more makes it longer; each is feasible."""
+"""Searches along the range of the total batch: the time to accuracy may have several minima."""
+_MAX_EVALUATIONS: Final = 80
+"""Evaluations of each search; two dimensions settle in fewer."""
+_MIN_STEP_SHARE: Final = 0.2
+"""Share of a measured step that stays, whatever fewer entries would save."""
+_DENSITY_ROUNDS: Final = 4
+"""Rounds to settle the density: a longer step carries more, and more makes it longer. Each round is feasible."""
 _INFEASIBLE: Final = 1e3
-"""Above the logarithm of any time to accuracy."""
+"""Logarithm above that of any time to accuracy."""
 
 
 class MeasuredDevice(NodeModel):
-    """island: number of the link that it is behind."""
+    """Device with a measured step. island: number of its link."""
 
     island: Samples = 0
 
     def step_s(self) -> tuple[float, float, float]:
-        """(per_sample, fixed, floor): a batch of x takes max(per_sample x + fixed, floor) seconds."""
+        """Return (per_sample, fixed, floor): a batch of x takes max(per_sample x + fixed, floor) seconds."""
         return self.q + self.k, self.s + self.m, 0.0
 
 
@@ -65,7 +65,7 @@ class SaturatingDevice(Bounds):
     island: Samples = 0
 
     def step_s(self) -> tuple[float, float, float]:
-        """As MeasuredDevice.step_s."""
+        """Return the same as MeasuredDevice.step_s."""
         return 1 / self.beta, 0.0, self.alpha / self.beta
 
 
@@ -81,8 +81,8 @@ Device = Annotated[
 
 
 class SparsityCost(Schema):
-    """What devices take was measured at this sparsity; with a density of 1 a step takes `seconds` longer than with 0:
-    entries are selected, summed and applied."""
+    """Device time of the exchange: a step with a density of 1 takes `seconds` longer than one with 0, for entries are
+    selected, summed and applied. Steps of the devices were measured at `sparsity`."""
 
     seconds: Seconds
     sparsity: Sparsity
@@ -90,10 +90,9 @@ class SparsityCost(Schema):
 
 class TtaInput(Schema):
     """bandwidths: bytes a second of each island's link to the others, each way. entries: of the model. value_bytes:
-    of an entry on the wire. balance: how much unequal times of the devices count; 0 leaves them out. samples: to be
-    trained until the accuracy is reached with neither compression nor staleness. sparsity_cost: what more entries take
-    of the devices' time. totals: the least and the largest total batch to choose from; None: what the surrogate knows.
-    """
+    bytes of an entry's value on the wire. balance: weight of unequal device times; 0 leaves them out. samples: to train
+    until the accuracy is reached with neither compression nor staleness. totals: the least and the largest total batch
+    to choose from; None: those of the surrogate."""
 
     devices: Annotated[tuple[Device, ...], Field(min_length=1, max_length=MAX_NODES)]
     bandwidths: Annotated[tuple[BytesPerSecond, ...], Field(min_length=1, max_length=MAX_NODES)]
@@ -120,8 +119,7 @@ class TtaInput(Schema):
 
 @dataclass(frozen=True, slots=True)
 class TtaPlan:
-    """sparsity: share of entries not sent. tta, step_time, communication_time: predicted seconds, the
-    last two per step.
+    """sparsity: share of entries not sent. tta, step_time, communication_time: predicted seconds, the latter per step.
     extra: relative extra loss from the surrogate. variation: standard deviation over mean of the devices' times."""
 
     sparsity: float
@@ -143,7 +141,7 @@ def plan_tta(given: TtaInput) -> TtaPlan:
     Source: StellaTrain, Eq. 3-6. Raises NoFeasiblePlan.
     """
     search = _Search(given)
-    places: dict[int, float] = {}  # of the sparsity, by whole total: that of the best start that ended there
+    places: dict[int, float] = {}  # place of the sparsity by whole total, from the best search that ended there
     for _, total, above in sorted(search.minima()):
         for whole_total in (math.floor(total), math.ceil(total)):
             places.setdefault(whole_total, above)
@@ -154,13 +152,13 @@ def plan_tta(given: TtaInput) -> TtaPlan:
 
 
 def assess_tta(given: TtaInput, sparsity: float, batches: Sequence[int]) -> TtaPlan:
-    """What a sparsity and batches would do, where links may be too thin for them: then they set the step's time."""
+    """Return the plan of a given sparsity and batches. Links that are too thin for them set the step's time."""
     return _Search(given).assess(sparsity, batches)
 
 
 class _Search:
-    """A point is the total batch, and where the sparsity lies between the least the links allow (0) and the largest
-    that was profiled (1)."""
+    """Search over the total batch and the place of the sparsity: 0 for the least that links carry, 1 for the largest
+    that was profiled."""
 
     def __init__(self, given: TtaInput) -> None:
         self._given = given
@@ -185,40 +183,30 @@ class _Search:
             )
 
     def minima(self) -> Iterator[tuple[float, float, float]]:
-        """(logarithm of the cost, total, place of the sparsity) where Nelder-Mead ends, from each start."""
+        """Yield (logarithm of the cost, total, place of the sparsity) where Nelder-Mead ends, from each start."""
         from scipy.optimize import minimize
 
-        bounds = [(math.log(self._low), math.log(self._high)), (0.0, 1.0)]
-        if self._low == self._high:
+        low, high = math.log(self._low), math.log(self._high)
+        step = (high - low) / (2 * _STARTS)
+        fixed = self._low == self._high  # then the place is the only dimension
+        for at in [low] if fixed else [low + (high - low) * (start + 0.5) / _STARTS for start in range(_STARTS)]:
+            simplex = [[0.0], [0.3]] if fixed else [[at, 0.0], [at + step, 0.0], [at, 0.3]]
             ended = minimize(
-                lambda point: self._log_cost(self._low, point[0]),
-                [0.0],
-                method="Nelder-Mead",
-                bounds=bounds[1:],
-                options={"initial_simplex": [[0.0], [0.3]], "maxfev": _EVALUATIONS, "xatol": 1e-3, "fatol": 1e-5},
-            )
-            yield float(ended.fun), float(self._low), float(ended.x[0])
-            return
-        width = bounds[0][1] - bounds[0][0]
-        for start in range(_STARTS):
-            at = bounds[0][0] + width * (start + 0.5) / _STARTS
-            step = width / (2 * _STARTS)
-            simplex = [[at, 0.0], [at + step, 0.0], [at, 0.3]]
-            ended = minimize(
-                lambda point: self._log_cost(math.exp(point[0]), point[1]),
+                lambda point: self._log_cost(self._low if fixed else math.exp(point[0]), point[-1]),
                 simplex[0],
                 method="Nelder-Mead",
-                bounds=bounds,
-                options={"initial_simplex": simplex, "maxfev": _EVALUATIONS, "xatol": 1e-3, "fatol": 1e-5},
+                bounds=[(low, high), (0.0, 1.0)][fixed:],
+                options={"initial_simplex": simplex, "maxfev": _MAX_EVALUATIONS, "xatol": 1e-3, "fatol": 1e-5},
             )
-            # The logarithm may come back a rounding error outside.
-            total = min(max(math.exp(ended.x[0]), self._low), self._high)
-            yield float(ended.fun), total, float(ended.x[1])
+            yield float(ended.fun), self._within(self._low if fixed else math.exp(ended.x[0])), float(ended.x[-1])
+
+    def _within(self, total: float) -> float:
+        """Return the total within its range: its logarithm may be a rounding error outside."""
+        return float(min(max(total, self._low), self._high))
 
     def _log_cost(self, total: float, above: float) -> float:
-        total = min(max(total, self._low), self._high)
-        level = self._levels.levels(np.array([total]))
-        compute_s, variation = self._slowest(self._levels.split(level)[0])
+        total = self._within(total)
+        compute_s, variation = self._slowest(self._fastest_split(total))
         density = self._density_within(compute_s)
         if density < self._least_dense:
             return _INFEASIBLE + math.log(self._least_dense / density)
@@ -232,7 +220,7 @@ class _Search:
         if self._most_dense >= 1 and self._traffic.seconds(self._whole) <= self._step_s(compute_s, self._whole):
             return self._whole
         density = self._traffic.density_within(self._step_s(compute_s, 0.0))
-        for _ in range(_CLOSER if self._given.sparsity_cost.seconds else 0):
+        for _ in range(_DENSITY_ROUNDS if self._given.sparsity_cost.seconds else 0):
             density = self._traffic.density_within(self._step_s(compute_s, density))
         return min(density, 1 - LEAST_SPARSITY)
 
@@ -242,10 +230,10 @@ class _Search:
     def _step_s(self, compute_s: float, density: float) -> float:
         """Seconds of a step with this density, from those with the density under which the devices were measured."""
         cost = self._given.sparsity_cost
-        return max(compute_s + cost.seconds * (density - self._density(cost.sparsity)), _LEAST_STEP * compute_s)
+        return max(compute_s + cost.seconds * (density - self._density(cost.sparsity)), _MIN_STEP_SHARE * compute_s)
 
     def _sparsity(self, density_at_most: float, above: float) -> float:
-        """The sparsity at that place, on a scale of the logarithm of the density."""
+        """Return the sparsity at that place, on a scale of the logarithm of the density."""
         densest = min(density_at_most, self._most_dense)
         most, least = math.log(min(densest, 1.0)), math.log(min(self._least_dense, 1.0))
         sparsity = 1 - math.exp(most + above * (least - most))
@@ -254,9 +242,8 @@ class _Search:
         return 0.0 if densest >= 1 else LEAST_SPARSITY
 
     def plan(self, total: int, above: float) -> TtaPlan | None:
-        """The plan in whole samples, its sparsity so that the links carry it; None where they carry no profiled one."""
-        level = self._levels.levels(np.array([float(total)]))
-        batches = whole(self._times, self._levels.split(level)[0], total)
+        """Return the plan in whole samples with a sparsity that the links carry; None if they carry no profiled one."""
+        batches = whole(self._times, self._fastest_split(total), total)
         compute_s, _ = self._slowest(np.array(batches, dtype=np.float64))
         density = self._density_within(compute_s)
         if density < self._least_dense:
@@ -285,14 +272,18 @@ class _Search:
             tta=self._given.samples * (1 + extra) * step_s / total,
         )
 
+    def _fastest_split(self, total: float) -> F64:
+        batch_N: F64 = self._levels.split(self._levels.levels(np.array([float(total)])))[0]
+        return batch_N
+
     def _slowest(self, batch_N: F64) -> tuple[float, float]:
-        """Seconds of the slowest device, and the standard deviation of all over their mean."""
+        """Return the seconds of the slowest device, and the standard deviation of all over their mean."""
         time_N = self._times.at(batch_N)
         return float(time_N.max()), float(time_N.std() / time_N.mean())
 
     def links_too_thin(self) -> NoFeasiblePlan:
         needed_s = self._traffic.seconds(self._least_dense)
-        longest_s = self._slowest(self._levels.split(self._levels.levels(np.array([float(self._high)])))[0])[0]
+        longest_s = self._slowest(self._fastest_split(self._high))[0]
         return NoFeasiblePlan(
             f"even the largest profiled sparsity {self._given.surrogate.sparsities[-1]:g} needs {needed_s:.3g} s "
             f"a step on the thinnest link, and the longest step takes {longest_s:.3g} s. "
