@@ -18,7 +18,7 @@ from atoll.errors import BadInput
 from atoll.jobs.job_spec import Rule
 from atoll.profiling import surrogate, trials
 from atoll.profiling.document import BaselineTrial, Conditions, Document, ProbeTrial, ProfiledModel, write
-from atoll.profiling.trials import Command, Told, Trial
+from atoll.profiling.trials import Command, Trial, WorkerReport
 from atoll.strategies import registry
 
 JUDGED_SHARE: Final = 0.2
@@ -57,9 +57,9 @@ class Watcher(Protocol):
 def prepared_by(command: Command, workers: int) -> Mapping[str, Any]:
     """Start the script up to run.prepare and return what it prepares. Raises as `trials.run`."""
     with tempfile.TemporaryDirectory(prefix="atoll-profile-") as folder:
-        told = trials.run(command, Trial(workers=workers), Path(folder), lambda _: None)
-    assert told[0].prepared is not None  # `trials.run` saw to it
-    return told[0].prepared
+        reports = trials.run(command, Trial(workers=workers), Path(folder), lambda _: None)
+    assert reports[0].prepared is not None  # `trials.run` saw to it
+    return reports[0].prepared
 
 
 def new_profile(prepared: Mapping[str, Any], command: Command, wanted: ProfileRequest) -> Document:
@@ -122,9 +122,9 @@ def profile(document: Document, path: Path, command: Command, watcher: Watcher) 
         watcher.began(document, trial)
         began_s = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="atoll-profile-") as folder:
-            told = trials.run(command, trial, Path(folder), watcher.stepped)
-        _check_model(document, told, command)
-        made = outcome(document, trial, told, time.monotonic() - began_s)
+            reports = trials.run(command, trial, Path(folder), watcher.stepped)
+        _check_model(document, reports, command)
+        made = outcome(document, trial, reports, time.monotonic() - began_s)
         kind = "baselines" if isinstance(made, BaselineTrial) else "probes"
         document = document.model_copy(update={kind: (*getattr(document, kind), made)})
         write(document, path)
@@ -162,11 +162,13 @@ def _trial(conditions: Conditions, batch: int, sparsity: float | None) -> Trial:
     )
 
 
-def outcome(document: Document, trial: Trial, told: Sequence[Told], seconds: float) -> BaselineTrial | ProbeTrial:
+def outcome(
+    document: Document, trial: Trial, reports: Sequence[WorkerReport], seconds: float
+) -> BaselineTrial | ProbeTrial:
     """Return the trial's numbers. Raises BadInput for a loss that is not above 0, and for a baseline that diverged."""
-    trained = trials.whole_batches(one.steps for one in told)
+    trained = trials.whole_batches(one.steps for one in reports)
     training = trials.smoothed(trained, document.reference_batch)
-    loss = trials.mean(trials.whole_batches(one.judged for one in told))
+    loss = trials.mean(trials.whole_batches(one.judged for one in reports))
     bound = surrogate.MAX_RATIO * abs(trained[0][1])
     diverged = not (loss < bound and training < bound)  # NaN too
     if not diverged and loss <= 0:
@@ -217,8 +219,8 @@ def _small(seed: int) -> int:
     return seed % 2**32  # numpy's older generators, which the Gaussian process uses, take no more
 
 
-def _check_model(document: Document, told: Sequence[Told], command: Command) -> None:
-    for one in told:
+def _check_model(document: Document, reports: Sequence[WorkerReport], command: Command) -> None:
+    for one in reports:
         assert one.prepared is not None  # `trials.run` saw to it
         if trials.description_of(one.prepared)["fingerprint"] != document.model.fingerprint:
             raise BadInput(

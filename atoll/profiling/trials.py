@@ -92,15 +92,15 @@ class StepLoss:
 
 
 @dataclass(slots=True)
-class Told:
-    """Report of one worker."""
+class WorkerReport:
+    """Report of one worker: what it prepares, its losses, its end."""
 
     prepared: Mapping[str, Any] | None = None
     steps: list[StepLoss] = field(default_factory=list)
     judged: list[StepLoss] = field(default_factory=list)
     ended: Mapping[str, Any] | None = None
 
-    def take(self, line: Mapping[str, Any]) -> None:
+    def add(self, line: Mapping[str, Any]) -> None:
         match line["event"]:
             case "prepared":
                 self.prepared = line
@@ -111,21 +111,21 @@ class Told:
                 self.ended = line
 
 
-def run(command: Command, trial: Trial, folder: Path, progress: Callable[[int], None]) -> list[Told]:
+def run(command: Command, trial: Trial, folder: Path, progress: Callable[[int], None]) -> list[WorkerReport]:
     """Carry the trial out; return the workers' reports by rank.
 
     folder: empty, for the workers' files. progress: called with the number of finished steps. Raises ScriptFailed,
     BadInput for a script that does not use Atoll, DeadlineExceeded for one that hangs. None of the processes is left
     afterwards."""
     with _Workers(command, trial, folder) as workers:
-        told = workers.until_ended(progress)
-    check(command, trial, told)
-    return told
+        reports = workers.until_ended(progress)
+    check(command, trial, reports)
+    return reports
 
 
-def check(command: Command, trial: Trial, told: Sequence[Told]) -> None:
-    """Raise BadInput if workers that ended well did not do their part. told: by rank."""
-    for rank, one in enumerate(told):
+def check(command: Command, trial: Trial, reports: Sequence[WorkerReport]) -> None:
+    """Raise BadInput if workers that ended well did not do their part. reports: by rank."""
+    for rank, one in enumerate(reports):
         if one.prepared is None:
             raise BadInput(
                 f"{command.script} ended without run.prepare; only scripts that train through atoll.init and "
@@ -133,7 +133,7 @@ def check(command: Command, trial: Trial, told: Sequence[Told]) -> None:
             )
         if trial.steps and not one.steps:
             raise BadInput(
-                f"{command.script} trained without run.backward(loss), so nobody told its losses. Call it in place of "
+                f"{command.script} trained without run.backward(loss), so no loss was reported. Call it in place of "
                 "loss.backward()"
             )
         if trial.steps and one.ended is None:
@@ -194,7 +194,7 @@ class _Workers:
         self._command, self._trial, self._folder = command, trial, folder
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pidfds: list[int] = []
-        self._reports = [_Report(folder / f"rank-{rank}.jsonl") for rank in range(trial.workers)]
+        self._files = [_ReportFile(folder / f"rank-{rank}.jsonl") for rank in range(trial.workers)]
 
     def __enter__(self) -> _Workers:
         with contextlib.ExitStack() as on_error:
@@ -231,22 +231,22 @@ class _Workers:
         self._processes.append(process)
         self._pidfds.append(os.pidfd_open(process.pid))
 
-    def until_ended(self, progress: Callable[[int], None]) -> list[Told]:
+    def until_ended(self, progress: Callable[[int], None]) -> list[WorkerReport]:
         steps = -1
         deadline = time.monotonic() + PREPARE_TIMEOUT_S
         while (left := self._running()) and not any(self._codes().values()):
             select.select(left, [], [], _POLL_S)
-            told = [report.read() for report in self._reports]
-            done = min(len(one.steps) + len(one.judged) for one in told)
-            if done > steps and all(one.prepared for one in told):
+            reports = [file.read() for file in self._files]
+            done = min(len(one.steps) + len(one.judged) for one in reports)
+            if done > steps and all(one.prepared for one in reports):
                 steps = done
                 progress(done)
                 ending = self._trial.all_steps <= done
                 deadline = time.monotonic() + (ENDING_TIMEOUT_S if ending else SILENCE_TIMEOUT_S)
             if time.monotonic() > deadline:
-                raise self._late(prepared=all(one.prepared for one in told))
+                raise self._late(prepared=all(one.prepared for one in reports))
         self._check_exits()
-        return [report.read() for report in self._reports]
+        return [file.read() for file in self._files]
 
     def _running(self) -> list[int]:
         """Return the descriptors of the workers that have not ended."""
@@ -293,29 +293,29 @@ class _Workers:
             os.close(fd)
 
 
-class _Report:
+class _ReportFile:
     """File of a worker that grows line by line."""
 
     def __init__(self, path: Path) -> None:
-        self._told, self._path, self._read_bytes = Told(), path, 0
+        self._report, self._path, self._read_bytes = WorkerReport(), path, 0
 
-    def read(self) -> Told:
+    def read(self) -> WorkerReport:
         """Return everything so far."""
         if not self._path.exists():
-            return self._told
+            return self._report
         with self._path.open("rb") as file:
             file.seek(self._read_bytes)
             *lines, _ = file.read().split(b"\n")
         for line in lines:
             self._read_bytes += len(line) + 1
             try:
-                self._told.take(json.loads(line))
+                self._report.add(json.loads(line))
             except (ValueError, KeyError, TypeError) as error:
                 raise AtollError(
                     f"a worker wrote {line[:80]!r} into {self._path.name}, which is no line of a trial. Does the "
                     "script call atoll.init more than once at a time?"
                 ) from error
-        return self._told
+        return self._report
 
 
 def culprit(codes: Mapping[int, int | None]) -> int | None:

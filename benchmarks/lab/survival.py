@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from atoll.cli.render.terminal import aligned
-from atoll.controller.simulator.failures import POLICIES, FailureOutcome, FailureScenario, simulate
+from atoll.controller.simulator.failure_scenario import FailureScenario
+from atoll.controller.simulator.failures import POLICIES, FailureOutcome, simulate
 from atoll.controller.simulator.scenario import check
 
 SEEDS: Final = (1, 2, 3)

@@ -1,4 +1,4 @@
-"""Training through failures, in simulated time: a scenario file of `kind = "failures"`, and what is left of training.
+"""Training through failures, in simulated time: the share of training time that is left.
 
 Machines fail, checkpoints are written to memory and to a persistent tier, and a recovery restores from the best tier
 that still has them. Source: Gemini (Wang et al., 2023)."""
@@ -11,20 +11,16 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import numpy as np
-from pydantic import Field, StrictFloat, StrictInt, StrictStr, model_validator
 
 from atoll.controller.planners.checkpoint_placement.failure_domains import Machine
 from atoll.controller.planners.checkpoint_placement.placement import PlacementInput, plan_placement
-from atoll.controller.simulator.scenario import Section
+from atoll.controller.simulator.failure_scenario import FailureScenario, FailuresSection
 from atoll.errors import BadInput
 from atoll.host.documents import did_you_mean
 
-MAX_MACHINES: Final = 10_000
-MAX_EXPECTED_FAILURES: Final = 1_000_000
-"""Failures expected in a scenario; more are more than a few seconds of work."""
 DAY_S: Final = 86_400.0
 POLICIES: Final = {
     "memory": "every step in CPU memory, and in the persistent tier every persistent.every_s (Gemini)",
@@ -32,106 +28,6 @@ POLICIES: Final = {
     "storage-seldom": "persistent tier only, every persistent.every_s",
 }
 Tier = Literal["local", "peers", "persistent"]
-
-_Seconds = Annotated[StrictFloat | StrictInt, Field(ge=0, le=1e9, allow_inf_nan=False)]
-_Positive = Annotated[StrictFloat | StrictInt, Field(gt=0, le=1e9, allow_inf_nan=False)]
-_Rate = Annotated[StrictFloat | StrictInt, Field(ge=0, le=1000, allow_inf_nan=False)]
-
-
-class FailuresSection(Section):
-    """`[failures]`: rates of Poisson processes."""
-
-    machine_per_day: _Rate = 0.015
-    """Failures of a machine and day. OPT-175B saw 0.015."""
-
-    hardware: Annotated[StrictFloat | StrictInt, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """Share that takes the machine's memory along; the rest ends a process only."""
-
-    rack_per_day: _Rate = 0.0
-    """Failures of a rack and day, which take the memory of all its machines."""
-
-    rack_machines: Annotated[StrictInt, Field(ge=0, le=MAX_MACHINES)] = 0
-    """Consecutive machines of a rack; 0: there are no racks. The placement knows them."""
-
-    @model_validator(mode="after")
-    def _racks(self) -> FailuresSection:
-        if self.rack_per_day and not self.rack_machines:
-            raise ValueError("has rack_per_day and needs rack_machines too")
-        return self
-
-    def racks(self, machines: int) -> int:
-        return -(-machines // self.rack_machines) if self.rack_machines else 0
-
-
-class MemorySection(Section):
-    """`[memory]`: checkpoints in CPU memory, every step or as often as they can be written."""
-
-    write_s: _Seconds = 1.0
-    """Seconds from a step's end until all replicas are complete, beside training."""
-
-    save_s: _Seconds = 0.0
-    """Seconds to write out the memory on a recovery, before processes restart."""
-
-    retrieve_s: _Seconds = 3.0
-    """Seconds to restore from a peer. A process restores from its own memory at once."""
-
-
-class PersistentSection(Section):
-    """`[persistent]`: the store that every machine writes to."""
-
-    every_s: _Positive = 10_800.0
-    pause_s: _Seconds = 0.0
-    """Seconds for which a checkpoint stops training."""
-
-    write_s: _Seconds = 480.0
-    retrieve_s: _Seconds = 480.0
-
-
-class RecoverySection(Section):
-    """`[recovery]`: costs of any failure beside the work that was lost."""
-
-    detect_s: _Seconds = 3.0
-    restart_s: _Seconds = 5.0
-    replace_s: _Seconds = 300.0
-    """Seconds until another machine is there for a lost one, where no standby is left."""
-
-    standbys: Annotated[StrictInt, Field(ge=0, le=MAX_MACHINES)] = 1
-
-
-class FailureScenario(Section):
-    """Scenario file of `kind = "failures"`."""
-
-    kind: Literal["failures"]
-    name: Annotated[StrictStr, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")] = "failures"
-    machines: Annotated[StrictInt, Field(ge=1, le=MAX_MACHINES)]
-    replicas: Annotated[StrictInt, Field(ge=1, le=16)] = 2
-    days: Annotated[StrictFloat | StrictInt, Field(gt=0, le=100_000, allow_inf_nan=False)] = 100.0
-    step_s: _Positive
-    policies: Annotated[tuple[StrictStr, ...], Field(min_length=1, max_length=32)] = (
-        "memory",
-        "storage-often",
-        "storage-seldom",
-    )
-    seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
-    failures: FailuresSection = FailuresSection()
-    memory: MemorySection = MemorySection()
-    persistent: PersistentSection = PersistentSection()
-    recovery: RecoverySection = RecoverySection()
-
-    @model_validator(mode="after")
-    def _fits(self) -> FailureScenario:
-        if self.replicas > self.machines:
-            raise ValueError(f"replicas = {self.replicas} needs as many machines; there are {self.machines}")
-        rates, racks = self.failures, self.failures.racks(self.machines)
-        expected = self.days * (self.machines * rates.machine_per_day + racks * rates.rack_per_day)
-        if expected > MAX_EXPECTED_FAILURES:
-            raise ValueError(
-                f"days = {self.days:g} holds {expected:g} failures; at most {MAX_EXPECTED_FAILURES}. Lower it"
-            )
-        steps = self.days * 86_400 / self.step_s
-        if steps > 1e10:
-            raise ValueError(f"days = {self.days:g} holds {steps:g} steps; at most 1e10. Lower it")
-        return self
 
 
 @dataclass(frozen=True, slots=True)

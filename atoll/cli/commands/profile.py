@@ -26,24 +26,25 @@ MAX_WORKERS: Final = 64
 
 def profile(
     script: Annotated[Path | None, typer.Argument(help="The training script. Its own arguments follow `--`.")] = None,
-    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Handed to the script.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")] = None,
     *,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The profile.", show_default="SCRIPT.profile.json")
+        Path | None, typer.Option(metavar="FILE", help="File of the profile.", show_default="SCRIPT.profile.json")
     ] = None,
     probes: Annotated[int, typer.Option(help="Trials with compression and staleness.")] = 30,
-    samples: Annotated[int | None, typer.Option(help="Trained in each trial.", show_default="half the dataset")] = None,
+    samples: Annotated[int | None, typer.Option(help="Samples of each trial.", show_default="half the dataset")] = None,
     batch: Annotated[
-        str | None, typer.Option(metavar="MIN:MAX", help="Total batches.", show_default="the script's / 4 to * 4")
+        str | None,
+        typer.Option(metavar="MIN:MAX", help="Total batches.", show_default="the script's / 4 to * 4"),
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes of a trial, all on this machine.")] = 2,
     uniform: Annotated[
         bool, typer.Option("--uniform", help="Draw sparsities uniformly from 0 to 0.999, as published.")
     ] = False,
     config: Annotated[
-        Path | None, typer.Option(help="Job file (TOML): its script, args, env, seed and strategy settings hold.")
+        Path | None, typer.Option(help="Job file (TOML): gives script, args, env, seed and the strategy's settings.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it, with its uncertainty.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the profile with its uncertainty.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure how compression and the total batch change a model's convergence.

@@ -21,17 +21,16 @@ def simulate(
     ] = None,
     *,
     policy: Annotated[
-        list[str] | None, typer.Option(help="Who decides; may be repeated. The scenario's where left out.")
+        list[str] | None, typer.Option(help="Policy to simulate; may be repeated. Default: those of the scenario.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of all noise; the scenario's where left out.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all noise. Default: the scenario's.")] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw progress, step, batch, parameters.")
     ] = None,
     list_presets: Annotated[bool, typer.Option("--list-presets", help="Devices, models, clusters, policies.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Simulate a cluster and compare who decides about batches and compression, how it recovers from failures, or what
-    volunteers bring.
+    """Simulate a cluster: compare policies for batches and compression, for checkpoints, or for volunteers.
 
     The same scenario and seed give the same output, to the byte.
     """
@@ -44,9 +43,10 @@ def simulate(
         raise BadInput("--plot needs matplotlib: pip install 'atoll[examples]'")
     scenarios = need("atoll.controller.simulator.scenario", "controller")
     from atoll.controller.simulator import failures, report, volunteers
+    from atoll.controller.simulator.failure_scenario import FailureScenario
     from atoll.controller.simulator.volunteer_scenario import VolunteerScenario
 
-    kinds = {"failures": (failures, failures.FailureScenario), "volunteers": (volunteers, VolunteerScenario)}
+    kinds = {"failures": (failures, FailureScenario), "volunteers": (volunteers, VolunteerScenario)}
     document = scenarios.read(scenario)
     of_kind, schema = kinds.get(document.get("kind", ""), (None, scenarios.Scenario))
     if of_kind is not None and plot is not None:

@@ -1,4 +1,4 @@
-"""The progress of `atoll profile`: a bar where somebody watches, a line for each trial where nobody does."""
+"""Progress of `atoll profile`: a line for each trial, and a bar where stderr is a terminal."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING
 from atoll.cli.render import terminal
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
     from atoll.profiling.document import BaselineTrial, Document, ProbeTrial
-    from atoll.profiling.profiler import Watcher
     from atoll.profiling.trials import Trial
 
 
 @contextmanager
-def shown(document: Document) -> Iterator[Watcher]:
-    """While the profile is made."""
+def shown(document: Document) -> Iterator[TrialProgress]:
+    """Show the progress while the profile is made."""
     if not sys.stderr.isatty():
-        yield PlainProgress()
+        yield TrialProgress()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    bar = Progress(
+    bars = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),
         TextColumn("{task.completed}/{task.total}"),
@@ -34,12 +33,12 @@ def shown(document: Document) -> Iterator[Watcher]:
         console=Console(stderr=True, highlight=False),
         transient=True,
     )
-    with bar:
-        yield BarProgress(bar, document)
+    with bars:
+        yield TrialBars(bars, document)
 
 
-class PlainProgress:
-    """What is printed of each trial when it has ended."""
+class TrialProgress:
+    """Prints each trial that has ended."""
 
     def began(self, document: Document, trial: Trial) -> None: ...
 
@@ -49,13 +48,13 @@ class PlainProgress:
         terminal.note(in_words(document, made))
 
 
-class BarProgress(PlainProgress):
-    """All probes, and the steps of the trial under way; ended ones scroll by above."""
+class TrialBars(TrialProgress):
+    """Bars of all probes and of the current trial's steps, below the trials that have ended."""
 
     def __init__(self, bars: Progress, document: Document) -> None:
         self._bars = bars
-        self._all: TaskID = bars.add_task("probes", total=document.wanted_probes, completed=len(document.probes))
-        self._steps: TaskID = bars.add_task("starting", total=None)
+        self._all = bars.add_task("probes", total=document.wanted_probes, completed=len(document.probes))
+        self._steps = bars.add_task("starting", total=None)
 
     def began(self, document: Document, trial: Trial) -> None:
         self._bars.reset(self._steps, total=trial.all_steps, description=str(trial))
@@ -69,7 +68,7 @@ class BarProgress(PlainProgress):
 
 
 def in_words(document: Document, made: BaselineTrial | ProbeTrial) -> str:
-    """One trial on a line. made: the document's newest."""
+    """Return the line of one trial. made: the document's newest."""
     from atoll.profiling.document import BaselineTrial
     from atoll.profiling.profiler import tried
 
@@ -77,6 +76,6 @@ def in_words(document: Document, made: BaselineTrial | ProbeTrial) -> str:
     if isinstance(made, BaselineTrial):
         return f"baseline     batch {made.batch:5d}  loss {made.loss:.4g}  ({took})"
     number = f"{len(document.probes)}/{document.wanted_probes}"
-    ratio = tried(document)[-1].ratio
-    what = "diverged" if made.loss is None else f"loss {made.loss:.4g}, {100 * (ratio - 1):+.1f} %"
-    return f"probe {number:>6} batch {made.batch:5d}  sparsity {made.sparsity:.4f}  {what}  ({took})"
+    percent = 100 * (tried(document)[-1].ratio - 1)
+    result = "diverged" if made.loss is None else f"loss {made.loss:.4g}, {percent:+.1f} %"
+    return f"probe {number:>6} batch {made.batch:5d}  sparsity {made.sparsity:.4f}  {result}  ({took})"

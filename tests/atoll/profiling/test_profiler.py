@@ -14,7 +14,7 @@ from atoll.jobs.job_spec import Rule
 from atoll.profiling import profiler
 from atoll.profiling.document import BaselineTrial, ProbeTrial
 from atoll.profiling.profiler import ProfileRequest
-from atoll.profiling.trials import Command, StepLoss, Told, Trial
+from atoll.profiling.trials import Command, StepLoss, Trial, WorkerReport
 
 
 def test_baselines_of_the_middle_and_the_ends_come_first() -> None:
@@ -53,10 +53,10 @@ def test_nothing_is_left_when_all_probes_are_there_and_more_may_be_asked_for() -
     assert profiler.next_trial(document.model_copy(update={"wanted_probes": 3})) is not None
 
 
-def told(losses: list[float], judged: list[float]) -> list[Told]:
+def told(losses: list[float], judged: list[float]) -> list[WorkerReport]:
     steps = [StepLoss(number, 4, loss) for number, loss in enumerate(losses)]
     behind = [StepLoss(len(losses) + number, 4, loss) for number, loss in enumerate(judged)]
-    return [Told(prepared={}, steps=steps, judged=behind, ended={})]
+    return [WorkerReport(prepared={}, steps=steps, judged=behind, ended={})]
 
 
 TRIAL = Trial(workers=2, steps=2, judged_steps=1, batch=8, sparsity=0.9)

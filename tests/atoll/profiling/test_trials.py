@@ -9,7 +9,7 @@ import pytest
 from atoll.errors import BadInput
 from atoll.jobs.exit_codes import PEER_LOST
 from atoll.profiling import trials
-from atoll.profiling.trials import Command, StepLoss, Told, Trial
+from atoll.profiling.trials import Command, StepLoss, Trial, WorkerReport
 
 COMMAND = Command(script=Path("train.py"), args=(), env={}, logs=Path("logs"))
 TRIAL = Trial(workers=1, steps=10, judged_steps=2, batch=24)
@@ -17,19 +17,22 @@ STEPS = [StepLoss(step, 24, 1.0) for step in range(10)]
 
 
 def test_one_that_did_what_was_asked_is_fine() -> None:
-    trials.check(COMMAND, TRIAL, [Told(prepared={}, steps=STEPS, judged=STEPS[:2], ended={})])
-    trials.check(COMMAND, Trial(workers=1), [Told(prepared={})])
+    trials.check(COMMAND, TRIAL, [WorkerReport(prepared={}, steps=STEPS, judged=STEPS[:2], ended={})])
+    trials.check(COMMAND, Trial(workers=1), [WorkerReport(prepared={})])
 
 
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        (Told(), "train.py ended without run.prepare; only scripts that train through atoll.init"),
-        (Told(prepared={}, ended={}), "train.py trained without run.backward"),
-        (Told(prepared={}, steps=STEPS), r"ended by itself after 10 of 12 steps \(batch 24, dense\). Let it train for"),
+        (WorkerReport(), "train.py ended without run.prepare; only scripts that train through atoll.init"),
+        (WorkerReport(prepared={}, ended={}), "train.py trained without run.backward"),
+        (
+            WorkerReport(prepared={}, steps=STEPS),
+            r"after 10 of 12 steps \(batch 24, dense\). Let it train for",
+        ),
     ],
 )
-def test_what_the_script_did_otherwise_is_said(told: Told, said: str) -> None:
+def test_what_the_script_did_otherwise_is_said(told: WorkerReport, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         trials.check(COMMAND, TRIAL, [told])
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from atoll.controller.simulator import failures
-from atoll.controller.simulator.failures import DAY_S, Failure, FailureScenario, FailuresSection
+from atoll.controller.simulator.failure_scenario import FailureScenario, FailuresSection
+from atoll.controller.simulator.failures import DAY_S, Failure
 from atoll.controller.simulator.scenario import Section, check, read
 from atoll.errors import BadInput
 
