@@ -66,7 +66,7 @@ class BackgroundCopy:
 
 
 def _copied(tensor: torch.Tensor, ring: StagingRing | None) -> torch.Tensor:
-    """On one thread: training may have the other processors in use."""
+    """Copy on one thread, because training may use the other processors."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype)
     if copy.nbytes:
         Sources(ring).copy(tensor, Piece(0, 0, copy.nbytes, 0), np.frombuffer(bytes_of(copy), np.uint8))

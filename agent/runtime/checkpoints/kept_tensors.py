@@ -33,7 +33,7 @@ class MovedWhileRead(CheckpointError):
 
 @dataclass(slots=True)
 class _Choice:
-    """What is copied of the model's tensors and what is read where it is. Equal keys give equal choices."""
+    """Choice of the model's tensors that are copied, and of those read in place. Equal keys give equal choices."""
 
     key: list[object]
     tensors: ModelTensors
@@ -78,7 +78,7 @@ class KeptTensors:
         return choice.room
 
     def watch(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
-        """After `take`: these are read where they are, too."""
+        """Read these tensors in place, too. Call after `take`."""
         self._beside_name = name
         self._beside.watch(tensors)
         self._beside.mark()
@@ -89,11 +89,11 @@ class KeptTensors:
         self._watch.sample(range(len(self._watch.tensors)))
 
     def keeps(self, parameter: torch.Tensor) -> bool:
-        """Whether a write to it can be undone."""
+        """Return whether a write to the tensor can be undone."""
         return self._choice is not None and id(parameter) in self._choice.copied
 
     def stays(self, parameter: torch.Tensor) -> bool:
-        """Whether it was the same at each `take` in which others were elsewhere: then it is the same on all ranks."""
+        """Return whether the tensor was unchanged at each `take` where others had changed. Then all ranks have it."""
         return id(parameter) not in self._moved and id(parameter) not in self._written
 
     def check(self) -> None:
@@ -181,7 +181,7 @@ class KeptTensors:
         )
 
     def _differs(self, name: str, live: torch.Tensor) -> bool:
-        """Whether a copied parameter that was the same so far is another one."""
+        """Return whether a copied parameter that did not change so far has changed."""
         if not isinstance(live, nn.Parameter) or id(live) in self._moved or name not in self.saved:
             return False
         return not (alike(self.saved[name], live) and torch.equal(self.saved[name], live))
@@ -195,7 +195,7 @@ class KeptTensors:
 
 
 def size(tensor: torch.Tensor) -> int:
-    """In bytes."""
+    """Return the size in bytes."""
     return tensor.numel() * tensor.element_size()
 
 

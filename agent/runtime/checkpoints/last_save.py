@@ -40,7 +40,7 @@ def save_last(session: Session, saver: Saver) -> None:
 
 
 class _LastSave:
-    """How far this rank's part of it is: first the disk, then the object store."""
+    """Progress of this rank's part: first the disk, then the object store."""
 
     def __init__(self, session: Session, saver: Saver) -> None:
         self._session, self._saver = session, saver
@@ -48,7 +48,7 @@ class _LastSave:
         self._upload_ends_s = math.inf
 
     def over_within(self, wait_s: float) -> bool:
-        """Whether this rank has nothing more to write, or gives up; waits for it."""
+        """Wait, and return whether this rank has nothing more to write or gives up."""
         return self._written(wait_s) and self._uploaded(wait_s)
 
     def _written(self, wait_s: float) -> bool:

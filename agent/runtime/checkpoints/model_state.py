@@ -14,7 +14,7 @@ from atoll.agent.runtime.checkpoints.disk.header import COMPILED, plain_name
 
 
 def plain_parameters(model: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-    """Like model.named_parameters(), by plain names."""
+    """Yield like model.named_parameters(), with plain names."""
     for name, parameter in model.named_parameters(remove_duplicate=remove_duplicate):
         yield plain_name(name), parameter
 
@@ -30,8 +30,9 @@ class ModelTensors:
     owners: dict[str, nn.Module] = field(default_factory=dict)  # by path
 
     def identity(self) -> list[int]:
-        """Which modules, parameters and buffers the model has now: the same list as long as `of` would find the same.
-        Those found are held here, so that no other object takes their ids."""
+        """Return the ids of modules, parameters and buffers: an equal list as long as `of` would find the same.
+
+        This object refers to those found, so no other object takes their ids."""
         modules = self.owners.values()
         return [id(one) for module in modules for one in module._buffers.values()] + [
             id(one) for module in modules for held in (module._parameters, module._modules) for one in held.values()
@@ -104,7 +105,7 @@ def load_module(module: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def put_into(place: dict[str, Any], key: str, kept: Any) -> None:
-    """In the memory where it is, which captured graphs know, where that fits."""
+    """Put a value at `key`: into the memory of the present one where that fits, because captured graphs know it."""
     live = place.get(key)
     if isinstance(live, torch.Tensor) and isinstance(kept, torch.Tensor) and alike(live, kept):
         live.copy_(kept)
@@ -117,7 +118,7 @@ def alike(one: torch.Tensor, other: torch.Tensor, *, device: bool = True) -> boo
 
 
 def _set_buffer(owners: Mapping[str, nn.Module], name: str, value: torch.Tensor | None) -> None:
-    """Where the model has no such module, or keeps something else by that name, load_state_dict says so."""
+    """Set a buffer. If the model lacks its module or has another object of that name, load_state_dict reports it."""
     path, _, key = name.rpartition(".")
     owner = owners.get(path)
     if owner is not None and (key in owner._buffers or not hasattr(owner, key)):

@@ -21,7 +21,8 @@ START_RUN: Final = 0
 
 
 class RemoteCheckpoints:
-    """What rank 0 sees of the store, and each rank of the directory that the job starts from."""
+    """Checkpoints in the store as rank 0 sees it, and in the directory that the job starts from as each rank sees
+    it."""
 
     def __init__(self, session: Session, directory: Path) -> None:
         """Asks the store, where there is one and an earlier run may have left something there."""

@@ -78,7 +78,8 @@ def restore(
 
 
 def work_of(session: Session, directory: Path) -> tuple[bool, int]:
-    """Whether this rank writes ordinary checkpoints, and how many write each together. Collective; raises PeerLost."""
+    """Return whether this rank writes ordinary checkpoints, and how many ranks write each one. Collective; raises
+    PeerLost."""
     shared = resume.shares_directory_of_main(session.group, directory, session.run)
     writes = session.place.is_main or (session.place.local_rank == 0 and not shared)
     everywhere = session.group is not None and all(sees for (sees,) in session.group.gather_rows([shared]))
@@ -92,7 +93,7 @@ def prepared(
     fingerprint: str,
     state: StateBytes,
 ) -> Prepared:
-    """What the controller needs to know of what is trained."""
+    """Return what the controller needs to know of the training."""
     return Prepared(
         entries=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         samples=loader.samples,

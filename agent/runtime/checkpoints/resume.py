@@ -62,7 +62,7 @@ class Resumed:
             tracked.load_state_dict(state)
 
     def origin(self) -> Origin:
-        """What a Durable takes over of it."""
+        """Return the origin for a Durable."""
         header = self._header
         shared = self._states.pop(SHARED, {})
         return Origin(header.run, header.view, header.step, header.world_size, shared, self._own)
@@ -79,7 +79,7 @@ class Resumed:
 
 
 def position_of(header: Header) -> Position:
-    """Where training goes on."""
+    """Position from which training continues."""
     return Position(header.epoch, header.consumed, header.loader_step, header.samples)
 
 
@@ -159,7 +159,7 @@ def _contained(checkpoint: LoadedCheckpoint) -> int:
 
 
 def shares_directory_of_main(group: Group | None, directory: Path, run: int) -> bool:
-    """Whether this rank's directory is rank 0's: rank 0 puts a token there, the others look for it."""
+    """Return whether this rank's directory is rank 0's: rank 0 puts a token there, the others look for it."""
     if group is None:
         return True
     file = directory / f".token-run-{run}"

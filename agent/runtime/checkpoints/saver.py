@@ -42,7 +42,7 @@ Packed = tuple[Header, Mapping[str, torch.Tensor], Any]  # header, tensors, scal
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one rank writes of an ordinary checkpoint: a shard, or all of it."""
+    """Part of an ordinary checkpoint that one rank writes: a shard, or all of it."""
 
     header: Header
     scalars: Any
@@ -91,7 +91,7 @@ class Saver:
             self._uploader.wake()  # an emergency's may not have been uploaded, and older runs are fenced there
 
     def share_work(self, *, writes: bool, writers: int) -> None:
-        """Among the ranks of a view: as in `begin`."""
+        """Share the work among the ranks of a view, as in `begin`."""
         self._writes = writes
         self._writers = writers if self._snapshot.durable.rolling() is None else 1  # else states differ
         self._awaited = None  # of ranks that may be gone
@@ -107,7 +107,7 @@ class Saver:
             )
 
     def due(self, step: int) -> bool:
-        """Whether an ordinary checkpoint belongs to this boundary, on every rank alike."""
+        """Return whether an ordinary checkpoint belongs to this boundary, on every rank alike."""
         every = self._session.checkpoint.every_steps
         return every > 0 and step // every > self.seen_step // every  # accumulation may step over the exact number
 
@@ -127,17 +127,17 @@ class Saver:
         return self._save_at_once(writes=self._writes)
 
     def save_in_emergency(self) -> Path | None:
-        """Like `save`, by any rank: the first of a directory writes, the others find its work done."""
+        """Save like `save`, by any rank: the first one of a directory writes, the others find its work done."""
         return self._save_at_once(writes=True)
 
     def begin_last(self) -> None:
-        """As `save`, in the background; where the disk refuses, it is tried again for a while."""
+        """Save like `save`, in the background. If the disk refuses, try again for a while."""
         self._wait_for_write()
         self._leaving.clear()
         self._run("atoll-checkpoint", self._save_patiently)
 
     def last_written_within(self, wait_s: float) -> bool:
-        """Whether what `begin_last` began is over; waits for it. Raises what it raised, CheckpointError apart."""
+        """Wait, and return whether the work of `begin_last` is over. Raises its errors, except CheckpointError."""
         if self._under_way is not None:
             self._under_way.join(timeout=wait_s)
             if self._under_way.is_alive():
@@ -163,7 +163,7 @@ class Saver:
         return LoadedCheckpoint(*self._packed(copy=self._session.device.type != "cpu", brief_moments=brief_moments))
 
     def loaded_without_moments(self) -> LoadedCheckpoint:
-        """As `loaded`, for a rank that has an optimizer's state of its own."""
+        """Return the state like `loaded`, for a rank that has an optimizer's state of its own."""
         states = {name: state for name, state in self._snapshot.states(narrow=False).items() if name != "optimizer"}
         with self._snapshot.readable():
             return LoadedCheckpoint(self._header(), *pack_state(states, copy=self._session.device.type != "cpu"))
@@ -186,7 +186,7 @@ class Saver:
                     self._uploader.wake()
 
     def uploaded_within(self, deadline_s: float) -> bool:
-        """Whether all that was written is in the object store, or was tried; waits for it."""
+        """Wait, and return whether all that was written is in the object store, or was tried."""
         return self._uploader is None or self._uploader.idle_within(deadline_s)
 
     def upload_no_more(self) -> None:
@@ -231,13 +231,13 @@ class Saver:
             self._run("atoll-checkpoint", partial(self._write_all, directory, step, own, part))
 
     def wait_for_reads(self) -> None:
-        """Before the state changes: wait until it was copied."""
+        """Wait until the state was copied, before it changes."""
         if self._copy is not None:
             self._copy.wait()
             self._copy = None
 
     def _own_part(self) -> _Part | None:
-        """What of an ordinary checkpoint this rank writes."""
+        """Return this rank's part of an ordinary checkpoint."""
         if not self._writes and self._writers == 1:
             return None
         stands = self._snapshot.durable.rolling() is None  # until the next update; else it is copied here and now
@@ -337,8 +337,8 @@ class Saver:
         return self._session.link is not None and self._session.link.stop is not None
 
     def _save_boundary(self, directory: Path, step: int, *, writes: bool) -> Path | None:
-        """Of the last boundary: what is this rank's alone, then, if it writes, what all have alike. Raises
-        CheckpointError when both were tried."""
+        """Write the state of the last boundary: this rank's own, then, if it writes, the shared one. Raises
+        CheckpointError after both were tried."""
         if not self._session.in_force:
             raise CheckpointError(f"view {self._session.view} of the run is not in force, as far as this worker knows")
         failed: CheckpointError | None = None
@@ -359,7 +359,7 @@ class Saver:
         return path
 
     def _write_once(self, directory: Path, step: int) -> Path | None:
-        """Unless another rank, or an earlier run, has done so."""
+        """Write unless another rank, or an earlier run, has done so."""
         lock = ".shutdown" if self._part is None else f".shutdown-{self._part.place.stage}"
         with fence.locked(directory / lock):  # so that a node's ranks do not all write the same bytes
             for found in listing.newest(directory):
@@ -389,7 +389,7 @@ class Saver:
         return self._header(), tensors, scalars
 
     def _header(self) -> Header:
-        """Of the last boundary."""
+        """Return the header of the last boundary."""
         return self._snapshot.header(self._session, self._snapshot.prepared)
 
     def _write(self, directory: Path, header: Header, tensors: Mapping[str, torch.Tensor], scalars: Any) -> Path:

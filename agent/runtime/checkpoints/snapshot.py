@@ -105,22 +105,22 @@ class Snapshot:
         self._kept.forget()
 
     def check_unmoved(self) -> None:
-        """After reading: raises MovedWhileRead where something was read of which there is no copy, and it was written
-        since the boundary. On any thread."""
+        """Check after reading. Raises MovedWhileRead if a tensor without a copy was written since the boundary. On any
+        thread."""
         self._kept.check()
 
     def keeps(self, parameter: torch.Tensor) -> bool:
-        """Whether `put_back` undoes what is written to it."""
+        """Return whether `put_back` undoes writes to the tensor."""
         return self._kept.keeps(parameter)
 
     def hold(self) -> None:
-        """From now on also large tensors of what is tracked are kept: it may move without a whole update."""
+        """Keep large tensors of tracked objects from now on, too: they may move without a whole update."""
         self._tracked_states = {name: _copied(state, large=True) for name, state in self._tracked_states.items()}
         self._owns_tracked = True
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """After `hold`: what `take` kept, as it was; in the memory where it is, for captured graphs know that."""
+        """Restore what `take` kept, in place, because captured graphs know the memory. Call after `hold`."""
         self._kept.put_back()
         modules = ModelTensors.of(self._model).owners
         for name, value in self._extras.items():
@@ -136,12 +136,12 @@ class Snapshot:
 
     @property
     def own_bytes(self) -> int:
-        """Of the model, what is this rank's own where the strategy keeps masters."""
+        """Bytes of the model's entries that are this rank's own where the strategy keeps masters."""
         frozen = self.frozen()
         return sum(size(one) for name, one in self._kept.saved.items() if name not in frozen)
 
     def header(self, session: Session, model: Fingerprint) -> Header:
-        """Of the boundary that was taken."""
+        """Header of the boundary that was taken."""
         assert self.position is not None
         return Header(
             job=session.job,
@@ -192,13 +192,13 @@ class Snapshot:
         return {name: one for name, one in found.items() if one.is_contiguous()}
 
     def resting(self, *, narrow: bool = True) -> dict[str, StateDict]:
-        """Of `states`, what stays where it is from step to step."""
+        """Return the part of `states` that stays in place from step to step."""
         states = self.states(narrow=narrow)
         groups = [{"params": group["params"]} for group in states["optimizer"]["param_groups"]]
         return {"model": states["model"], "optimizer": {**states["optimizer"], "param_groups": groups}}
 
     def moving(self) -> dict[str, Any]:
-        """Of `states`, the rest."""
+        """Return the part of `states` that `resting` leaves out."""
         return {"groups": self._groups, **self._beside()}
 
     @staticmethod

@@ -27,7 +27,7 @@ class WatchedTensors:
         self._samples: dict[torch.device, tuple[list[int], torch.Tensor]] = {}  # indices, and their entries in a row
 
     def watch(self, tensors: Sequence[torch.Tensor]) -> None:
-        """From the next `mark` on."""
+        """Watch from the next `mark` on."""
         self.tensors, self._places, self._versions = tensors, [], []
         self._views, self._samples = {}, {}
 
@@ -40,7 +40,7 @@ class WatchedTensors:
         self._samples = {}
 
     def sample(self, indices: Iterable[int]) -> None:
-        """After `mark`, before anything is written: compare entries of these tensors as well."""
+        """Compare entries of these tensors as well. Call after `mark`, before anything is written."""
         by_device: dict[torch.device, list[int]] = {}
         for index in indices:
             if index in self._views or self._view(index):

@@ -12,14 +12,14 @@ CHUNK_BYTES: Final = 8 << 20  # what is hashed on its own
 
 @dataclass(frozen=True)
 class Content:
-    """What a state file holds, byte for byte."""
+    """Content of a state file, byte for byte."""
 
     bytes: int
     digest: str  # xxh3_128 of all, hex
     chunks: tuple[str, ...]  # xxh3_64 of every CHUNK_BYTES, hex
 
     def difference(self, seen: Content) -> str | None:
-        """Where `seen` first differs, in words; None where it does not."""
+        """Return the first difference from `seen`, in words; None if there is none."""
         if self == seen:
             return None
         if self.bytes != seen.bytes:

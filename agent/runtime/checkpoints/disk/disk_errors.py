@@ -31,7 +31,8 @@ def sync_folder(path: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """After a crash the file holds what it held before, or `content`; never a part. One writer at a time."""
+    """Replace a file so that after a crash it holds its old content or `content`, never a part. One writer at a
+    time."""
     temporary = path.with_name(f".{path.name}.new")
     with disk_errors(f"writing {path}"):
         with temporary.open("wb") as file:

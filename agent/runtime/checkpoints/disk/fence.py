@@ -43,7 +43,7 @@ def locked(directory: Path, deadline_s: float = LOCK_DEADLINE_S) -> Iterator[Non
 
 
 def raise_fence(directory: Path, run: int, view: int = 1) -> None:
-    """As `take`, by who holds the lock."""
+    """Do the work of `take`; the caller holds the lock."""
     newest, newest_view = _newest(directory)
     if newest == run and newest_view > view:
         raise CheckpointError(
@@ -60,7 +60,7 @@ def raise_fence(directory: Path, run: int, view: int = 1) -> None:
 
 
 def newest_run(directory: Path) -> int:
-    """That has taken this directory; -1 where none has. Raises CheckpointError."""
+    """Return the newest run that has taken this directory; -1 if none has. Raises CheckpointError."""
     return _newest(directory)[0]
 
 

@@ -20,7 +20,7 @@ _NAME: Final = re.compile(r"step-(\d{9,18})-run-(\d{6,18})")
 
 
 class Moment(NamedTuple):
-    """What a checkpoint is of. A higher one is newer, the run first."""
+    """Run and step of a checkpoint. A higher one is newer, the run first."""
 
     run: int
     step: int
@@ -53,7 +53,7 @@ def begin(directory: Path, name: str) -> tuple[Path, int]:
 
 
 def begin_shard(directory: Path, moment: Moment, shard: int) -> tuple[Path, int]:
-    """As `begin`, of a folder that all who write a shard of it share."""
+    """Begin a folder that all writers of its shards share; otherwise like `begin`."""
     temporary = directory / f"{WRITING}{moment.name}{_SHARED}"
     temporary.mkdir(exist_ok=True)
     file = temporary / f"{WRITER_FILE}-{shard}"

@@ -74,7 +74,7 @@ def _created_by() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a checkpoint is of. `run` and `step` order checkpoints: higher is newer, the run first."""
+    """Identity of a checkpoint. `run` and `step` order checkpoints: higher is newer, the run first."""
 
     job: str
     run: int
@@ -92,7 +92,7 @@ class Header:
 
     @property
     def name(self) -> str:
-        """Its folder's name."""
+        """Name of the checkpoint's folder."""
         return f"step-{self.step:09d}-run-{self.run:06d}"
 
     def to_json(self) -> dict[str, Any]:

@@ -53,7 +53,8 @@ def newest(directory: Path, on_skip: Callable[[str], None] = logger.warning) -> 
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Of the checkpoint in this folder. Raises CheckpointError naming the file and what is wrong."""
+    """Return the manifest of the checkpoint in this folder. Raises CheckpointError naming the file and what is
+    wrong."""
     file = path / MANIFEST_FILE
     with disk_errors(f"reading {file}"), file.open("rb") as source:
         raw = source.read(manifest.MAX_MANIFEST_BYTES + 1)
@@ -75,7 +76,7 @@ def check_content(file: Path, written: Content, seen: Content) -> None:
 
 
 def check_whole(path: Path) -> Manifest:
-    """Its manifest is sound and its state files have the right sizes. Cheap. Raises CheckpointError."""
+    """Check cheaply that the manifest is sound and state files have the right sizes. Raises CheckpointError."""
     found = read_manifest(path)
     for name, written in found.files.items():
         with disk_errors(f"looking at {path / name}"):

@@ -43,7 +43,7 @@ class Manifest:
 
 
 def has_all(names: Collection[str]) -> bool:
-    """Whether the names of a folder's files are those of a checkpoint that may be whole."""
+    """Return whether a folder with these file names may hold a whole checkpoint."""
     if MANIFEST_FILE not in names:
         return False
     shards = [match for name in names if (match := _SHARD.fullmatch(name))]
@@ -110,7 +110,7 @@ def content_from_json(body: Any) -> tuple[str, Content]:
 
 
 def unsealed(raw: bytes) -> Any:
-    """What `sealed` was given. Raises CheckpointError."""
+    """Return the content that `sealed` was given. Raises CheckpointError."""
     if len(raw) > MAX_MANIFEST_BYTES:
         raise CheckpointError(f"it has {len(raw)} bytes, over the limit of {MAX_MANIFEST_BYTES}")
     text, seal = raw[:-_SEAL_BYTES], raw[-_SEAL_BYTES:]

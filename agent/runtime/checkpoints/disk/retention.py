@@ -13,10 +13,10 @@ from atoll.errors import CheckpointError
 
 
 def retained(present: Collection[Moment], keep: int, keep_every_steps: int = 0) -> set[Moment]:
-    """Of those present, the newest `keep`, and for good the first at or after each multiple of keep_every_steps.
+    """Return the checkpoints that stay: the newest `keep`, and the first at or after each multiple of keep_every_steps.
 
-    The first, not the exact one: with gradient accumulation a checkpoint may come a little after the multiple. Of equal
-    steps that of the newest run: it is what training went on from. keep_every_steps: 0: none is kept for good."""
+    With gradient accumulation a checkpoint may come a little after the multiple, so the exact step is not required. Of
+    equal steps the newest run's counts: training continued from it. keep_every_steps: 0 keeps none for good."""
     if keep < 1:
         raise CheckpointError(f"keep = {keep} would remove every checkpoint; it must be at least 1")
     stay = set(sorted(present, reverse=True)[:keep])

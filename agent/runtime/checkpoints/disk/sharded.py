@@ -35,7 +35,7 @@ SMALL_BYTES: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one of `shards` ranks writes. layout: digest of all tensors' names, dtypes and shapes."""
+    """Part that one of `shards` ranks writes. layout: digest of all tensors' names, dtypes and shapes."""
 
     shard: int
     shards: int
@@ -44,7 +44,7 @@ class Share:
 
 
 def shares(tensors: Mapping[str, torch.Tensor], ranks: int) -> list[Share]:
-    """Who writes which tensors, about the same number of bytes each; the same for the same shapes. Pure."""
+    """Assign tensors to writers, about the same number of bytes each; the same for the same shapes. Pure."""
     count = max(1, min(ranks, sum(one.nbytes for one in tensors.values()) // SHARD_BYTES))
     names: list[set[str]] = [set() for _ in range(count)]
     filled = [(0, shard) for shard in range(count)]

@@ -35,7 +35,7 @@ def pack_state(state: Mapping[str, Any], *, copy: bool = False) -> tuple[Tensors
 
 
 def unpack_state(tensors: Mapping[str, torch.Tensor], scalars: Any) -> dict[str, Any]:
-    """What `pack_state` was given. Raises CheckpointError where the two do not belong together."""
+    """Return the state that `pack_state` was given. Raises CheckpointError where the two do not belong together."""
     try:
         state = _decode(scalars, tensors, 0)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RuntimeError) as error:

@@ -82,7 +82,7 @@ class Store:
         return Listing(whole, frozenset(folders.keys() - whole.keys()))
 
     def manifest(self, moment: Moment) -> tuple[Manifest, bytes]:
-        """Of this checkpoint, verified, and as it was written."""
+        """Return this checkpoint as it was written, verified."""
         file = f"{self._folder(moment)}/{MANIFEST_FILE}"
         with self._errors(f"reading {moment.name}/{MANIFEST_FILE}"), self._files.open(file, "rb") as source:
             raw = bytes(source.read(manifest.MAX_MANIFEST_BYTES + 1))
@@ -174,7 +174,7 @@ class Store:
 
     @property
     def creates_atomically(self) -> bool:
-        """Whether its backend has a conditional write of its own; fsspec's looks first and writes then."""
+        """Return whether the backend has a conditional write of its own. fsspec's looks first and writes then."""
         from fsspec.asyn import AsyncFileSystem
         from fsspec.spec import AbstractFileSystem
 
@@ -200,7 +200,7 @@ class Store:
         return True
 
     def names(self, folder: str) -> Sequence[str]:
-        """Of the objects in a folder."""
+        """Return the names of the objects in a folder."""
         with self._errors(f"listing {folder}"):
             self._files.invalidate_cache()
             try:
@@ -239,7 +239,7 @@ class Store:
 
 
 def answered(url: str, ask: Callable[[Store], T], deadline_s: float = ANSWER_S) -> T:
-    """What a store says, within a deadline: some backends have none. Raises CheckpointError."""
+    """Return a store's answer within a deadline, which some backends lack. Raises CheckpointError."""
     answers: list[T] = []
     failed: list[CheckpointError] = []
 
@@ -260,7 +260,7 @@ def answered(url: str, ask: Callable[[Store], T], deadline_s: float = ANSWER_S) 
 
 
 def _modified_unix_s(about: Mapping[str, Any]) -> float | None:
-    """When a file was written, by whatever name the backend has for it."""
+    """Return when a file was written; backends name that field differently."""
     for name in ("mtime", "LastModified", "last_modified", "updated", "modify", "modified", "created"):
         value = about.get(name)
         if isinstance(value, (int, float)):

@@ -17,7 +17,7 @@ _MAX_RUN_BYTES: Final = 32
 
 
 class StoreFence:
-    """Of one run. Methods raise CheckpointError where the store does not answer."""
+    """Fence of one run in a store. Methods raise CheckpointError if the store does not answer."""
 
     def __init__(self, run: int) -> None:
         self._run = run
@@ -43,7 +43,7 @@ class StoreFence:
         raise CheckpointError(f"{store.url}: others took the next number of its fence {_TRIES} times")
 
     def newest_run(self, store: Store) -> int:
-        """That has taken a number; 0 where none has."""
+        """Return the newest run that has taken a number; 0 if none has."""
         return self._newest(store)[1]
 
     def _begin(self, store: Store) -> None:

@@ -143,7 +143,7 @@ def _parse_header(listed: bytes, data_bytes: int) -> list[tuple[str, torch.dtype
 
 
 def is_shape(shape: object) -> TypeGuard[list[int]]:
-    """Whether a tensor can have it: torch counts entries, and strides where there are none, in 64 bits."""
+    """Return whether a tensor can have this shape: torch counts entries, and strides if there are none, in 64 bits."""
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         return False
     entries: int = math.prod(max(size, 1) for size in shape)

@@ -41,7 +41,7 @@ class ListedTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def is_that(self, tensor: torch.Tensor) -> bool:
-        """Whether it has the same bits."""
+        """Return whether a tensor has the same bits."""
         alike = tensor.dtype == self.dtype and tuple(tensor.shape) == self.shape
         return alike and digest_of(tensor) == self.digest
 
@@ -55,7 +55,7 @@ class TensorList:
     tensors: Sequence[ListedTensor]
 
     def lacking(self, known: Mapping[str, torch.Tensor]) -> list[bool]:
-        """Of each tensor, whether it is not in `known` with these very bits."""
+        """Return, for each tensor, whether it is not in `known` with the same bits."""
         return [not (one.name in known and one.is_that(known[one.name])) for one in self.tensors]
 
     def sent_bytes(self, wanted: Sequence[bool]) -> int:

@@ -98,7 +98,7 @@ class CheckpointTier:
                 self._turn_off(why)
 
     def progress(self) -> MemoryProgress:
-        """What the other ranks need to know of this one."""
+        """Return what the other ranks need to know of this one."""
         self._take_failure()
         copied = self._sender.done_step if self._sender is not None else None
         done = self._writer.done_step if copied is None else min(self._writer.done_step, copied)
@@ -147,14 +147,14 @@ class CheckpointTier:
         return complete
 
     def wait_for_reads(self) -> None:
-        """Before the state changes: wait until it was read. Raises nothing: `progress` tells of a failure."""
+        """Wait until the state was read, before it changes. Raises nothing: `progress` reports a failure."""
         begun_s = time.monotonic()
         if not self._writer.wait_for_reads():
             self._fail(CheckpointError(f"copying to memory took over {LONGEST_WAIT_S:.0f} s"))
         self._stalled_s += time.monotonic() - begun_s
 
     def close(self) -> None:
-        """What is being written is finished; then the thread ends."""
+        """Finish what is being written, then end the thread."""
         self._writer.close()
         if self._sender is not None:
             self._sender.close()
@@ -175,7 +175,7 @@ class CheckpointTier:
         return complete
 
     def _processors_s(self) -> float:
-        """What the generation that is complete took of the processors that train, beside holding training up."""
+        """Return by how many seconds processors that copied the complete generation kept training waiting."""
         if self._session.device.type != "cpu":
             return 0.0
         copied_s = self._sender.processor_s() if self._sender is not None else 0.0
@@ -278,7 +278,7 @@ class CheckpointTier:
         self._turn_off(str(error))
 
     def _turn_off(self, why: str) -> None:
-        """On all ranks, at the step after the one that tells them."""
+        """Turn the tier off, on all ranks at the step after the one that tells them."""
         if self._memory is None:
             return
         self._memory = None

@@ -29,13 +29,13 @@ class ThreadTime:
         self._paths = [task / "schedstat" for task in _TASKS.iterdir() if _read(task / "comm").startswith(name)]
 
     def seconds(self) -> float:
-        """Of those that are still there."""
+        """Return the processor time of those threads that still run, in seconds."""
         return sum(int(text.split()[0]) / 1e9 for path in self._paths if (text := _read(path)))
 
 
 class Contention:
-    """How much of their processor time background threads take from training. Looked at once a second at most: on
-    large machines that takes a while."""
+    """Share of their processor time that background threads take from training. Measured at most once a second, because
+    it takes a while on large machines."""
 
     def __init__(self) -> None:
         self._looked_s, self._idle_s = time.monotonic(), idle_s()

@@ -27,7 +27,7 @@ class StateBytes:
         return -(-self.shared // shards) + self.own + LAYOUT_BYTES
 
     def of_slots(self, shards: int) -> int:
-        """What the files of one shard take wherever they lie."""
+        """Return the bytes of the files of one shard, wherever they lie."""
         return SLOTS * self.of_shard(shards)
 
 
@@ -45,8 +45,8 @@ def size_of_state(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer],
 
 
 def moment_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """What an optimizer keeps. One that has not stepped yet has no state: its own settings tell how many numbers it
-    will keep for each parameter, and where they do not, two are assumed, as Adam has."""
+    """Estimate the bytes of an optimizer's state. One that has not stepped has none yet: its settings tell how many
+    numbers it will keep for each parameter. Where they do not, two are assumed, as for Adam."""
     trained = sum(_bytes(one) for group in optimizer.param_groups for one in group["params"])
     if any(optimizer.state.values()):
         values = (value for state in optimizer.state.values() for value in state.values())

@@ -24,8 +24,8 @@ Tensors = dict[str, torch.Tensor]
 
 
 class SharedState:
-    """What all ranks share of a generation, put together shard by shard: beside its tensors nothing is kept of a
-    shard but what its tail says."""
+    """Shared state of a generation, assembled shard by shard. Beside its tensors, only the tail of each shard is
+    kept."""
 
     def __init__(self) -> None:
         self.tails: list[Tail] = []
@@ -37,7 +37,7 @@ class SharedState:
 
     @staticmethod
     def of(shards: Iterable[Shard]) -> SharedState:
-        """Of shards in order."""
+        """Assemble the state of shards in order."""
         state = SharedState()
         for shard in shards:
             state.add(shard)
@@ -111,7 +111,7 @@ def assembled(state: SharedState, whose: int = 0, own: Bytes | None = None) -> L
 
 
 def own_state(state: SharedState, rank: int, own: Bytes) -> OwnState:
-    """What only `rank` had, of its verified own bytes. Raises CheckpointError."""
+    """Return the own state of `rank` from its verified own bytes. Raises CheckpointError."""
     told = {
         name.removeprefix(RESIDUAL): tensor
         for name, tensor in _tensors(state.tails[rank].own, own).items()
@@ -131,7 +131,8 @@ def own_state(state: SharedState, rank: int, own: Bytes) -> OwnState:
 
 
 def _holds_states(own: Any) -> bool:
-    """Whether ranks had own states of model and optimizer; else residuals alone, which their strategy checks."""
+    """Return whether ranks had own states of model and optimizer. Otherwise they had residuals alone, which their
+    strategy checks."""
     return isinstance(own, dict) and "tree" in own
 
 

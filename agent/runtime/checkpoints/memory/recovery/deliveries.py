@@ -25,7 +25,7 @@ def deliveries(holders: Collection[int], machines: Sequence[Hashable], turn: int
 
 
 def _doubling(have: Sequence[int], lack: Sequence[int]) -> list[tuple[int, int]]:
-    """In each round everyone who has it sends it to one who lacks it."""
+    """Send in rounds: in each round every rank that has it sends it to one that lacks it."""
     senders, found, left = list(have), [], list(lack)
     while left:
         pairs = list(zip(senders, left, strict=False))

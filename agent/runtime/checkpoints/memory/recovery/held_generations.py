@@ -35,8 +35,8 @@ Holdings = list[tuple[Generation, int, int]]  # generation, shard and slot
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a run goes on from, as one rank takes it over. generation: of memory, where it came from there; own: what
-    this rank takes over then, where ranks had something of their own."""
+    """State from which a run continues, for one rank. generation: set if it came from memory. own: the own states that
+    this rank takes over then."""
 
     checkpoint: LoadedCheckpoint
     generation: Generation | None = None
@@ -74,7 +74,7 @@ class HeldGenerations:
             self._sources = sources(self._held)
 
     def newest_step(self) -> int | None:
-        """Of the newest generation of which every shard is there, whether it can be used or not."""
+        """Return the step of the newest generation whose shards are all there, even if it cannot be used."""
         return next((generation.step for generation in complete(self._sources)), None)
 
     def newest(self, newer_than: tuple[int, int], oldest: int = 0) -> Recovered | None:
@@ -104,7 +104,7 @@ class HeldGenerations:
         return recovered if self._everywhere(recovered is not None) else None
 
     def _everywhere(self, well: bool) -> bool:
-        """Whether it went well on every rank."""
+        """Return whether it went well on every rank."""
         return well if self._group is None else all(ok for (ok,) in self._group.gather_rows([well]))
 
     def _recovered(
@@ -144,8 +144,8 @@ class HeldGenerations:
         return found
 
     def _shared(self, generation: Generation, here: Mapping[int, Bytes]) -> SharedState | None:
-        """What all ranks share, and what each shard says of its rank's own bytes; shard by shard, so that beside it no
-        more than one is held. here: contents of the files on this machine."""
+        """Read the shared state and each shard's description of its rank's own bytes. Works shard by shard, so that
+        beside the state at most one shard is held. here: contents of the files on this machine."""
         public = {index: shard_file.bytes_without_own(content) for index, content in here.items()}
         rows = gathered_rows(self._group, [public.get(index, 0) for index in range(generation.shards)])
         state, refused = SharedState(), ""
@@ -191,7 +191,7 @@ class HeldGenerations:
             raise CheckpointError(f"from rank {source}: {error}") from error
 
     def _sent(self, content: Bytes, routes: Sequence[tuple[int, int]]) -> Bytes:
-        """What others get of it; nothing where this rank sends it to nobody."""
+        """Return the bytes that others get; none if this rank sends to no other."""
         if not any(source == self._rank for source, _ in routes):
             return np.empty(0, np.uint8)
         return shard_file.without_own(content)
@@ -214,7 +214,7 @@ class HeldGenerations:
 
     @property
     def _machines(self) -> Sequence[Hashable]:
-        """By rank; where they are not known, each rank's is its own."""
+        """Return nodes by rank. Where they are not known, each rank has its own."""
         memory = self._session.memory
         known = memory is not None and len(memory.nodes) == self._world_size
         return memory.nodes if memory is not None and known else range(self._world_size)
@@ -258,7 +258,7 @@ def encode(found: Sequence[WholeShard]) -> bytes:
 
 
 def decode(raw: bytes) -> Holdings:
-    """What `encode` gave on another rank. Raises CheckpointError."""
+    """Decode what `encode` gave on another rank. Raises CheckpointError."""
     try:
         rows = json.loads(raw) if len(raw) <= _MAX_HOLDINGS_BYTES else None
         if not isinstance(rows, list) or len(rows) > MAX_FILES:
@@ -276,7 +276,7 @@ def decode(raw: bytes) -> Holdings:
 
 
 def sources(holdings: Sequence[Holdings]) -> dict[Generation, dict[int, int]]:
-    """For each generation, by shard, the lowest rank that holds it. holdings: by rank. Pure."""
+    """Return for each generation, by shard, the lowest rank that holds it. holdings: by rank. Pure."""
     found: dict[Generation, dict[int, int]] = {}
     for rank, rows in enumerate(holdings):
         for generation, shard, _ in rows:
@@ -285,8 +285,8 @@ def sources(holdings: Sequence[Holdings]) -> dict[Generation, dict[int, int]]:
 
 
 def takers(found: Mapping[int, int], ranks: int) -> list[int]:
-    """Who takes over what each rank of the run before had for itself: the same rank, or where that is no more, who has
-    it here. found: of a complete generation, by shard, who holds it. Pure."""
+    """Return by old rank which rank takes over its own state: the same rank or, if that is gone, one that holds it.
+    found: holders by shard, of a complete generation. Pure."""
     return [old if old < ranks else found[old] for old in range(len(found))]
 
 

@@ -28,7 +28,7 @@ _UNDER_WAY: Final = 8  # pieces
 
 @dataclass(frozen=True, slots=True)
 class OutsideShard:
-    """Of a generation, at the agent with this number among those that the launch names."""
+    """Shard of a generation at an agent. agent: its number among those that the launch names."""
 
     holder: int
     generation: Generation
@@ -67,7 +67,7 @@ class OutsideAgents:
         self._context.destroy(linger=0)
 
     def listed(self) -> tuple[list[OutsideShard], list[str]]:
-        """What they hold, and what is wrong with those that do not say. All are asked at once."""
+        """Return what all agents hold, and what is wrong with those that do not answer. All are asked at once."""
         found: list[OutsideShard] = []
         untold: dict[int, Exception] = {}
         for holder in range(len(self._holders)):

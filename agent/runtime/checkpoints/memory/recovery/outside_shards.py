@@ -34,8 +34,8 @@ Sources = Mapping[Generation, Mapping[int, int]]
 def fetch_outside(
     session: Session, memory: MemorySettings, wanted: Resumable, held: Sources, newer_than: tuple[int, int]
 ) -> list[WholeShard]:
-    """What this rank has fetched of the newest generation that is complete with it. held: by generation and shard, a
-    rank that holds it. Collective; raises PeerLost."""
+    """Fetch shards of the newest generation that is complete with them; return those that this rank has fetched. held:
+    by generation and shard, a rank that holds it. Collective; raises PeerLost."""
     rank, ranks = session.place.rank, session.place.world_size
     told = _told(session, memory) if rank == 0 else b""
     try:  # one launch counts: another controller may have made the other ranks'
@@ -61,8 +61,9 @@ def fetch_outside(
 def missing(
     held: Mapping[Generation, Mapping[int, int]], outside: Sequence[OutsideShard], newer_than: tuple[int, int]
 ) -> list[OutsideShard]:
-    """Of the newest generation that is complete with them, if it is newer than any that is so without them and than
-    `newer_than`, (run, step): the shards that the run lacks, each once. held: by shard, who has it. Pure."""
+    """Return the shards that the run lacks of the newest generation that is complete with them, each once. Empty unless
+    that generation is newer than `newer_than`, (run, step), and than any that is complete without them. held: holders
+    by shard. Pure."""
     there = {g: dict.fromkeys(by_shard) for g, by_shard in held.items()}
     whole = [g for g, by_shard in there.items() if len(by_shard) == g.shards]
     for one in outside:
@@ -75,7 +76,7 @@ def missing(
 
 
 def _told(session: Session, memory: MemorySettings) -> bytes:
-    """What the agents hold that the launch names, for all ranks."""
+    """List for all ranks what the agents hold that the launch names."""
     if not memory.outside or session.keys is None:
         return b""
     with OutsideAgents(memory.outside, keys_of(session.keys, session.place.rank)) as agents:
@@ -87,7 +88,7 @@ def _told(session: Session, memory: MemorySettings) -> bytes:
 
 
 def _decoded(raw: bytes) -> tuple[list[ShardHolder], list[OutsideShard]]:
-    """What rank 0 told. Raises CheckpointError."""
+    """Decode the list that rank 0 sent. Raises CheckpointError."""
     if not raw:
         return [], []
     try:
@@ -142,7 +143,7 @@ def _steps(
 
 
 def _path(memory: MemorySettings, one: OutsideShard, taken: int) -> Path:
-    """Where it is to lie here: over the older of the two that may be there. Raises CheckpointError."""
+    """Return where the shard is to lie here: over the older of the two slots. Raises CheckpointError."""
     in_memory = memory.folder is not None and taken <= memory.room_bytes
     if not in_memory and (memory.disk_folder is None or taken > memory.disk_room_bytes):
         raise CheckpointError(f"there is no room for {naturalsize(taken)}")

@@ -61,8 +61,8 @@ class ChunkAck:
 
 
 def place_of(position: int, length: int, total: int) -> tuple[int, int]:
-    """Where in the file the chunk lies that is sent at `position`, and how long it is where `length` bytes are wanted:
-    the first page comes last."""
+    """Return where in the file the chunk sent at `position` lies, and how long it is if `length` bytes are wanted. The
+    first page comes last."""
     body = total - PAGE_BYTES
     if position < body:
         return position + PAGE_BYTES, min(length, body - position)

@@ -14,7 +14,7 @@ TOLD_S: Final = 300.0
 
 
 class CopyAge:
-    """Of one sender; told of the copies under way, it says so once."""
+    """Age of one sender's copies, observed while they are under way. Reported once."""
 
     def __init__(self) -> None:
         self._told = False
@@ -27,7 +27,8 @@ class CopyAge:
         self._settled = now_s, 0
 
     def observe(self, arrived_bytes: int, total_bytes: int, share: float, now_s: float) -> str | None:
-        """What people should know. arrived_bytes: at holders, of this generation's copies. share: of the link."""
+        """Return a sentence for people, once. arrived_bytes: of this generation's copies, at holders. share: of the
+        link."""
         if now_s - self._begun_s < SETTLES_S:
             self._settled = now_s, arrived_bytes
         since_s, before_bytes = self._settled

@@ -49,12 +49,12 @@ class IdleSpans:
         return self._profile
 
     def expected_s(self) -> float | None:
-        """How long the span under way lasts from its beginning on, as far as known."""
+        """Return how long the present span lasts from its beginning, if known."""
         profile, place = self.profile(), len(self._now)
         return profile[place] if place < len(profile) else None
 
     def is_longest(self) -> bool:
-        """Whether the span under way is the longest of its step."""
+        """Return whether the present span is the longest of its step."""
         return self.expected_s() == max(self.profile(), default=None)
 
     def _made(self) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ _NOTHING: Final = b""
 
 
 class IncomingReplica:
-    """How far the owner's present copy has come."""
+    """Progress of the present copy of another rank's shard."""
 
     def __init__(self, files: CopyFiles, *, run: int, seals: tuple[Seal, Seal], limit_bytes: int) -> None:
         """seals: towards the owner, and from it. limit_bytes: no file is longer."""
@@ -50,7 +50,7 @@ class IncomingReplica:
         return None
 
     def answer(self, chunk: FileChunk) -> list[bytes]:
-        """How far it has come, for who sent this chunk."""
+        """Return the acknowledgement of a chunk: how far the copy has come."""
         number = self._towards.next_number()
         head = ChunkAck(self._run, self.step, self.reached, chunk.number, number).pack()
         return [head, self._towards.seal(number, head, _NOTHING)]

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Final
 
 COPIES_SHARE: Final = 0.15
-"""Of a link's bandwidth that copies have where the exchange needs the link, and never more in the long run. A plan
-fills 70 % of its time, what a round trip takes is beside that."""
+"""Share of a link's bandwidth that copies have where the exchange needs the link, at most and in the long run. A plan
+fills 70 % of the link's time; round trips come on top."""
 ROOM: Final = 2.5
 """Times the time that the exchange takes are left to it: it comes in bursts, and plans follow a link from afar. A plan
 that fills 60 % stood for minutes with 45 %."""
@@ -43,7 +43,7 @@ class LinkShare:
 
     @property
     def share(self) -> float | None:
-        """Of the link's bandwidth; None: whatever is idle."""
+        """Share of the link's bandwidth for copies; None: they may take whatever is idle."""
         share = max(COPIES_SHARE, 1 - ROOM * self._needed)
         return None if share >= FAT else share
 
@@ -53,7 +53,8 @@ class LinkShare:
         return self._carried / self._carrying_s if self._carrying_s >= _LEAST_S else math.inf
 
     def observe(self, busy_s: Mapping[int, float], left_bytes: int, now_s: float) -> None:
-        """Since the run began. busy_s: by peer, with bytes of the exchange on their way. left_bytes: of those."""
+        """Account for the exchange since the run began. busy_s: by peer, seconds with bytes of it under way.
+        left_bytes: its bytes that left."""
         before_s, self._at_s = self._at_s, now_s
         before, self._busy_s = self._busy_s, busy_s
         grown, self._left_bytes = max(left_bytes - self._left_bytes, 0), left_bytes
@@ -82,7 +83,7 @@ class LinkShare:
         return int(self._credit)
 
     def missing_s(self, bandwidth: float, wanted_bytes: int) -> float:
-        """Until so much has been saved up."""
+        """Return the seconds until so many bytes have been saved up."""
         return max(wanted_bytes - self._credit, 0.0) / self._rate(bandwidth)
 
     def _rate(self, bandwidth: float) -> float:

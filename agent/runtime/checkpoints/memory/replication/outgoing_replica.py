@@ -28,7 +28,7 @@ class ReplicaTransfer:
 
 
 class OutgoingReplica:
-    """How far the holder has come with the present transfer. Owns its socket."""
+    """Progress of the present transfer to one holder. Owns its socket."""
 
     def __init__(
         self, socket: zmq.Socket[bytes], *, run: int, rank: int, holder: int, seals: tuple[Seal, Seal],
@@ -48,27 +48,27 @@ class OutgoingReplica:
 
     @property
     def left_bytes(self) -> int:
-        """Of the present transfer, what has not left yet."""
+        """Bytes of the present transfer that have not left yet."""
         return self._transfer.total - self._sent if self._transfer is not None else 0
 
     @property
     def reached_bytes(self) -> int:
-        """Of the present transfer, what the holder has."""
+        """Bytes of the present transfer that the holder has."""
         return self._reached
 
     @property
     def done(self) -> bool:
-        """Whether the holder has everything of the present transfer, or there is none."""
+        """True if the holder has all of the present transfer, or there is none."""
         return self._transfer is None or self._reached == self._transfer.total
 
     @property
     def under_way(self) -> bool:
-        """Whether it has something to answer."""
+        """True if chunks are not acknowledged yet."""
         return self._sent > self._reached
 
     @property
     def silent(self) -> bool:
-        """Whether others should not wait for this one."""
+        """True if other holders should not wait for this one."""
         return self._unanswered > 0
 
     def begin(self, transfer: ReplicaTransfer | None) -> None:
@@ -77,7 +77,7 @@ class OutgoingReplica:
         self._go_back()
 
     def waits(self, turn_s: float) -> None:
-        """It could have said something for so long. What it has not answered after a while is sent again."""
+        """Account for time in which the holder could have answered. Unanswered chunks are sent again after a while."""
         self._silent_s += turn_s
         if self._silent_s <= UNANSWERED_S:
             return
@@ -133,7 +133,7 @@ class OutgoingReplica:
         return None
 
     def _go_back(self) -> None:
-        """To where the holder stands."""
+        """Return to the position that the holder has acknowledged."""
         self._sent, self._silent_s = self._reached, 0.0
         self._first_number = self._towards.newest_number + 1
         self.path.restart(self._reached)

@@ -20,7 +20,7 @@ _NO_LIMIT: Final = 1 << 62
 
 
 def overdue(spans: IdleSpans, now_s: float) -> bool:
-    """Whether links are idle for longer than they ever are within a step."""
+    """Return whether links are idle for longer than ever within a step."""
     expected_s = spans.expected_s()
     if spans.idle_since_s is None or expected_s is None:
         return False

@@ -55,7 +55,7 @@ class PathModel:
 
     @property
     def delay_s(self) -> float:
-        """From sending a chunk until its answer, where it is alone on its way."""
+        """Seconds from sending a chunk until its answer, if it is alone on its way."""
         return min((answered_s for answered_s, _ in self._alone), default=0.0)
 
     @property
@@ -67,14 +67,14 @@ class PathModel:
 
     @property
     def alpha_s(self) -> float:
-        """What a chunk costs beside its bytes: its share of the delay, which a whole window has together."""
+        """Seconds that a chunk costs beside its bytes: its part of the delay, which a whole window shares."""
         if self.bandwidth is None:
             return _CHUNK_S
         beside_s = min((answered_s - length / self.bandwidth for answered_s, length in self._alone), default=0.0)
         return max(beside_s * self.chunk_bytes / self.window_bytes, _CHUNK_S)
 
     def restart(self, position: int) -> None:
-        """What was under way counts no more; the next chunk begins at `position`."""
+        """Forget chunks under way; the next chunk begins at `position`."""
         self._under_way.clear()
         self._position = position
 

@@ -28,22 +28,22 @@ class ReplicaPlacement:
 
     @property
     def any(self) -> bool:
-        """Whether any of the run's shards is copied."""
+        """True if any of the run's shards is copied."""
         return any(self.held_by)
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """Of this rank's copies."""
+        """Ranks that hold this rank's copies."""
         return self.held_by[self.rank]
 
     @property
     def owners(self) -> tuple[int, ...]:
-        """Whose copies this rank holds."""
+        """Ranks whose copies this rank holds."""
         return owners(self.held_by, self.rank)
 
     @property
     def own_here(self) -> frozenset[int]:
-        """Of the ranks on this node, their own shards."""
+        """Shards of the ranks on this node."""
         if not self.nodes:
             return frozenset(range(len(self.held_by)))
         return frozenset(rank for rank, node in enumerate(self.nodes) if node == self.nodes[self.rank])
@@ -55,8 +55,8 @@ class ReplicaPlacement:
         return own | {owner for owner, ranks in enumerate(self.held_by) if own & set(ranks)}
 
     def fitted(self, room_bytes: Sequence[int], shard_bytes: Sequence[int]) -> tuple[ReplicaPlacement, list[str]]:
-        """With copies only where they fit, and what became of the others, for people. room_bytes: by rank, for all that
-        it holds; shard_bytes: by rank, of all files of its shard; as `fitted` takes them."""
+        """Return the placement with copies only where they fit, and sentences on the others for people. room_bytes: by
+        rank, for all that it holds. shard_bytes: by rank, of all files of its shard; as `fitted` takes them."""
         if not self.any:
             return self, []
         found = fitted(self.held_by, self.nodes, room_bytes, shard_bytes)
@@ -73,8 +73,8 @@ class ReplicaPlacement:
 
 
 def holders(nodes: Sequence[str], kept_by: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """By rank, the ranks that hold a copy of its shard. nodes: by rank. kept_by: by rank, nodes other than its own, as
-    positions in the order in which nodes first appear. A node's ranks share the work."""
+    """Return by rank the ranks that hold a copy of its shard. nodes: by rank. kept_by: by rank, nodes other than its
+    own, as positions in the order in which nodes first appear. A node's ranks share the work."""
     by_node: dict[str, list[int]] = {}
     for rank, node in enumerate(nodes):
         by_node.setdefault(node, []).append(rank)
@@ -88,5 +88,5 @@ def holders(nodes: Sequence[str], kept_by: Sequence[Sequence[int]]) -> list[tupl
 
 
 def owners(held_by: Sequence[tuple[int, ...]], rank: int) -> tuple[int, ...]:
-    """Whose copies `rank` holds."""
+    """Return the ranks whose copies `rank` holds."""
     return tuple(owner for owner, ranks in enumerate(held_by) if rank in ranks)

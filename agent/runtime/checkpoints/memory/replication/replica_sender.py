@@ -173,7 +173,7 @@ class ReplicaSender:
         return min((one.done_step for one in self._incoming.values()), default=None)
 
     def processor_s(self) -> float:
-        """Of processor time that copies in both directions took since this was last asked."""
+        """Return the processor time, in seconds, that copies in both directions took since the last call."""
         worked_s = self._worked_s + (self._io.seconds() if self._io is not None else 0.0)
         since_s, self._told_work_s = worked_s - self._told_work_s, worked_s
         return since_s
@@ -287,7 +287,7 @@ class ReplicaSender:
             self._file = -1
 
     def _look(self, now_s: float) -> None:
-        """At the exchange's connections, and at what copies carried beside it."""
+        """Observe the exchange's connections, and what copies carried beside it."""
         use = self._use = self._links_in_use()
         if use is None or not use.busy_s:
             return
@@ -299,7 +299,7 @@ class ReplicaSender:
             self.copied_beside[peer] += carried
 
     def _push(self, now_s: float, turn_s: float) -> None:
-        """To one holder after the other; only those that do not answer keep nobody waiting."""
+        """Send to one holder after the other, but do not wait for those that do not answer."""
         self._turn_s = _TURN_S
         for outgoing in self._outgoing.values():
             if outgoing.done or self._transfer is None:
@@ -332,7 +332,7 @@ class ReplicaSender:
         return needed and self._share.share is not None
 
     def _push_share(self, outgoing: OutgoingReplica, now_s: float, turn_s: float) -> None:
-        """What copies have of a link that the exchange needs."""
+        """Send what copies may take of a link that the exchange needs."""
         assert self._use is not None
         bandwidth, chunk_bytes = outgoing.path.bandwidth, min(outgoing.path.chunk_bytes, max(outgoing.left_bytes, 1))
         if bandwidth is None:
@@ -360,7 +360,7 @@ class ReplicaSender:
         return self._paused and not starved
 
     def _starved(self, outgoing: OutgoingReplica, now_s: float) -> bool:
-        """Whether links were busy for so long that a chunk leaves all the same."""
+        """Return whether links were busy for so long that a chunk leaves all the same."""
         path = outgoing.path
         chunk_s = path.chunk_bytes / path.bandwidth if path.bandwidth is not None else 0.0
         return self._paused and now_s - self._left_s > max(_STARVED_S, chunk_s / _STARVED_SHARE)

@@ -34,11 +34,11 @@ class Seal:
 
     @property
     def newest_number(self) -> int:
-        """Of all that was sealed, or opened, so far."""
+        """Newest number that was sealed, or opened."""
         return self._number
 
     def next_number(self) -> int:
-        """For the head of the next message."""
+        """Return the number for the head of the next message."""
         self._number += 1
         return self._number
 

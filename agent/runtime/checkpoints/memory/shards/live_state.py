@@ -39,7 +39,7 @@ class Piece:
     to: int
 
     def parts(self) -> Iterator[Piece]:
-        """As a staging ring takes them."""
+        """Yield the piece in parts of at most PIECE_BYTES, as a staging ring takes them."""
         for begin in range(self.begin, self.end, PIECE_BYTES):
             end = min(begin + PIECE_BYTES, self.end)
             yield Piece(self.tensor, begin, end, self.to + begin - self.begin)
@@ -47,7 +47,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the state consists of. sizes: bytes of each tensor, in order."""
+    """Layout of the state. sizes: bytes of each tensor, in order."""
 
     raw: bytes
     digest: bytes
@@ -58,11 +58,11 @@ class Layout:
         return sum(self.sizes)
 
     def pieces(self, begin: int, end: int) -> list[Piece]:
-        """What the shard [begin, end) of the state consists of: whole tensors, but where it begins and ends."""
+        """Return the pieces of the shard [begin, end) of the state: whole tensors, but where it begins and ends."""
         return pieces_of(self.sizes, begin, end)
 
     def chunks(self, begin: int, end: int) -> list[list[Piece]]:
-        """What fills each chunk of the shard [begin, end) of the state."""
+        """Return the pieces of each chunk of the shard [begin, end) of the state."""
         filled: list[list[Piece]] = [[] for _ in range(-(-(end - begin) // CHUNK_BYTES))]
         for piece in self.pieces(begin, end):
             at = piece.to
@@ -75,7 +75,7 @@ class Layout:
 
 
 def pieces_of(sizes: Sequence[int], begin: int, end: int) -> list[Piece]:
-    """What bytes [begin, end) of tensors of these sizes, one after the other, consist of."""
+    """Return the pieces of bytes [begin, end) of tensors of these sizes, one after the other."""
     found, start = [], 0
     for index, size in enumerate(sizes):
         at, stop = max(start, begin), min(start + size, end)
@@ -134,8 +134,8 @@ class Sources:
             pass
 
     def copies(self, wanted: Iterable[tuple[torch.Tensor, Piece]], into: Bytes) -> Iterator[None]:
-        """As `copy`, a piece each time that is asked for; those on a device are on their way by then, and parted where
-        they have more than PIECE_BYTES."""
+        """Copy like `copy`, one piece for each iteration. Pieces on a device are on their way by then, in parts of
+        PIECE_BYTES."""
         if self._ring is None:
             for tensor, piece in wanted:
                 self._copy(tensor, piece, _target(piece, into))

@@ -49,9 +49,9 @@ class Unsealed(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What a shard is of. begin, size: its place in the `total` bytes of the shared state. moving: what changes with
-    every step and is no tensor, as pack_state made it. header: of the checkpoint, without the model's fingerprint.
-    own: what this rank's own bytes are. chunks, own_chunks: hashes."""
+    """Description of a shard. begin, size: its place in the `total` bytes of the shared state. moving: state that
+    changes with every step and is no tensor, as pack_state made it. header: of the checkpoint, without the model's
+    fingerprint. own: description of this rank's own bytes. chunks, own_chunks: hashes."""
 
     shard: int
     shards: int
@@ -85,7 +85,7 @@ class Tail:
         return Tail(header=header, moving=moving, chunks=chunks, own=own, own_chunks=own_chunks, **numbers)
 
     def sealed(self, chunks: Sequence[str], own_chunks: Sequence[str] = ()) -> bytes:
-        """As the file holds it, once the hashes of its data are known."""
+        """Return the tail as the file holds it, once the hashes of its data are known."""
         return replace(self, chunks=tuple(chunks), own_chunks=tuple(own_chunks)).to_json()
 
     def to_json(self) -> bytes:
@@ -107,7 +107,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What a file says of itself, its data not read. bytes: those that count."""
+    """Description of a file by itself, its data not read. bytes: those that count."""
 
     tail: Tail
     layout_digest: str
@@ -146,7 +146,7 @@ class SlotFile:
         return self._data
 
     def seal(self, tail: bytes) -> None:
-        """What `begin` gave is filled: from now on the file counts. Raises CheckpointError."""
+        """Make the file count: the bytes that `begin` gave are filled. Raises CheckpointError."""
         _check_json(tail, "tail")
         size = len(self._data)
         head = _HEAD.pack(
@@ -166,11 +166,11 @@ class SlotFile:
 
     @property
     def content_bytes(self) -> int:
-        """Of the file, those that count since `seal`."""
+        """Bytes of the file that count since `seal`."""
         return self._content_bytes
 
     def receive(self, total: int) -> None:
-        """In place of `begin`: the whole file comes from elsewhere, by `put`, its first page last."""
+        """Make room for a whole file from elsewhere, in place of `begin`. It comes by `put`, its first page last."""
         self._release()
         self._layout_digest = b""
 
@@ -243,7 +243,7 @@ def own_of(content: Bytes) -> Bytes:
 
 
 def sealed_part(content: Bytes) -> Bytes:
-    """Of a file's bytes, those that count: it may have been longer once. Not verified."""
+    """Return the bytes of a file that count, unverified: it may have been longer once."""
     if len(content) < PAGE_BYTES:
         return content
     _, _, own_bytes, data_bytes, tail_bytes, own_at, _, _ = _HEAD.unpack(content[: _HEAD.size].tobytes())
@@ -251,7 +251,7 @@ def sealed_part(content: Bytes) -> Bytes:
 
 
 def bytes_without_own(content: Bytes) -> int:
-    """How long `without_own` is."""
+    """Return the length of `without_own`."""
     return len(content) - len(own_of(content))
 
 
@@ -298,8 +298,8 @@ def parse(content: Bytes, *, own: bool = True, own_unread: bool = False) -> Shar
 
 
 def glance(path: Path) -> Glance:
-    """What the file says it is of, from its head and tail: its data is not read, so it may still be damaged. Raises
-    Unsealed where its writer is not done, CheckpointError."""
+    """Read a file's description from its head and tail. The data is not read, so it may still be damaged. Raises
+    Unsealed if its writer is not done, CheckpointError."""
     with disk_errors(f"reading {path}"), path.open("rb", buffering=0) as file:
         head = file.read(_HEAD.size + _SEAL.size)
         if not any(head[: len(_MAGIC)]):
@@ -317,7 +317,7 @@ def glance(path: Path) -> Glance:
 
 
 def bounds(total: int, shard: int, shards: int) -> tuple[int, int]:
-    """Where a shard begins and ends in `total` bytes."""
+    """Return where a shard begins and ends in `total` bytes."""
     return total * shard // shards, total * (shard + 1) // shards
 
 
@@ -326,7 +326,7 @@ def hashed(chunk: Bytes) -> str:
 
 
 def hashes(data: Bytes) -> list[str]:
-    """Of each chunk."""
+    """Return the hash of each chunk."""
     return [hashed(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
 
 
@@ -360,7 +360,7 @@ def _check_data(tail: Tail, data: Bytes) -> None:
 
 
 def check_own(tail: Tail, own: Bytes) -> None:
-    """Whether these are the own bytes of that tail's file. Raises CheckpointError."""
+    """Check that these are the own bytes of that tail's file. Raises CheckpointError."""
     _check_chunks(own, tail.own_chunks, "own ")
 
 

@@ -22,7 +22,7 @@ _NAME: Final = re.compile(r"shard-(\d{4})-of-(\d{4})-slot-([0-3])\.mem")
 
 @dataclass(frozen=True, slots=True)
 class ShardFolders:
-    """Of one job and agent. memory, disk: None where there is none."""
+    """Folders of one job and agent. memory, disk: None where there is none."""
 
     memory: Path | None
     disk: Path | None = None
@@ -37,7 +37,7 @@ class ShardFolders:
         return sorted(found, key=lambda path: path.name)[:MAX_FILES]
 
     def path(self, shard: int, shards: int, slot: int) -> Path | None:
-        """Where the shard lies, if its slot's folder is there."""
+        """Return the shard's path if its slot's folder is there."""
         folder = self.memory if slot < SLOTS else self.disk
         return None if folder is None else folder / file_name(shard, shards, slot)
 

@@ -44,22 +44,22 @@ class ShardState(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Of what all ranks share."""
+        """Layout of the state that all ranks share."""
 
     @property
     def moving(self) -> Any:
-        """Of a shard's tail."""
+        """Entry `moving` of a shard's tail."""
 
     @property
     def own(self) -> Any:
-        """Of a shard's tail."""
+        """Entry `own` of a shard's tail."""
 
     @property
     def apart(self) -> bool:
-        """After `begin`: whether `read` takes nothing that the next update changes, so that nobody waits for it."""
+        """True if, after `begin`, `read` takes nothing that the next update changes, so that no update waits for it."""
 
     def look(self) -> None:
-        """What there is to write."""
+        """Look at the state that there is to write."""
 
     def begin(self, file: SlotFile) -> None: ...
 
@@ -71,7 +71,8 @@ class ShardState(Protocol):
 
 
 class BoundaryShard:
-    """Of a state that only optimizer.step() changes; and what is this rank's alone, which a pass may change before."""
+    """Shard of a state that only optimizer.step() changes, with this rank's own state, which a pass may change
+    before."""
 
     def __init__(self, snapshot: Snapshot, shard: int, shards: int, ring: StagingRing | None, *, view: int = 1) -> None:
         """ring: of the device that has the state, None: the CPU. view: of the run."""
@@ -154,8 +155,8 @@ class BoundaryShard:
 
 
 class RollingShard:
-    """Of a state with masters that others' updates change at any time. They are shared, with parameters that stay as
-    they are; all else is this rank's own: what it has not sent, moments of its own optimizer, buffers."""
+    """Shard of a state with masters that others' updates change at any time. Masters and frozen parameters are shared.
+    Everything else is this rank's own: residuals, moments of its own optimizer, buffers."""
 
     def __init__(
         self,
@@ -247,7 +248,8 @@ class RollingShard:
         return hashes(self._data[self._own_bytes :]), hashes(self._data[: self._own_bytes])
 
     def _look_at_resting(self) -> bool:
-        """Whether all of the model's state are tensors, which its identity tells."""
+        """Look at the state that stays in place. Returns whether all of the model's state are tensors, as its identity
+        tells."""
         frozen = {f"frozen.{name}": one for name, one in self._snapshot.frozen().items()}
         self._shared = {**self._rolling.shared(), **frozen}
         model = self._snapshot.states()["model"]

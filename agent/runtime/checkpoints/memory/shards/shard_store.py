@@ -15,7 +15,7 @@ from atoll.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True, order=True)
 class Generation:
-    """What all shards of one moment have in common; a higher one is newer."""
+    """Identity that all shards of one moment share; a higher one is newer."""
 
     run: int
     step: int
@@ -42,7 +42,7 @@ class WholeShard:
 
 @dataclass(frozen=True, slots=True)
 class Resumable:
-    """What a run can go on from: shards of its own job and model that earlier runs wrote; or it itself, in an earlier
+    """Criteria for shards that a run can continue from: of its own job and model, by earlier runs or by an earlier
     view."""
 
     job: str

@@ -83,7 +83,7 @@ class ShardWriter:
             self._asked.notify_all()
 
     def wait_for_reads(self) -> bool:
-        """Before the state changes: wait until it was read. False where that takes too long: no shard counts then."""
+        """Wait until the state was read, before it changes. False if that takes too long; then no shard counts."""
         if self._thread is None:
             return True
         with self._asked:
@@ -91,20 +91,20 @@ class ShardWriter:
         return not self._late
 
     def wait_for_clones(self) -> None:
-        """Before the shard looks at another generation: one that was given up may still be read from clones. Raises
+        """Wait before the shard looks at another generation: clones of one that was given up may still be read. Raises
         CheckpointError."""
         with self._asked:
             if not self._asked.wait_for(lambda: not self._reading_clones, LONGEST_WAIT_S):
                 raise CheckpointError(f"copying to memory took over {LONGEST_WAIT_S:.0f} s")
 
     def processor_s(self) -> float:
-        """Of processor time that the thread took since this was last asked."""
+        """Return the processor time, in seconds, that the thread took since the last call."""
         with self._asked:
             worked_s, self._worked_s = self._worked_s, 0.0
         return worked_s
 
     def close(self) -> None:
-        """What is being written is finished; then the thread ends."""
+        """Finish what is being written, then end the thread."""
         if self._thread is not None:
             with self._asked:
                 self._closing = True
