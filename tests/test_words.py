@@ -76,7 +76,6 @@ UNCLEAN_FOLDERS: set[str] = {
     "atoll/step_estimators",
     "atoll/telemetry",
     "controller",
-    
     "controller/jobs/admission",
     "controller/jobs/agents",
     "controller/jobs/lifecycle",
