@@ -27,10 +27,12 @@ from lab.machine import processor
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests" / "kernels")]
 
+import block_coo
+import native_parts
 from sparse_rules import adam_blocks, sgd_blocks
 
 from atoll import kernels
-from atoll.kernels import _native, block_coo, compress
+from atoll.kernels import compress
 from atoll.kernels.pages import use_huge_pages
 
 Call = Callable[[], object]
@@ -94,7 +96,7 @@ def compressions(rig: Rig, sparsity: float) -> dict[str, Callable[[int], object]
         "topk_element, feedback": lambda threads: compress.topk_element(g, r, *elements, threads=threads),
         "random_block, feedback": lambda threads: compress.random_block(g, r, 1, *blocks, threads=threads),
         # The residual, all zeros, stands for live weights.
-        "difference_block": lambda threads: _native.difference_block(g, r, 1.0, block_v, *blocks, threads),
+        "difference_block": lambda threads: native_parts.load().difference_block(g, r, 1.0, block_v, *blocks, threads),
     }
 
 
@@ -143,11 +145,11 @@ class Update:
         self.last_step = torch.zeros(rig.blocks, dtype=torch.int32)
         self.count = int(rig.blocks * (1 - sparsity))
         self.index, self.other = (np.zeros(self.count, np.uint32) for _ in range(2))
-        compress.random_blocks(1, rig.blocks, self.index)
-        compress.random_blocks(2, rig.blocks, self.other)
+        block_coo.random_blocks(1, rig.blocks, self.index)
+        block_coo.random_blocks(2, rig.blocks, self.other)
         self.values = torch.full((self.count, 16), 1e-3)
         self.elements = np.zeros(self.count * 16, np.uint32)  # "blocks" of one entry
-        compress.random_blocks(3, rig.entries, self.elements)
+        block_coo.random_blocks(3, rig.entries, self.elements)
         self.elements_long = torch.from_numpy(self.elements.astype(np.int64))
         self.payload = np.zeros(block_coo.payload_bound(self.count), np.uint8)
         self.sum_index, self.sum_values = np.zeros(2 * self.count, np.uint32), torch.zeros(2 * self.count, 16)

@@ -19,9 +19,8 @@ from typing import Final
 
 import torch
 
-from atoll.kernels.block_coo import Values
 from atoll.kernels.compress import block_count
-from atoll.kernels.exchange_engine import ExchangeEngine
+from atoll.kernels.exchange_engine import ExchangeEngine, Values
 
 TENSORS: Final = 8
 CASES: Final[tuple[tuple[float, Values], ...]] = ((0.01, "float16"), (0.05, "int2"), (0.2, "int2"))

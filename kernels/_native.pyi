@@ -20,17 +20,6 @@ def threshold_block(
     *,
     portable: bool = False,
 ) -> tuple[int, int, int]: ...
-def difference_block(
-    master: object,
-    live: object,
-    scale: float,
-    threshold: float,
-    index: object,
-    values: object,
-    threads: int = 0,
-    *,
-    portable: bool = False,
-) -> tuple[int, int, int]: ...
 def threshold_element(
     gradient: object,
     residual: object,
@@ -79,50 +68,7 @@ def sign_encode(
 def sign_add(
     bits: object, scales: object, out: object, two_sided: bool, threads: int = 0, *, portable: bool = False
 ) -> None: ...
-def random_blocks(seed: int, blocks: int, index: object) -> None: ...
 def sample_scores(gradient: object, residual: object, weight: float, seed: int, scores: object) -> None: ...
-def payload_bound(count: int, width: int, indices: str, value_format: str) -> int: ...
-def encode(
-    index: object,
-    values: object,
-    entries: int,
-    out: object,
-    residual: object,
-    width: int,
-    indices: str,
-    value_format: str,
-) -> int: ...
-def decode(
-    payload: object, entries: int, index: object, values: object, width: int, indices: str, value_format: str
-) -> None: ...
-def sum_units(
-    indices: Sequence[object],
-    values: Sequence[object],
-    out_index: object,
-    out_values: object,
-    width: int,
-    threads: int = 0,
-) -> int: ...
-def update_blocks(
-    master: object,
-    first: object,
-    second: object,
-    last_step: object,
-    live: object,
-    index: object,
-    values: object,
-    rule: str,
-    step: int,
-    lr: float,
-    weight_decay: float,
-    momentum_or_beta1: float,
-    beta2: float,
-    epsilon: float,
-    scale: float,
-    threads: int = 0,
-    *,
-    portable: bool = False,
-) -> int: ...
 def cpu_features() -> CpuFeatures: ...
 def stop_threads() -> None: ...
 
@@ -138,7 +84,6 @@ class ThresholdController:
     def start(self, scores: object, blocks: int) -> float: ...
     def update(self, found: int) -> float: ...
 
-def murmur3(key: object, seed: int, out: object) -> None: ...
 def hierarchical_hash(
     unit: object, seeds: Sequence[int], partitions: int, order: object, slots: int = 0, threads: int = 0
 ) -> tuple[list[int], int]: ...

@@ -1,4 +1,4 @@
-"""Chooses the part of a gradient that is worth sending, fused with error feedback (StellaTrain, section 3.2).
+"""Choose the part of a gradient that is worth sending, fused with error feedback (StellaTrain, section 3.2).
 
 All selections compute v = residual + weight * gradient (without a residual: weight * gradient), move the chosen part of
 v into the caller's buffers and leave the rest in the residual, so that emitted + residual is v, entry by entry and
@@ -16,8 +16,7 @@ threads and on every processor. `threads` is as for `atoll.kernels.squared_norm`
 `BadInput` and changes nothing.
 
 On a CUDA device all buffers of a call are of that device, the work is queued on torch's current stream, and the bits
-are the CPU's. Selections wait for their result; `sample_scores` returns once the work is queued. `random_blocks` works
-on the CPU alone.
+are the CPU's. Selections wait for their result; `sample_scores` returns once the work is queued.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from typing import Any, NamedTuple
 
 from atoll.kernels import _native
 from atoll.kernels.cuda_device import run
-from atoll.kernels.refusals import refusals
 
 BLOCK_ENTRIES = 16
 
@@ -35,23 +33,23 @@ class Selection(NamedTuple):
     """The outcome of one selection, in blocks or elements."""
 
     chosen: int
-    """Written to index and values."""
+    """Number written to index and values."""
     found: int
-    """Qualified. Where more than `chosen`, the output was full: the later ones stay in the residual, and a controller
-    that aims at the capacity raises its threshold."""
+    """Number that qualified. If it exceeds `chosen`, the output was full: the later ones stay in the residual, and a
+    controller that aims at the capacity raises its threshold."""
     nonfinite: int
-    """Left out, because they hold a NaN or an infinity."""
+    """Number left out, because they hold a NaN or an infinity."""
 
 
 def block_count(entries: int) -> int:
-    """The number of blocks in a tensor of so many entries."""
+    """Return the number of blocks in a tensor of so many entries."""
     return -(-entries // BLOCK_ENTRIES)
 
 
 def threshold_block(
     gradient: Any, residual: Any, threshold: float, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
 ) -> Selection:
-    """The blocks whose score exceeds threshold (finite, >= 0; rounded to float32): cache-aware threshold-v."""
+    """Select the blocks whose score exceeds threshold (finite, >= 0; rounded to float32): cache-aware threshold-v."""
     call = gradient, residual, weight, threshold, index, values
     return Selection(*run("threshold_block", _native.threshold_block, *call, threads=threads))
 
@@ -59,7 +57,7 @@ def threshold_block(
 def threshold_element(
     gradient: Any, residual: Any, threshold: float, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
 ) -> Selection:
-    """The entries whose magnitude exceeds threshold: vanilla threshold-v."""
+    """Select the entries whose magnitude exceeds threshold: vanilla threshold-v."""
     call = gradient, residual, weight, threshold, index, values
     return Selection(*run("threshold_element", _native.threshold_element, *call, threads=threads))
 
@@ -67,8 +65,9 @@ def threshold_element(
 def topk_block(
     gradient: Any, residual: Any, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
 ) -> Selection:
-    """The K blocks of the highest score; of equals the first. Blocks of zeros are never chosen, even if fewer than K
-    are left, and do not count as found."""
+    """Select the K blocks of the highest score; of equals the first.
+
+    Blocks of zeros are never chosen, even if fewer than K are left, and do not count as found."""
     call = gradient, residual, weight, index, values
     return Selection(*run("topk_block", _native.topk_block, *call, threads=threads))
 
@@ -76,7 +75,7 @@ def topk_block(
 def topk_element(
     gradient: Any, residual: Any, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
 ) -> Selection:
-    """The K entries of the largest magnitude; of equals the first, and never a zero."""
+    """Select the K entries of the largest magnitude; of equals the first, and never a zero."""
     call = gradient, residual, weight, index, values
     return Selection(*run("topk_element", _native.topk_element, *call, threads=threads))
 
@@ -84,23 +83,13 @@ def topk_element(
 def random_block(
     gradient: Any, residual: Any, seed: int, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
 ) -> Selection:
-    """The min(K, blocks) blocks of `random_blocks(seed, ...)`.
+    """Select min(K, blocks) random blocks: one of each of as many equal intervals of blocks, by the seed.
 
     The receiver knows their indices from the seed and expects all of them, so a block that is not finite is emitted as
     zeros; its old residual stays.
     """
     call = gradient, residual, weight, seed, index, values
     return Selection(*run("random_block", _native.random_block, *call, threads=threads))
-
-
-def random_blocks(seed: int, blocks: int, index: Any) -> None:
-    """Fill index [K], K <= blocks, with different blocks in ascending order: one of each of K equal intervals.
-
-    seed: 0..2^64-1. The same seed gives the same blocks everywhere; every block is as likely as any other (to one part
-    in blocks / K, the length of an interval).
-    """
-    with refusals("random_blocks"):
-        _native.random_blocks(seed, blocks, index)
 
 
 def sample_scores(gradient: Any, residual: Any, seed: int, scores: Any, *, weight: float = 1.0) -> None:

@@ -28,13 +28,14 @@ from numpy.typing import NDArray
 
 from atoll.errors import AtollError, DeadlineExceeded, PeerLost
 from atoll.kernels import _native
-from atoll.kernels.block_coo import Values
 from atoll.kernels.compress import Selection as Counted
 from atoll.kernels.refusals import refusals
 
 Rule = Literal["sgd", "nesterov", "adam", "adamw"]
 Selection = Literal["threshold", "topk", "random"]
 Exchange = Literal["gradients", "updates"]
+Values = Literal["float32", "float16", "bfloat16", "int8", "int4", "int2"]
+"""Format of values on the wire."""
 
 
 class Outgoing(NamedTuple):

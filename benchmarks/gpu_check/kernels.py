@@ -49,7 +49,7 @@ class Buffers:
         self.element_v = float(score.sort().values[int(len(score) * SPARSITY)])
         self.block_v = 20.0  # of 16 magnitudes of a normal number with variance 2: about one block in a hundred
         index = torch.zeros(chosen, dtype=torch.int32)
-        compress.random_blocks(1, self.blocks, index)
+        compress.random_block(torch.zeros(entries), None, 1, index, torch.zeros(chosen * 16))
         self.index = index.to(device)
         self.scores = torch.zeros(min(1 << 17, self.blocks), device=device)
         self.values = normal(chosen * 16)

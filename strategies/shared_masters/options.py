@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from atoll.kernels.block_coo import Values
-from atoll.kernels.exchange_engine import Exchange, Selection
+from atoll.kernels.exchange_engine import Exchange, Selection, Values
 
 MOST_STALENESS: Final = 15
 """Sync rounds. What holds for as many may not come later: messages that are taken ahead, proposals that are kept."""

@@ -19,8 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import native_parts
+
 from atoll.errors import BadInput
-from atoll.kernels import _native
 from atoll.kernels.refusals import refusals
 
 
@@ -87,5 +88,5 @@ def adam_blocks(
 
 
 def _update(threads: int, master: Any, *arguments: Any) -> int:
-    on_cpu: Callable[..., int] = _native.update_blocks
+    on_cpu: Callable[..., int] = native_parts.load().update_blocks
     return on_cpu(master, *arguments, threads)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import block_coo
 import numpy as np
 import pytest
 import torch
+from block_coo import Indices
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from atoll.errors import BadInput
-from atoll.kernels import block_coo, compress
-from atoll.kernels.block_coo import Indices, Values
+from atoll.kernels.exchange_engine import Values
 
 INDICES: list[Indices] = ["plain", "delta", "none"]
 FORMATS: dict[Values, torch.dtype] = {
@@ -28,7 +29,7 @@ U32 = NDArray[np.uint32]
 def update(entries: int, width: int = 16, seed: int = 0, share: float = 0.3) -> tuple[U32, torch.Tensor]:
     units = -(-entries // width)
     index = np.zeros(int(units * share + 0.5), np.uint32)
-    compress.random_blocks(seed, units, index)
+    block_coo.random_blocks(seed, units, index)
     values = torch.randn(len(index), width, generator=torch.Generator().manual_seed(seed))
     if len(index) and index[-1] == units - 1:
         values[-1, entries - (units - 1) * width :] = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import block_coo
 import numpy as np
 import pytest
 import torch
@@ -153,7 +154,7 @@ def test_random_blocks_need_no_indices_on_the_wire(entries: int) -> None:
     index, values = room(count, BLOCK_ENTRIES)
     assert compress.random_block(gradient, residual, 42, index, values).chosen == count
     receivers = torch.zeros(count, dtype=torch.int32, device="cpu")
-    compress.random_blocks(42, block_count(entries), receivers)
+    block_coo.random_blocks(42, block_count(entries), receivers)
     assert receivers.tolist() == index.tolist() == sorted(set(index.tolist()))
     assert same_bits(values, padded_blocks(expected)[index.long()])
     assert (emitted(entries, index, values) + residual == expected).all()
@@ -163,7 +164,7 @@ def test_every_block_is_drawn_about_as_often_as_any_other() -> None:
     blocks, count, draws = 1000, 70, 4000
     often, index = np.zeros(blocks), np.zeros(count, np.uint32)
     for seed in range(draws):
-        compress.random_blocks(seed, blocks, index)
+        block_coo.random_blocks(seed, blocks, index)
         often[index] += 1
     assert often.sum() == draws * count
     assert abs(often / (draws * count / blocks) - 1).max() < 0.3  # 5 standard deviations
@@ -305,7 +306,7 @@ def test_a_sample_has_the_scores_of_the_blocks_it_drew() -> None:
     before = residual.clone()
     gradient[3] = torch.nan
     sample, index = torch.zeros(65), torch.zeros(65, dtype=torch.int32, device="cpu")
-    compress.random_blocks(9, 65, index)
+    block_coo.random_blocks(9, 65, index)
     compress.sample_scores(gradient, residual, 9, sample, weight=0.5)
     expected = scores(residual + 0.5 * gradient).cpu()[index.long()]
     assert sample[0] == -1.0
@@ -360,7 +361,7 @@ def test_what_is_emitted_and_what_stays_are_exactly_what_came_in(
         (lambda g, r, i, v: compress.topk_block(g, r, i, v, weight=float("inf")), "weight = inf is not finite"),
         (compress.topk_element, "values has 32 entries, not 2"),
         (lambda g, r, i, v: compress.random_block(g, r, -1, i, v), "random_block"),
-        (lambda g, r, i, v: compress.random_blocks(1, 1, i.cpu()), "index has room for 2 but there are only 1 blocks"),
+        (lambda g, r, i, v: block_coo.random_blocks(1, 1, i.cpu()), "index has room for 2 but there are only 1 blocks"),
         (lambda g, r, i, v: compress.sample_scores(g, r, 1, v), "scores has room for 32 but there are only 2"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

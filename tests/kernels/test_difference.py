@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import native_parts
 import numpy as np
 import pytest
 import torch
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from atoll.kernels import _native
 from atoll.kernels.compress import block_count
 
 SIZES = [0, 1, 15, 16, 17, 63, 64, 65, 79, 1023, 1025, 2**18 + 1]
@@ -26,7 +26,7 @@ def select(
     master: Any, live: Any, threshold: float, capacity: int, **how: Any
 ) -> tuple[tuple[int, int, int], NDArray[np.uint32], NDArray[np.float32]]:
     index, values = np.full(capacity, 2**32 - 1, np.uint32), np.full((capacity, 16), np.nan, np.float32)
-    counts = _native.difference_block(master, live, SCALE, threshold, index, values, **how)
+    counts = native_parts.load().difference_block(master, live, SCALE, threshold, index, values, **how)
     assert (index[counts[0] :] == 2**32 - 1).all()
     assert np.isnan(values[counts[0] :]).all()
     return counts, index[: counts[0]], values[: counts[0]]
@@ -124,12 +124,12 @@ def test_what_does_not_fit_is_refused() -> None:
     master, live = torch.zeros(160), torch.zeros(160)
     index, values = np.zeros(4, np.uint32), np.zeros((4, 16), np.float32)
     with pytest.raises(ValueError, match="as long as master"):
-        _native.difference_block(master, live[:159], 1.0, 0.0, index, values)
+        native_parts.load().difference_block(master, live[:159], 1.0, 0.0, index, values)
     with pytest.raises(ValueError, match="values of every index"):
-        _native.difference_block(master, live, 1.0, 0.0, index, values[:3])
+        native_parts.load().difference_block(master, live, 1.0, 0.0, index, values[:3])
     with pytest.raises(ValueError, match="threshold"):
-        _native.difference_block(master, live, 1.0, -1.0, index, values)
+        native_parts.load().difference_block(master, live, 1.0, -1.0, index, values)
     with pytest.raises(ValueError, match="master and values share memory"):
-        _native.difference_block(master, live, 1.0, 0.0, index, master[:64])
+        native_parts.load().difference_block(master, live, 1.0, 0.0, index, master[:64])
     with pytest.raises(TypeError):
-        _native.difference_block(master, live.double(), 1.0, 0.0, index, values)
+        native_parts.load().difference_block(master, live.double(), 1.0, 0.0, index, values)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import block_coo
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 from update_job import UpdateJob, close
 
 from atoll.errors import BadInput, DeadlineExceeded, PeerLost
-from atoll.kernels import block_coo
 from atoll.kernels.exchange_engine import ExchangeEngine
 
 ISLANDS = [[[0], [1]], [[0], [1], [2]], [[0, 1], [2]]]

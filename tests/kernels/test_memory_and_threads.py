@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import native_parts
 import numpy as np
 import psutil
 import pytest
@@ -109,6 +110,7 @@ def wait_for(pid: int, deadline_s: float) -> int:
 
 
 def test_stopped_threads_are_gone_and_come_back_when_needed() -> None:
+    native_parts.stop_threads()  # other tests of this process may have started its pool
     x = torch.ones(BIG)
     kernels.squared_norm(x, 5)
     assert len(native_threads("atoll-kernel")) >= 4

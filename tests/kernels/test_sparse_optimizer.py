@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import block_coo
+import native_parts
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from sparse_rules import adam_blocks, sgd_blocks
 
 from atoll.errors import BadInput
-from atoll.kernels import _native, compress
+from atoll.kernels import compress
 
 SIZES = [0, 1, 15, 16, 17, 31, 32, 33, 1023, 1025, 2**18 + 1]
 RULES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -56,7 +58,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 def some_blocks(entries: int, share: float = 0.4, seed: int = 0) -> torch.Tensor:
     blocks = compress.block_count(entries)
     index = torch.zeros(int(blocks * share + 0.5), dtype=torch.int32)
-    compress.random_blocks(seed, blocks, index)
+    block_coo.random_blocks(seed, blocks, index)
     return index
 
 
@@ -112,7 +114,7 @@ def test_a_processor_without_avx2_takes_the_same_steps(rule: str) -> None:
     for portable in (False, True):
         master, first, second = start.clone(), normal(1025, seed=2), normal(1025, seed=3).abs()
         moments = (first, second) if rule.startswith("adam") else (first, None)
-        _native.update_blocks(
+        native_parts.load().update_blocks(
             master, *moments, None, None, index, values, rule, 3, 0.1, 0.01, 0.9, 0.99, 1e-8, 0.7, 1, portable=portable
         )
         results.add((master.numpy().tobytes(), first.numpy().tobytes(), second.numpy().tobytes()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise, product
 
+import native_parts
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -31,7 +32,7 @@ def hashed(unit: U32, partitions: int, seeds: tuple[int, ...] = SEEDS, threads: 
 
 def murmur3(keys: U32, seed: int) -> U32:
     out = np.zeros_like(keys)
-    _native.murmur3(keys, seed, out)
+    native_parts.load().murmur3(keys, seed, out)
     return out
 
 

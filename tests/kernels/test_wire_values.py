@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import block_coo
 import numpy as np
 import pytest
 import torch
@@ -9,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import BadInput
-from atoll.kernels import block_coo
-from atoll.kernels.block_coo import Values
+from atoll.kernels.exchange_engine import Values
 
 FEW_BITS: list[Values] = ["int8", "int4", "int2"]
 BYTES = {"int8": 16 + 2, "int4": 8 + 2, "int2": 4}  # of a block of 16; of int2 beside 4 bytes for each 32 blocks

@@ -1,15 +1,10 @@
 #include "sparse_module.hpp"
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "../../bindings/gil.hpp"
 #include "../../bindings/sparse_calls.hpp"
-#include "../codec/block_coo.hpp"
-#include "../optimizer/sparse_optimizer.hpp"
 #include "../select/compress.hpp"
-#include "../select/difference.hpp"
 #include "call_options.hpp"
 
 namespace atoll_kernels {
@@ -47,27 +42,6 @@ nb::tuple select_top(nb::handle gradient, nb::handle residual, double weight, nb
     return as_tuple(selection);
 }
 
-nb::tuple select_difference(nb::handle master_object, nb::handle live_object, double scale, double threshold,
-                            nb::handle index_object, nb::handle values_object, int threads, bool portable) {
-    const int checked = checked_threads(threads);
-    const float narrow = checked_threshold(threshold);
-    const Loaded master = required(master_object, "master", Access::read);
-    const Loaded live = required(live_object, "live", Access::read, live_entries);
-    const Loaded index = required(index_object, "index", Access::write, index_entries);
-    const Loaded values = required(values_object, "values", Access::write);
-    check_entries(live, master.entries, "it must be as long as master");
-    check_entries(values, index.entries * block_entries, "it must hold the values of every index there is room for");
-    refuse_overlap({&master, &live, &index, &values});
-    const Difference of{master.data, live.data, live_of(live).format, checked_weight(scale), master.entries};
-    Selection selection;
-    {
-        const GilReleased released(of.n);
-        selection = difference_block(of, narrow, {index.as<std::uint32_t>(), values.data, index.entries}, checked,
-                                     chosen_path(portable));
-    }
-    return as_tuple(selection);
-}
-
 nb::tuple select_random(nb::handle gradient, nb::handle residual, double weight, std::uint64_t seed, nb::handle index,
                         nb::handle values, int threads, bool portable) {
     const int checked = checked_threads(threads);
@@ -80,142 +54,11 @@ nb::tuple select_random(nb::handle gradient, nb::handle residual, double weight,
     return as_tuple(selection);
 }
 
-void fill_random_blocks(std::uint64_t seed, std::size_t blocks, nb::handle index_object) {
-    const Loaded index = checked_room(index_object, blocks);
-    const GilReleased released(index.entries);
-    random_blocks(seed, blocks, index.entries, index.as<std::uint32_t>());
-}
-
 void fill_sample_scores(nb::handle gradient, nb::handle residual, double weight, std::uint64_t seed,
                         nb::handle scores) {
     const SampleCall call(cpu, gradient, residual, weight, scores);
     const GilReleased released(call.scores.entries * block_entries);
     sample_scores(call.from, seed, call.scores.entries, call.scores.data);
-}
-
-Layout checked_layout(const std::string& indices, const std::string& values, std::size_t width, std::size_t entries) {
-    if (width != 1 && width != block_entries)
-        refuse("width = " + number(width) + " is not 16 (blocks) or 1 (elements)");
-    if (entries > (std::size_t{1} << 32) * width)
-        refuse("entries = " + number(entries) + " is beyond indices of 32 bits");
-    return {format_named<IndexFormat>(
-                indices, "indices",
-                {{"none", IndexFormat::none}, {"plain", IndexFormat::plain}, {"delta", IndexFormat::delta}}),
-            wire_values_named(values, "value_format"),
-            width, entries};
-}
-
-std::size_t unit_count(const Layout& layout) { return (layout.entries + layout.width - 1) / layout.width; }
-
-void check_indices(const Loaded& index, std::size_t end) {
-    if (!valid_indices(index.as<std::uint32_t>(), index.entries, end)) refuse_indices(index, end);
-}
-
-std::size_t payload_bound(std::size_t count, std::size_t width, const std::string& indices, const std::string& values) {
-    const Layout layout = checked_layout(indices, values, width, 0);
-    if (count > std::size_t{1} << 32) refuse("count = " + number(count) + " is beyond indices of 32 bits");
-    return largest_payload(layout, count);
-}
-
-std::size_t encode_units(nb::handle index_object, nb::handle values_object, std::size_t entries, nb::handle out_object,
-                         nb::handle residual_object, std::size_t width, const std::string& indices,
-                         const std::string& value_format) {
-    const Layout layout = checked_layout(indices, value_format, width, entries);
-    const Loaded index = required(index_object, "index", Access::read, index_entries);
-    const Loaded values = required(values_object, "values", Access::read);
-    const Loaded out = required(out_object, "out", Access::write, byte_entries);
-    const Loaded residual(residual_object, "residual", Access::write);
-    check_entries(values, index.entries * width, "it must hold the values of every index");
-    check_entries(residual, entries, "it must be as long as the tensor");
-    refuse_overlap({&index, &values, &out, &residual});
-    const std::size_t room = largest_payload(layout, index.entries);
-    if (out.entries < room) {
-        refuse("out has " + number(out.entries) + " bytes, but the payload may need " + number(room) +
-               "; ask payload_bound");
-    }
-    check_indices(index, unit_count(layout));
-    if (!all_finite(values.data, values.entries)) refuse("values holds a NaN or an infinity, which never travels");
-    const GilReleased released(values.entries);
-    return encode(layout, {index.as<std::uint32_t>(), values.data, index.entries}, out.as<unsigned char>(),
-                  residual.data);
-}
-
-void decode_units(nb::handle payload_object, std::size_t entries, nb::handle index_object, nb::handle values_object,
-                  std::size_t width, const std::string& indices, const std::string& value_format) {
-    const Layout layout = checked_layout(indices, value_format, width, entries);
-    const bool given = layout.indices == IndexFormat::none;
-    const Loaded payload = required(payload_object, "payload", Access::read, byte_entries);
-    const Loaded index = required(index_object, "index", given ? Access::read : Access::write, index_entries);
-    const Loaded values = required(values_object, "values", Access::write);
-    check_entries(values, index.entries * width, "it must have room for the values of every index");
-    refuse_overlap({&payload, &index, &values});
-    if (given) check_indices(index, unit_count(layout));
-    const char* wrong = nullptr;
-    {
-        const GilReleased released(values.entries);
-        wrong = decode(layout, payload.as<unsigned char>(), payload.entries, index.entries, index.as<std::uint32_t>(),
-                       values.data);
-    }
-    if (wrong != nullptr) {
-        refuse("the payload of " + number(payload.entries) + " bytes for " + number(index.entries) + " of " +
-               number(unit_count(layout)) + " units " + wrong + "; drop the message");
-    }
-}
-
-std::size_t sum_all(nb::handle index_objects, nb::handle values_objects, nb::handle index_object,
-                    nb::handle values_object, std::size_t width, int threads) {
-    const int checked = checked_threads(threads);
-    if (width != 1 && width != block_entries)
-        refuse("width = " + number(width) + " is not 16 (blocks) or 1 (elements)");
-    if (!PySequence_Check(index_objects.ptr()) || !PySequence_Check(values_objects.ptr()))
-        throw nb::type_error("indices and values must be sequences; pass lists, one entry for each worker");
-    const std::size_t count = nb::len(index_objects);
-    if (count != nb::len(values_objects))
-        refuse(number(count) + " indices but " + number(nb::len(values_objects)) + " values; pass one for each worker");
-    if (count > most_inputs) refuse(number(count) + " workers; at most " + number(most_inputs) + " fit one sum");
-    const Loaded index = required(index_object, "out_index", Access::write, index_entries);
-    const Loaded values = required(values_object, "out_values", Access::write);
-    check_entries(values, index.entries * width, "it must have room for the values of every index");
-    refuse_overlap({&index, &values});
-    std::vector<Loaded> loaded;
-    loaded.reserve(2 * count);
-    std::vector<Units> inputs;
-    std::size_t work = 0;
-    for (std::size_t w = 0; w < count; ++w) {
-        const std::string place = std::string("[").append(number(w)).append("]");
-        const Loaded& i = loaded.emplace_back(
-            required(nb::object(index_objects[w]), ("indices" + place).c_str(), Access::read, index_entries));
-        const Loaded& v =
-            loaded.emplace_back(required(nb::object(values_objects[w]), ("values" + place).c_str(), Access::read));
-        check_entries(v, i.entries * width, "it must hold the values of every index");
-        check_indices(i, std::size_t{1} << 32);
-        refuse_overlap({&i, &index, &values});
-        refuse_overlap({&v, &index, &values});
-        inputs.push_back({i.as<std::uint32_t>(), v.data, i.entries});
-        work += v.entries;
-    }
-    std::size_t total;
-    {
-        const GilReleased released(work);
-        total = count_union(inputs.data(), count, checked);
-        if (total <= index.entries)
-            sum_units(inputs.data(), count, width, index.as<std::uint32_t>(), values.data, checked);
-    }
-    if (total > index.entries)
-        refuse("the sum has " + number(total) + " units but out_index has room for " + number(index.entries));
-    return total;
-}
-
-std::size_t update_blocks(nb::handle master, nb::handle first, nb::handle second, nb::handle last_step, nb::handle live,
-                          nb::handle index, nb::handle values, const std::string& rule, std::int32_t step, double lr,
-                          double weight_decay, double momentum_or_beta1, double beta2, double epsilon, double scale,
-                          int threads, bool portable) {
-    const int checked = checked_threads(threads);
-    const UpdateCall call(cpu, master, first, second, last_step, live, index, values, rule, step, lr, weight_decay,
-                          momentum_or_beta1, beta2, epsilon, scale);
-    check_indices(call.index, block_count(call.master.entries));
-    const GilReleased released(call.values.entries);
-    return apply_update(call.parameters(), call.update(), call.hyper, checked, chosen_path(portable));
 }
 
 }  // namespace
@@ -224,8 +67,6 @@ void bind_sparse(nb::module_& m) {
     m.def("threshold_block", select_above<threshold_block, block_entries>, "gradient"_a.none(), "residual"_a.none(),
           "weight"_a, "threshold"_a, "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(),
           "portable"_a = false);
-    m.def("difference_block", select_difference, "master"_a.none(), "live"_a.none(), "scale"_a, "threshold"_a,
-          "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
     m.def("threshold_element", select_above<threshold_element, 1>, "gradient"_a.none(), "residual"_a.none(), "weight"_a,
           "threshold"_a, "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
     m.def("topk_block", select_top<topk_block, block_entries>, "gradient"_a.none(), "residual"_a.none(), "weight"_a,
@@ -234,20 +75,8 @@ void bind_sparse(nb::module_& m) {
           "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
     m.def("random_block", select_random, "gradient"_a.none(), "residual"_a.none(), "weight"_a, "seed"_a,
           "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
-    m.def("random_blocks", fill_random_blocks, "seed"_a, "blocks"_a, "index"_a.none());
     m.def("sample_scores", fill_sample_scores, "gradient"_a.none(), "residual"_a.none(), "weight"_a, "seed"_a,
           "scores"_a.none());
-    m.def("payload_bound", payload_bound, "count"_a, "width"_a, "indices"_a, "value_format"_a);
-    m.def("encode", encode_units, "index"_a.none(), "values"_a.none(), "entries"_a, "out"_a.none(), "residual"_a.none(),
-          "width"_a, "indices"_a, "value_format"_a);
-    m.def("decode", decode_units, "payload"_a.none(), "entries"_a, "index"_a.none(), "values"_a.none(), "width"_a,
-          "indices"_a, "value_format"_a);
-    m.def("sum_units", sum_all, "indices"_a.none(), "values"_a.none(), "out_index"_a.none(), "out_values"_a.none(),
-          "width"_a, "threads"_a = 0);
-    m.def("update_blocks", update_blocks, "master"_a.none(), "first"_a.none(), "second"_a.none(), "last_step"_a.none(),
-          "live"_a.none(), "index"_a.none(), "values"_a.none(), "rule"_a, "step"_a, "lr"_a, "weight_decay"_a,
-          "momentum_or_beta1"_a, "beta2"_a, "epsilon"_a, "scale"_a, "threads"_a = 0, nb::kw_only(),
-          "portable"_a = false);
 }
 
 }  // namespace atoll_kernels

@@ -13,7 +13,6 @@
 #include "../../bindings/loaded.hpp"
 #include "../hashing/hash_bitmap.hpp"
 #include "../hashing/hierarchical_hash.hpp"
-#include "../hashing/murmur3.hpp"
 #include "../units/distinct_rows.hpp"
 #include "../units/unit_sum.hpp"
 #include "call_options.hpp"
@@ -77,14 +76,6 @@ struct BitmapCall {
 
 [[noreturn]] void refuse_bitmap(std::size_t count) {
     refuse("bitmap has not " + number(count) + " bits set, or has one beyond the last member");
-}
-
-void fill_murmur3(nb::handle keys, std::uint32_t seed, nb::handle out) {
-    const Loaded key = required(keys, "key", Access::read, index_entries);
-    const Loaded hash = required(out, "out", Access::write, index_entries);
-    check_entries(hash, key.entries, "it must be as long as key");
-    for (std::size_t k = 0; k < key.entries; ++k)
-        hash.as<std::uint32_t>()[k] = murmur3(key.as<std::uint32_t>()[k], seed);
 }
 
 nb::tuple hash_units(nb::handle unit, const std::vector<std::uint32_t>& seeds, std::size_t partitions,
@@ -213,7 +204,6 @@ std::size_t find_distinct_rows(nb::handle values_object, std::size_t width, nb::
 }  // namespace
 
 void bind_units(nb::module_& m) {
-    m.def("murmur3", fill_murmur3, "key"_a.none(), "seed"_a, "out"_a.none());
     m.def("hierarchical_hash", hash_units, "unit"_a.none(), "seeds"_a, "partitions"_a, "order"_a.none(), "slots"_a = 0,
           "threads"_a = 0);
     m.def("partition_members", fill_members, "seed"_a, "partitions"_a, "member"_a.none());

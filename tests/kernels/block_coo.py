@@ -2,7 +2,7 @@
 
 A payload is the indices, then the values, little-endian, without a header: how many units, of which tensor and in which
 formats is for the message around it. Indices are "plain" (uint32), "delta" (gaps in LEB128: mostly one byte each at a
-sparsity of 99 %, against four) or "none" (both ends have them from `atoll.kernels.compress.random_blocks`). Values are
+sparsity of 99 %, against four) or "none" (both ends have them from `random_blocks`). Values are
 "float32"; "float16" or "bfloat16"; "int8" or "int4", with a bfloat16 scale for each 16 values; or "int2", sign and one
 of two magnitudes for each 512. A unit is a block of 16 entries (width=16) or a single one (width=1).
 
@@ -15,17 +15,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from atoll.kernels import _native
+import native_parts
+
+from atoll.kernels.exchange_engine import Values
 from atoll.kernels.refusals import refusals
 
 Indices = Literal["none", "plain", "delta"]
-Values = Literal["float32", "float16", "bfloat16", "int8", "int4", "int2"]
 
 
 def payload_bound(count: int, *, width: int = 16, indices: Indices = "delta", value_format: Values = "float32") -> int:
     """The most bytes a payload of so many units can have."""
     with refusals("payload_bound"):
-        return _native.payload_bound(count, width, indices, value_format)
+        return native_parts.load().payload_bound(count, width, indices, value_format)
 
 
 def encode(
@@ -46,7 +47,7 @@ def encode(
     it was. The sender must apply what it sent: decode its own payload, or ranks will differ.
     """
     with refusals("encode"):
-        return _native.encode(index, values, entries, out, residual, width, indices, value_format)
+        return native_parts.load().encode(index, values, entries, out, residual, width, indices, value_format)
 
 
 def decode(
@@ -67,7 +68,7 @@ def decode(
     With indices="none", index is read: the blocks that both ends know.
     """
     with refusals("decode"):
-        _native.decode(payload, entries, index, values, width, indices, value_format)
+        native_parts.load().decode(payload, entries, index, values, width, indices, value_format)
 
 
 def sum_units(
@@ -86,4 +87,14 @@ def sum_units(
     out_index: [C], out_values: [C, width]; more units than C raise `BadInput`, and nothing is written.
     """
     with refusals("sum_units"):
-        return _native.sum_units(indices, values, out_index, out_values, width, threads)
+        return native_parts.load().sum_units(indices, values, out_index, out_values, width, threads)
+
+
+def random_blocks(seed: int, blocks: int, index: Any) -> None:
+    """Fill index [K], K <= blocks, with different blocks in ascending order: one of each of K equal intervals.
+
+    seed: 0..2^64-1. The same seed gives the same blocks everywhere; every block is as likely as any other (to one part
+    in blocks / K, the length of an interval).
+    """
+    with refusals("random_blocks"):
+        native_parts.load().random_blocks(seed, blocks, index)
