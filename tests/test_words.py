@@ -82,7 +82,6 @@ UNCLEAN_FOLDERS: set[str] = {
     "controller/jobs/membership",
     "controller/jobs/records",
     "controller/jobs/volunteers",
-    "controller/planners",
     "controller/services",
     "controller/state",
     "kernels",
