@@ -18,6 +18,7 @@ from atoll.agent.runtime.staging import StagingRing
 from atoll.errors import CheckpointError
 
 LONGEST_WAIT_S: Final = 60.0
+"""Seconds that an update waits until its state was copied."""
 
 
 class BackgroundCopy:

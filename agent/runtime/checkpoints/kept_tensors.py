@@ -19,12 +19,12 @@ from atoll.agent.runtime.checkpoints.watched_tensors import WatchedTensors
 from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
 from atoll.errors import CheckpointError
 
-COPIED_SHARE: Final = 2.0
-"""Copies of what does not train take at most this times the bytes of what trains."""
-ALWAYS_COPIED_BYTES: Final = 4 << 20
-"""As much is copied where little trains."""
-FORGET_AFTER: Final = 1024
-"""Boundaries after which a parameter that was written outside of optimizer.step() counts as any other again."""
+MAX_COPIED_RATIO: Final = 2.0
+"""Bytes of copies of what does not train, over the bytes of what trains, at most."""
+MIN_COPY_BUDGET_BYTES: Final = 4 << 20
+"""Bytes that may be copied where little trains."""
+FORGET_WRITES_AFTER: Final = 1024
+"""Boundaries after which a parameter that the script wrote outside of optimizer.step() counts as any other again."""
 
 
 class MovedWhileRead(CheckpointError):
@@ -66,7 +66,9 @@ class KeptTensors:
 
         elsewhere: id(parameter) of those whose value a checkpoint does not take from the model."""
         self._boundary += 1
-        self._written = {key: seen for key, seen in self._written.items() if self._boundary - seen < FORGET_AFTER}
+        self._written = {
+            key: seen for key, seen in self._written.items() if self._boundary - seen < FORGET_WRITES_AFTER
+        }
         choice = self._chosen(elsewhere)
         if elsewhere:
             self._moved |= {id(one) for name, one in choice.saved.items() if self._differs(name, one)}
@@ -155,7 +157,7 @@ class KeptTensors:
         parameters = {id(one): one for one in tensors.parameters.values()}
         optional: dict[int, torch.Tensor] = {key: one for key, one in parameters.items() if key not in trained}
         optional |= {id(one): one for one in tensors.unsaved.values()}
-        room = max(ALWAYS_COPIED_BYTES, int(COPIED_SHARE * sum(map(size, trained.values()))))
+        room = max(MIN_COPY_BUDGET_BYTES, int(MAX_COPIED_RATIO * sum(map(size, trained.values()))))
         shapes = {one.shape for one in trained.values()}
         copied = {key for key in self._written if key in parameters and key not in elsewhere}
         # First what has the shape of something that trains, as averages of it have.

@@ -15,11 +15,12 @@ from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
 
-WORD_S: Final = 2.0
-"""Between two words to each other: a peer that died is noticed then."""
-UPLOAD_DEADLINE_S: Final = 600.0
-STUCK_S: Final = 600.0
-"""A disk that takes no byte for so long is not waited for any more."""
+PROGRESS_INTERVAL_S: Final = 2.0
+"""Seconds between two exchanges of progress among ranks; a dead peer is noticed then."""
+MAX_UPLOAD_S: Final = 600.0
+"""Seconds that an upload may take once the disk has everything."""
+MAX_STALL_S: Final = 600.0
+"""Seconds without a byte after which a disk is not waited for any more."""
 
 
 def save_last(session: Session, saver: Saver) -> None:
@@ -29,7 +30,7 @@ def save_last(session: Session, saver: Saver) -> None:
     saver.begin_last()
     told = False
     while True:
-        row = (int(writes.over_within(WORD_S)), progress.own_bytes)
+        row = (int(writes.over_within(PROGRESS_INTERVAL_S)), progress.own_bytes)
         rows = gathered_rows(session.group, row)
         progress.peer_bytes = sum(saved for _, saved in rows) - row[1]
         if all(over for over, _ in rows):
@@ -53,14 +54,14 @@ class _LastSave:
 
     def _written(self, wait_s: float) -> bool:
         if self._saver.last_written_within(wait_s):
-            self._upload_ends_s = min(self._upload_ends_s, time.monotonic() + UPLOAD_DEADLINE_S)
+            self._upload_ends_s = min(self._upload_ends_s, time.monotonic() + MAX_UPLOAD_S)
             return True
         now_s = time.monotonic()
         if progress.own_bytes != self._bytes:
             self._moved_s, self._bytes = now_s, progress.own_bytes
-        if now_s - self._moved_s <= STUCK_S:
+        if now_s - self._moved_s <= MAX_STALL_S:
             return False
-        self._saver.leave_behind(f"its disk took no byte for {STUCK_S:.0f} s")
+        self._saver.leave_behind(f"its disk took no byte for {MAX_STALL_S:.0f} s")
         return True
 
     def _uploaded(self, wait_s: float) -> bool:
@@ -68,7 +69,7 @@ class _LastSave:
             return True
         if time.monotonic() <= self._upload_ends_s:
             return False
-        text = f"the last checkpoint was not uploaded within {UPLOAD_DEADLINE_S:.0f} s; it is on disk"
+        text = f"the last checkpoint was not uploaded within {MAX_UPLOAD_S:.0f} s; it is on disk"
         self._session.notice(LEVEL_WARNING, text)
         self._saver.upload_no_more()
         return True

@@ -31,12 +31,17 @@ from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_ERROR, LEVEL_WARNING
 
 LONGEST_WAIT_S: Final = 20.0
-LAST_WAIT_S: Final = 600.0
-RETRY_FOR_S: Final = 300.0
-"""How long a disk that refuses the last checkpoint is tried again: somebody may free space meanwhile."""
-RETRY_S: Final = 5.0
-IN_FORCE_S: Final = 60.0
-IN_FORCE_TURN_S: Final = 0.1
+"""Seconds that a new checkpoint waits for the one before; after that it is left out."""
+MAX_LAST_WRITE_S: Final = 600.0
+"""Seconds that the end of training waits for a write in progress."""
+MAX_RETRY_S: Final = 300.0
+"""Seconds for which a disk that refuses the last checkpoint is tried again: its owner may free space meanwhile."""
+RETRY_INTERVAL_S: Final = 5.0
+"""Seconds between two tries."""
+MAX_WAIT_IN_FORCE_S: Final = 60.0
+"""Seconds that a write waits until its view is in force."""
+IN_FORCE_INTERVAL_S: Final = 0.1
+"""Seconds between two looks at whether it is."""
 Packed = tuple[Header, Mapping[str, torch.Tensor], Any]  # header, tensors, scalars
 
 
@@ -207,9 +212,9 @@ class Saver:
     def _wait_for_write(self) -> None:
         self._leaving.set()
         if self._under_way is not None:
-            self._under_way.join(timeout=LAST_WAIT_S)
+            self._under_way.join(timeout=MAX_LAST_WRITE_S)
             if self._under_way.is_alive():
-                self.leave_behind(f"it was not written within {LAST_WAIT_S:.0f} s")
+                self.leave_behind(f"it was not written within {MAX_LAST_WRITE_S:.0f} s")
             self._under_way = None
 
     def _start(self, directory: Path, step: int) -> None:
@@ -278,8 +283,8 @@ class Saver:
     def _await_in_force(self) -> None:
         """Another view may yet be proposed in place of this one, whose members then know nothing of its steps. Raises
         CheckpointError."""
-        link, session, ends_s = self._session.link, self._session, time.monotonic() + IN_FORCE_S
-        while link is not None and not link.wait_for(lambda: session.in_force, IN_FORCE_TURN_S):
+        link, session, ends_s = self._session.link, self._session, time.monotonic() + MAX_WAIT_IN_FORCE_S
+        while link is not None and not link.wait_for(lambda: session.in_force, IN_FORCE_INTERVAL_S):
             if self._leaving.is_set() or time.monotonic() > ends_s:
                 raise CheckpointError(f"view {session.view} of the run did not come into force meanwhile")
 
@@ -314,7 +319,7 @@ class Saver:
             return None
 
     def _save_patiently(self) -> None:
-        position, ends_s, told = self._snapshot.position, time.monotonic() + RETRY_FOR_S, False
+        position, ends_s, told = self._snapshot.position, time.monotonic() + MAX_RETRY_S, False
         while self._directory is not None and position is not None:
             try:
                 self._save_boundary(self._directory, position.step, writes=self._writes)
@@ -322,9 +327,9 @@ class Saver:
                 what = f"the last checkpoint, of step {position.step},"
                 if not told:
                     told = True
-                    text = f"{what} cannot be written: {error}. It is tried again for {RETRY_FOR_S / 60:.0f} minutes"
+                    text = f"{what} cannot be written: {error}. It is tried again for {MAX_RETRY_S / 60:.0f} minutes"
                     self._session.notice(LEVEL_ERROR, f"{text}, and all ranks wait for it")
-                if time.monotonic() > ends_s or self._asked_to_stop() or self._leaving.wait(RETRY_S):
+                if time.monotonic() > ends_s or self._asked_to_stop() or self._leaving.wait(RETRY_INTERVAL_S):
                     self._session.notice(LEVEL_ERROR, f"{what} was not written: {error}")
                     return
             except Exception as error:  # noqa: BLE001 - of a state dict, the script's own: raised where it waits

@@ -43,7 +43,7 @@ def after_forward(self: Sources, *args: Any) -> Iterator[None]:
 
 Sources.copies = after_forward  # type: ignore[method-assign]
 if options.watched:
-    kept_tensors.ALWAYS_COPIED_BYTES, kept_tensors.COPIED_SHARE = 0, 0.0  # type: ignore[misc]
+    kept_tensors.MIN_COPY_BUDGET_BYTES, kept_tensors.MAX_COPIED_RATIO = 0, 0.0  # type: ignore[misc]
 keep_every_step()
 
 

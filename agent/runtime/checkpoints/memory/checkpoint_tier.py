@@ -27,7 +27,8 @@ from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.errors import CheckpointError, DeadlineExceeded, PeerLost
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
 
-_SLACK_BYTES: Final = 128 << 20  # what a copy may be longer than the state itself: layout and tail
+_MAX_LAYOUT_BYTES: Final = 128 << 20
+"""Bytes that a copy may be longer than the state itself: layout and tail."""
 
 
 class CheckpointTier:
@@ -90,7 +91,7 @@ class CheckpointTier:
         except CheckpointError as error:
             self._fail(error)
         if self._placement.any and self._session.group is not None:
-            limit_bytes = 2 * (state.shared + state.own) + _SLACK_BYTES
+            limit_bytes = 2 * (state.shared + state.own) + _MAX_LAYOUT_BYTES
             self._sender, why = connected_sender(
                 self._session, self._placement, incoming, limit_bytes, self._links_in_use
             )

@@ -9,8 +9,10 @@ from typing import Final
 
 _STAT: Final = Path("/proc/stat")
 _TASKS: Final = Path("/proc/self/task")
-_EVERY_S: Final = 1.0
+_MIN_INTERVAL_S: Final = 1.0
+"""Seconds between two looks at the kernel's accounts, at least."""
 _TICK_S: Final = 1.0 / os.sysconf("SC_CLK_TCK")
+"""Seconds of one tick of the kernel's accounts."""
 _IDLE, _IOWAIT = 4, 5  # fields of a processor's line
 
 
@@ -44,7 +46,7 @@ class Contention:
     def share(self) -> float:
         """Lately: 0 where a whole processor had nothing to do all the time, 1 where none ever had."""
         took_s = time.monotonic() - self._looked_s
-        if took_s >= _EVERY_S:
+        if took_s >= _MIN_INTERVAL_S:
             idle = idle_s()
             self._share = min(1.0, max(0.0, 1.0 - (idle - self._idle_s) / took_s))
             self._looked_s, self._idle_s = self._looked_s + took_s, idle

@@ -6,11 +6,13 @@ from typing import Final
 
 from humanize import naturalsize
 
-SETTLES_S: Final = 120.0
-"""After a copy began: until then the first plan may still be on its way, and the exchange be all over the link."""
-MEASURED_S: Final = 60.0
-TOLD_S: Final = 300.0
-"""A copy that takes longer is told of."""
+SETTLING_S: Final = 120.0
+"""Seconds after a copy began in which its rate says little: the first plan may be on its way, and the exchange fills
+the link."""
+MIN_MEASURED_S: Final = 60.0
+"""Seconds over which a rate is measured at least."""
+REPORTED_FROM_S: Final = 300.0
+"""Seconds of a copy from which on people are told."""
 
 
 class CopyAge:
@@ -29,13 +31,13 @@ class CopyAge:
     def observe(self, arrived_bytes: int, total_bytes: int, share: float, now_s: float) -> str | None:
         """Return a sentence for people, once. arrived_bytes: of this generation's copies, at holders. share: of the
         link."""
-        if now_s - self._begun_s < SETTLES_S:
+        if now_s - self._begun_s < SETTLING_S:
             self._settled = now_s, arrived_bytes
         since_s, before_bytes = self._settled
-        if self._told or now_s - since_s < MEASURED_S or arrived_bytes <= before_bytes:
+        if self._told or now_s - since_s < MIN_MEASURED_S or arrived_bytes <= before_bytes:
             return None
         copy_s = (now_s - since_s) * total_bytes / (arrived_bytes - before_bytes)
-        if copy_s < TOLD_S:
+        if copy_s < REPORTED_FROM_S:
             return None
         self._told = True
         return (

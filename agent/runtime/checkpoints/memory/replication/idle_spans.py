@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Final
 
-STEPS: Final = 20
-"""Before there is a profile, and that it is made of from then on (Gemini, section 6.5: the first 20 steps)."""
-_QUANTILE: Final = 0.25  # short ones count: a copy that lasts too long costs more than one that comes late
-_MAX_SPANS: Final = 256  # of a step
+PROFILE_STEPS: Final = 20
+"""Steps that make a profile, and before which there is none (Gemini, section 6.5: the first 20 steps)."""
+_SPAN_QUANTILE: Final = 0.25
+"""Quantile of a span's lengths that is expected: a copy that lasts too long costs more than one that is late."""
+_MAX_SPANS: Final = 256
+"""Spans of one step that are recorded."""
 
 
 class IdleSpans:
     """Told when links become busy, idle, and when a step ends; times never go back."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[float, ...]] = deque(maxlen=STEPS)
+        self._steps: deque[tuple[float, ...]] = deque(maxlen=PROFILE_STEPS)
         self._now: list[float] = []  # spans of the step under way that are over
         self._profile: tuple[float, ...] | None = None
         self.idle_since_s: float | None = None
@@ -43,7 +45,7 @@ class IdleSpans:
             self._profile = None
 
     def profile(self) -> tuple[float, ...]:
-        """Seconds of each span of a step; empty before STEPS steps. Of steps that have as many spans as most."""
+        """Return seconds of each span, from steps with the usual number of spans; empty before PROFILE_STEPS steps."""
         if self._profile is None:
             self._profile = self._made()
         return self._profile
@@ -58,8 +60,8 @@ class IdleSpans:
         return self.expected_s() == max(self.profile(), default=None)
 
     def _made(self) -> tuple[float, ...]:
-        if len(self._steps) < STEPS:
+        if len(self._steps) < PROFILE_STEPS:
             return ()
         count, _ = Counter(map(len, self._steps)).most_common(1)[0]
         alike = [step for step in self._steps if len(step) == count]
-        return tuple(sorted(spans)[int(_QUANTILE * (len(alike) - 1))] for spans in zip(*alike, strict=True))
+        return tuple(sorted(spans)[int(_SPAN_QUANTILE * (len(alike) - 1))] for spans in zip(*alike, strict=True))

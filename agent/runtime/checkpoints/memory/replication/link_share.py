@@ -11,20 +11,24 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-COPIES_SHARE: Final = 0.15
-"""Share of a link's bandwidth that copies have where the exchange needs the link, at most and in the long run. A plan
-fills 70 % of the link's time; round trips come on top."""
-ROOM: Final = 2.5
-"""Times the time that the exchange takes are left to it: it comes in bursts, and plans follow a link from afar. A plan
-that fills 60 % stood for minutes with 45 %."""
-FAT: Final = 0.6
-"""A share beyond which copies are not limited: the exchange hardly needs the link."""
-_REMEMBERED_S: Final = 15.0
-_BELIEVED_S: Final = 1.0  # for which a link counts as needed before anything is known
-_LEAST_S: Final = 0.5  # of busy time, that tells of a bandwidth
-_CREDIT_S: Final = 0.25
-_CREDIT_CHUNKS: Final = 4
-"""What may be saved up, for the next idle moment."""
+MIN_COPIES_SHARE: Final = 0.15
+"""The share of a link's bandwidth that copies have however much the exchange needs the link. A plan fills 70 % of the
+link's time; round trips come on top."""
+EXCHANGE_RESERVE: Final = 2.5
+"""Times the exchange's own time on the link are reserved for it, because it comes in bursts and plans follow a link
+with delay. A plan that fills 60 % used 45 % for minutes."""
+UNLIMITED_FROM_SHARE: Final = 0.6
+"""The share from which on copies are not limited: the exchange hardly needs the link."""
+_AVERAGED_S: Final = 15.0
+"""Seconds over which the exchange's use of the link is averaged."""
+_ASSUMED_NEEDED_S: Final = 1.0
+"""Seconds of need that are assumed before anything is measured."""
+_MIN_BUSY_S: Final = 0.5
+"""Seconds of busy time from which on the exchange's bytes tell the bandwidth."""
+_MAX_CREDIT_S: Final = 0.25
+"""Seconds of the copies' share that may be saved up for the next idle moment."""
+_MIN_CREDIT_CHUNKS: Final = 4
+"""Chunks that may be saved up at least, also where they are more than that time's share."""
 
 
 class LinkShare:
@@ -35,7 +39,7 @@ class LinkShare:
         self._busy_s: Mapping[int, float] = {}
         self._left_bytes = 0
         self._carried = self._carrying_s = 0.0  # bytes, and the time that it was busy with them; lately
-        self._needed, self._known_s = 1.0, _BELIEVED_S
+        self._needed, self._known_s = 1.0, _ASSUMED_NEEDED_S
         self._total_s = 0.0  # for which any connection was busy
         self._credit = 0.0  # bytes
         self._credit_s: float | None = None  # when that was so
@@ -44,13 +48,13 @@ class LinkShare:
     @property
     def share(self) -> float | None:
         """Share of the link's bandwidth for copies; None: they may take whatever is idle."""
-        share = max(COPIES_SHARE, 1 - ROOM * self._needed)
-        return None if share >= FAT else share
+        share = max(MIN_COPIES_SHARE, 1 - EXCHANGE_RESERVE * self._needed)
+        return None if share >= UNLIMITED_FROM_SHARE else share
 
     @property
     def bandwidth(self) -> float:
         """Bytes a second that the link carried while it was busy; infinite where too little is known."""
-        return self._carried / self._carrying_s if self._carrying_s >= _LEAST_S else math.inf
+        return self._carried / self._carrying_s if self._carrying_s >= _MIN_BUSY_S else math.inf
 
     def observe(self, busy_s: Mapping[int, float], left_bytes: int, now_s: float) -> None:
         """Account for the exchange since the run began. busy_s: by peer, seconds with bytes of it under way.
@@ -63,10 +67,10 @@ class LinkShare:
         # Peers share the link and are seldom busy at the same moments: the time in which any of them is.
         idle = math.prod(1 - min(max(one - before.get(peer, one), 0.0) / took_s, 1.0) for peer, one in busy_s.items())
         self._total_s += (1 - idle) * took_s
-        kept = math.exp(-took_s / _REMEMBERED_S)
+        kept = math.exp(-took_s / _AVERAGED_S)
         self._carried = kept * self._carried + grown
         self._carrying_s = kept * self._carrying_s + (1 - idle) * took_s
-        self._known_s = min(self._known_s + took_s, _REMEMBERED_S)
+        self._known_s = min(self._known_s + took_s, _AVERAGED_S)
         self._needed += (1 - idle - self._needed) * min(took_s / self._known_s, 1.0)
 
     def allowed(self, bandwidth: float, chunk_bytes: int, now_s: float, *, waits: bool) -> int:
@@ -74,7 +78,7 @@ class LinkShare:
         it, which is too much where a little of them goes at once. waits: something of the exchange is on its way; then
         a chunk, only where nothing more can be saved."""
         rate = self._rate(bandwidth)
-        most = max(_CREDIT_S * rate, _CREDIT_CHUNKS * chunk_bytes)
+        most = max(_MAX_CREDIT_S * rate, _MIN_CREDIT_CHUNKS * chunk_bytes)
         if self._credit_s is not None:
             self._credit = min(self._credit + rate * (now_s - self._credit_s), most)
         self._credit_s = now_s

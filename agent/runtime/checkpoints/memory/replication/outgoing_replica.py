@@ -14,8 +14,10 @@ from atoll.agent.runtime.checkpoints.memory.replication.chunk import ChunkAck, F
 from atoll.agent.runtime.checkpoints.memory.replication.path_model import PathModel
 from atoll.agent.runtime.checkpoints.memory.replication.sealing import Seal
 
-UNANSWERED_S: Final = 3.0
-TELL_AFTER: Final = 10  # times without an answer
+RESEND_AFTER_S: Final = 3.0
+"""Seconds without an answer after which chunks are sent again."""
+RESENDS_UNTIL_NOTICE: Final = 10
+"""Resends without an answer after which people are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,12 @@ class OutgoingReplica:
     def waits(self, turn_s: float) -> None:
         """Account for time in which the holder could have answered. Unanswered chunks are sent again after a while."""
         self._silent_s += turn_s
-        if self._silent_s <= UNANSWERED_S:
+        if self._silent_s <= RESEND_AFTER_S:
             return
         self._go_back()
         self._unanswered += 1
-        if self._unanswered == TELL_AFTER:
-            silent_s = UNANSWERED_S * TELL_AFTER
+        if self._unanswered == RESENDS_UNTIL_NOTICE:
+            silent_s = RESEND_AFTER_S * RESENDS_UNTIL_NOTICE
             self._notify(f"rank {self.holder} takes no copy of this rank's state: no answer for {silent_s:.0f} s")
 
     def push(self, file: int, allowed: int, is_paused: Callable[[], bool], now_s: Callable[[], float]) -> int:

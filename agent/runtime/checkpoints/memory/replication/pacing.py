@@ -8,15 +8,17 @@ from __future__ import annotations
 from typing import Final
 
 from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import IdleSpans
-from atoll.agent.runtime.checkpoints.memory.replication.path_model import BUFFERS, PathModel
+from atoll.agent.runtime.checkpoints.memory.replication.path_model import CHUNKS_PER_WINDOW, PathModel
 from atoll.planning.chunks import ChunksInput, plan_chunks
 
-USABLE: Final = 0.9
-"""Share of a span: mu of Gemini's Algorithm 6.2."""
-_OVERDUE: Final = 2.0
+USABLE_SHARE: Final = 0.9
+"""Share of a span in which copies leave: mu of Gemini's Algorithm 6.2."""
+_OVERDUE_FACTOR: Final = 2.0
+"""Times its expected length after which a span is not one of a step: training does something else."""
 _OVERDUE_S: Final = 0.05
-"""A span that lasts so many times longer than ever, and so much, is another one: training does something else."""
+"""Seconds by which it must also be longer."""
 _NO_LIMIT: Final = 1 << 62
+"""Bytes: more than any copy has."""
 
 
 def overdue(spans: IdleSpans, now_s: float) -> bool:
@@ -24,7 +26,7 @@ def overdue(spans: IdleSpans, now_s: float) -> bool:
     expected_s = spans.expected_s()
     if spans.idle_since_s is None or expected_s is None:
         return False
-    return now_s - spans.idle_since_s > _OVERDUE * expected_s + _OVERDUE_S
+    return now_s - spans.idle_since_s > _OVERDUE_FACTOR * expected_s + _OVERDUE_S
 
 
 def allowance(spans: IdleSpans, path: PathModel, left_bytes: int, now_s: float) -> int:
@@ -37,7 +39,7 @@ def allowance(spans: IdleSpans, path: PathModel, left_bytes: int, now_s: float) 
     expected_s = spans.expected_s()
     if expected_s is None or path.bandwidth is None or overdue(spans, now_s):
         return _NO_LIMIT
-    usable_s = max(USABLE * expected_s - (now_s - spans.idle_since_s), 0.0)
+    usable_s = max(USABLE_SHARE * expected_s - (now_s - spans.idle_since_s), 0.0)
     chunk_bytes = path.chunk_bytes
     could_bytes = int(usable_s * path.bandwidth) + chunk_bytes
     plan = plan_chunks(
@@ -45,8 +47,8 @@ def allowance(spans: IdleSpans, path: PathModel, left_bytes: int, now_s: float) 
             idle_spans=(usable_s, 0.0),  # this one; what is put into the last, whatever its length, has to wait
             checkpoint_bytes=min(left_bytes, could_bytes),
             replicas=2,  # holders come one after the other
-            buffers=BUFFERS,
-            buffer_bytes=BUFFERS * chunk_bytes,
+            buffers=CHUNKS_PER_WINDOW,
+            buffer_bytes=CHUNKS_PER_WINDOW * chunk_bytes,
             bandwidth=path.bandwidth,
             alpha=path.alpha_s,
             mu=1.0,  # of the whole span, and taken off above

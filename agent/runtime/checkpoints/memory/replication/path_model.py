@@ -11,21 +11,31 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_CHUNK_BYTES: Final = 1 << 20
-_LEAST_CHUNK_BYTES: Final = 16 * 1024
-_ROUND_BYTES: Final = 4096
+"""The largest chunk."""
+_MIN_CHUNK_BYTES: Final = 16 * 1024
+"""The smallest chunk: less costs more work at both ends than it carries."""
+_CHUNK_MULTIPLE_BYTES: Final = 4096
+"""Chunks are multiples of a page."""
 _FIRST_WINDOW_BYTES: Final = 512 * 1024
-_LEAST_WINDOW_BYTES: Final = 64 * 1024
-_MOST_WINDOW_BYTES: Final = 64 << 20
-_LATENCIES: Final = 1.25
-"""Of the link's own delay that the window covers: more than one, so that a rate is seen to have risen."""
-_SCHEDULING_S: Final = 0.01
-"""How long either end's thread may not come to it, beside training: what the window covers as well."""
-BUFFERS: Final = 8
-"""Parts of a window: one is stored at the holder while others are on their way."""
-_CHUNK_S: Final = 5e-5  # of work at either end, the least
-_RATES: Final = 64
+"""Bytes that may be under way before the link is measured."""
+_MIN_WINDOW_BYTES: Final = 64 * 1024
+"""The fewest bytes that may be under way."""
+_MAX_WINDOW_BYTES: Final = 64 << 20
+"""The most bytes that may be under way."""
+_DELAY_FACTOR: Final = 1.25
+"""Times the link's own delay that the window covers: more than one, so that a risen rate is seen."""
+_THREAD_DELAY_S: Final = 0.01
+"""Seconds that either end's thread may wait for a processor beside training; the window covers them as well."""
+CHUNKS_PER_WINDOW: Final = 8
+"""Chunks of a window: the holder stores one while others are under way."""
+_MIN_CHUNK_S: Final = 5e-5
+"""Seconds of work that a chunk takes at either end, at least."""
+_RATES_KEPT: Final = 64
+"""Newest delivery rates that count."""
 _RATE_QUANTILE: Final = 0.8
-_DELAYS: Final = 16
+"""Quantile of the delivery rates that is the link's bandwidth."""
+_DELAYS_KEPT: Final = 16
+"""Newest answers to lone chunks that count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +53,15 @@ class PathModel:
 
     def __init__(self) -> None:
         self._under_way: deque[_SentChunk] = deque()
-        self._rates: deque[float] = deque(maxlen=_RATES)
-        self._alone: deque[tuple[float, int]] = deque(maxlen=_DELAYS)  # seconds to the answer, bytes
+        self._rates: deque[float] = deque(maxlen=_RATES_KEPT)
+        self._alone: deque[tuple[float, int]] = deque(maxlen=_DELAYS_KEPT)  # seconds to the answer, bytes
         self._delivered = 0
         self._delivered_s = self._first_s = 0.0
         self._position = 0
         self.bandwidth: float | None = None
         """Bytes a second; None until the first answer."""
         self.window_bytes = _FIRST_WINDOW_BYTES
-        self.chunk_bytes = _FIRST_WINDOW_BYTES // BUFFERS
+        self.chunk_bytes = _FIRST_WINDOW_BYTES // CHUNKS_PER_WINDOW
 
     @property
     def delay_s(self) -> float:
@@ -61,7 +71,7 @@ class PathModel:
     @property
     def queued_s(self) -> float:
         """Seconds until the link has carried the bytes under way that exceed its own delay: the queue of copies."""
-        if self.bandwidth is None or not self._under_way or len(self._rates) < BUFFERS:
+        if self.bandwidth is None or not self._under_way or len(self._rates) < CHUNKS_PER_WINDOW:
             return 0.0
         return max((self._under_way[-1].end - self._position) / self.bandwidth - self.delay_s, 0.0)
 
@@ -69,9 +79,9 @@ class PathModel:
     def alpha_s(self) -> float:
         """Seconds that a chunk costs beside its bytes: its part of the delay, which a whole window shares."""
         if self.bandwidth is None:
-            return _CHUNK_S
+            return _MIN_CHUNK_S
         beside_s = min((answered_s - length / self.bandwidth for answered_s, length in self._alone), default=0.0)
-        return max(beside_s * self.chunk_bytes / self.window_bytes, _CHUNK_S)
+        return max(beside_s * self.chunk_bytes / self.window_bytes, _MIN_CHUNK_S)
 
     def restart(self, position: int) -> None:
         """Forget chunks under way; the next chunk begins at `position`."""
@@ -104,9 +114,9 @@ class PathModel:
 
     def _measure(self) -> None:
         self.bandwidth = sorted(self._rates)[int(_RATE_QUANTILE * (len(self._rates) - 1))]
-        if len(self._rates) < BUFFERS:
+        if len(self._rates) < CHUNKS_PER_WINDOW:
             return  # of one chunk that was alone the rate is far too low
-        wanted = self.bandwidth * (_LATENCIES * self.delay_s + _SCHEDULING_S)
-        self.window_bytes = round(min(max(wanted, _LEAST_WINDOW_BYTES), _MOST_WINDOW_BYTES))
-        chunk = self.window_bytes // BUFFERS // _ROUND_BYTES * _ROUND_BYTES
-        self.chunk_bytes = min(max(chunk, _LEAST_CHUNK_BYTES), MAX_CHUNK_BYTES)
+        wanted = self.bandwidth * (_DELAY_FACTOR * self.delay_s + _THREAD_DELAY_S)
+        self.window_bytes = round(min(max(wanted, _MIN_WINDOW_BYTES), _MAX_WINDOW_BYTES))
+        chunk = self.window_bytes // CHUNKS_PER_WINDOW // _CHUNK_MULTIPLE_BYTES * _CHUNK_MULTIPLE_BYTES
+        self.chunk_bytes = min(max(chunk, _MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)

@@ -29,7 +29,7 @@ from atoll.agent.runtime.checkpoints.memory.replication.incoming_replica import 
 from atoll.agent.runtime.checkpoints.memory.replication.link_share import LinkShare
 from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import OutgoingReplica, ReplicaTransfer
 from atoll.agent.runtime.checkpoints.memory.replication.pacing import allowance, overdue
-from atoll.agent.runtime.checkpoints.memory.replication.path_model import BUFFERS, MAX_CHUNK_BYTES
+from atoll.agent.runtime.checkpoints.memory.replication.path_model import CHUNKS_PER_WINDOW, MAX_CHUNK_BYTES
 from atoll.agent.runtime.checkpoints.memory.replication.sealing import Sealer
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles
 from atoll.agent.runtime.transport.keys import KEY_BYTES, Keys
@@ -38,20 +38,29 @@ from atoll.errors import BadInput, CheckpointError
 from atoll.host.ports import host_and_port
 
 _HEARTBEAT_MS: Final = 5000
-_TURN_S: Final = 0.5
-_LOOK_S: Final = 0.02
-"""While a copy may leave as soon as nothing of the exchange is on its way, which nobody tells."""
-_END_S: Final = 5.0
-_QUEUED: Final = 128  # chunks at a sender; the window is what bounds them
+"""Milliseconds between heartbeats of a connection."""
+_MAX_TURN_S: Final = 0.5
+"""Seconds that the thread sleeps at most."""
+_MIN_TURN_S: Final = 0.02
+"""Seconds between looks at whether anything of the exchange is under way, which no event tells."""
+_MAX_END_S: Final = 5.0
+"""Seconds in which the thread must end."""
+_MAX_QUEUED_CHUNKS: Final = 128
+"""Chunks in a socket's queue; the window bounds them anyway."""
 _MAX_ANSWER_BYTES: Final = 4096
-_SLACK_BYTES: Final = 4096
-_BULK: Final = 0x08
+"""The largest acknowledgement."""
+_MAX_HEAD_BYTES: Final = 4096
+"""Bytes of a message beside its chunk: head and seal."""
+_BULK_SERVICE: Final = 0x08
 """The type of service for throughput: the kernel's own queue (pfifo_fast) sends everything else before it."""
 _MAX_EVENTS: Final = 4096
-_PREFIX: Final = 5  # of the names of ZeroMQ's threads, by which they are told from those that training's traffic has
-_STARVED_S: Final = 1.0
+"""Events that wait for the thread."""
+_THREAD_PREFIX: Final = 5
+"""Prefix of the names of ZeroMQ's threads, which tells them from the threads of training's own traffic."""
+_STARVED_AFTER_S: Final = 1.0
+"""Seconds without an idle link after which a chunk leaves all the same."""
 _STARVED_SHARE: Final = 0.005
-"""Of a link's time that copies have although training never leaves it alone: else they would never come."""
+"""Share of a link's time that copies have although training never leaves it idle: else they would never arrive."""
 
 
 class _Event(Enum):
@@ -83,7 +92,7 @@ class ReplicaSender:
         self._incoming: dict[int, IncomingReplica] = {}
         self._outgoing: dict[int, OutgoingReplica] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._context.set(zmq.THREAD_NAME_PREFIX, _PREFIX)
+        self._context.set(zmq.THREAD_NAME_PREFIX, _THREAD_PREFIX)
         self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
@@ -99,7 +108,7 @@ class ReplicaSender:
         self._use: LinksInUse | None = None
         self._arrived_bytes = 0  # of copies, when that was last looked at
         self._age = CopyAge()
-        self._turn_s = _TURN_S
+        self._turn_s = _MAX_TURN_S
         self._worked_s = self._told_work_s = 0.0  # of processor time
         self._delays_s = self._told_delays_s = 0.0  # of exchanges, by copies
         self._io: ThreadTime | None = None
@@ -113,8 +122,8 @@ class ReplicaSender:
     def bind(self, host: str) -> bytes:
         """Listen; what those need to be told whose copies come here, or go from here."""
         for option, value in (
-            (zmq.MAXMSGSIZE, MAX_CHUNK_BYTES + _SLACK_BYTES),
-            (zmq.RCVHWM, BUFFERS),
+            (zmq.MAXMSGSIZE, MAX_CHUNK_BYTES + _MAX_HEAD_BYTES),
+            (zmq.RCVHWM, CHUNKS_PER_WINDOW),
             (zmq.LINGER, 0),
             (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
             (zmq.IPV6, int(":" in host)),
@@ -136,7 +145,7 @@ class ReplicaSender:
             self._outgoing[holder] = OutgoingReplica(
                 socket, run=self._run, rank=self._rank, holder=holder, seals=seals, notify=self._notify
             )
-        self._io = ThreadTime(f"{_PREFIX}/ZMQ")
+        self._io = ThreadTime(f"{_THREAD_PREFIX}/ZMQ")
         self._spans.idle(time.monotonic())
         self._thread = threading.Thread(target=self._loop, name="atoll-copies", daemon=True)
         self._thread.start()
@@ -144,11 +153,11 @@ class ReplicaSender:
     def _connected(self, endpoint: str) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         for option, value in (
-            (zmq.SNDHWM, _QUEUED),
+            (zmq.SNDHWM, _MAX_QUEUED_CHUNKS),
             (zmq.LINGER, 0),
             (zmq.MAXMSGSIZE, _MAX_ANSWER_BYTES),
             (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
-            (zmq.TOS, _BULK),
+            (zmq.TOS, _BULK_SERVICE),
             (zmq.IPV6, int("[" in endpoint)),
         ):
             socket.setsockopt(option, value)
@@ -212,7 +221,7 @@ class ReplicaSender:
         self._ends = True
         os.eventfd_write(self._wake, 1)
         if self._thread is not None:
-            self._thread.join(_END_S)
+            self._thread.join(_MAX_END_S)
             if self._thread.is_alive():
                 return  # its sockets cannot be closed under it
         for outgoing in self._outgoing.values():
@@ -300,7 +309,7 @@ class ReplicaSender:
 
     def _push(self, now_s: float, turn_s: float) -> None:
         """Send to one holder after the other, but do not wait for those that do not answer."""
-        self._turn_s = _TURN_S
+        self._turn_s = _MAX_TURN_S
         for outgoing in self._outgoing.values():
             if outgoing.done or self._transfer is None:
                 continue
@@ -340,7 +349,7 @@ class ReplicaSender:
         else:
             waits = self._paused or self._use.waits
             allowed = self._share.allowed(bandwidth, outgoing.path.chunk_bytes, now_s, waits=waits)
-            self._turn_s = min(max(self._share.missing_s(bandwidth, chunk_bytes), _LOOK_S), _TURN_S)
+            self._turn_s = min(max(self._share.missing_s(bandwidth, chunk_bytes), _MIN_TURN_S), _MAX_TURN_S)
         allowed -= allowed % chunk_bytes
         if allowed > 0 or outgoing.under_way:
             outgoing.waits(turn_s)
@@ -363,7 +372,7 @@ class ReplicaSender:
         """Return whether links were busy for so long that a chunk leaves all the same."""
         path = outgoing.path
         chunk_s = path.chunk_bytes / path.bandwidth if path.bandwidth is not None else 0.0
-        return self._paused and now_s - self._left_s > max(_STARVED_S, chunk_s / _STARVED_SHARE)
+        return self._paused and now_s - self._left_s > max(_STARVED_AFTER_S, chunk_s / _STARVED_SHARE)
 
     def _allowance(self, outgoing: OutgoingReplica, now_s: float) -> int:
         """Planned once for a span, a holder and a transfer, and once more when the span lasts longer than ever."""

@@ -22,6 +22,7 @@ from atoll.errors import CheckpointError, DeadlineExceeded, PeerLost
 INLINE_BYTES: Final = 256 * 1024
 """Less is written on the training thread: waking another costs more."""
 LONGEST_WAIT_S: Final = 60.0
+"""Seconds that an update waits until its state was read."""
 _NO_MODEL: Final = Fingerprint({})  # it is in the layout
 
 

@@ -50,7 +50,7 @@ def test_a_thread_is_found_by_its_name_and_its_work_counts() -> None:
 
 def test_a_processor_that_others_keep_busy_is_contended(monkeypatch: pytest.MonkeyPatch) -> None:
     """On one processor: while another process works there all the time nothing is idle."""
-    monkeypatch.setattr(contention, "_EVERY_S", 3600.0)
+    monkeypatch.setattr(contention, "_MIN_INTERVAL_S", 3600.0)
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(mine)})
     busy = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
@@ -59,7 +59,7 @@ def test_a_processor_that_others_keep_busy_is_contended(monkeypatch: pytest.Monk
         busy.stdout.readline()
         shared = Contention()
         assert shared.share() == 0.0  # nothing is known yet
-        monkeypatch.setattr(contention, "_EVERY_S", 0.3)
+        monkeypatch.setattr(contention, "_MIN_INTERVAL_S", 0.3)
         threading.Event().wait(0.6)
         assert shared.share() > 0.8
     finally:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from atoll.agent.runtime.checkpoints.memory.replication.copy_age import MEASURED_S, SETTLES_S, CopyAge
+from atoll.agent.runtime.checkpoints.memory.replication.copy_age import MIN_MEASURED_S, SETTLING_S, CopyAge
 
 TOTAL_BYTES = 350_000_000
 
@@ -10,9 +10,9 @@ def told(bytes_per_s: float, age: CopyAge) -> list[str]:
     age.begin(1000.0)
     said = []
     for second in range(1, 300):
-        arrived = int(max(0.0, second + 1 - SETTLES_S) * bytes_per_s) + second
+        arrived = int(max(0.0, second + 1 - SETTLING_S) * bytes_per_s) + second
         said.append((second, age.observe(arrived, TOTAL_BYTES, 0.15, 1000.0 + second)))
-    return [text for second, text in said if text is not None and second >= SETTLES_S + MEASURED_S - 1]
+    return [text for second, text in said if text is not None and second >= SETTLING_S + MIN_MEASURED_S - 1]
 
 
 def test_how_old_copies_become_is_told_once_as_soon_as_it_can_be_known() -> None:

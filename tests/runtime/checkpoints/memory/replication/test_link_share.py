@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.agent.runtime.checkpoints.memory.replication.link_share import COPIES_SHARE, LinkShare
+from atoll.agent.runtime.checkpoints.memory.replication.link_share import MIN_COPIES_SHARE, LinkShare
 
 BANDWIDTH = 1.25e6  # 10 Mbit/s
 CHUNK_BYTES = 16 * 1024
@@ -35,9 +35,9 @@ def copied(share: LinkShare, now_s: float, for_s: float, busy: float) -> float:
 def test_of_a_link_that_the_exchange_needs_copies_have_a_bounded_part(busy: float) -> None:
     share = LinkShare()
     now_s = trained(share, busy, 60)
-    assert share.share == COPIES_SHARE
+    assert share.share == MIN_COPIES_SHARE
     part = copied(share, now_s, 100, busy) / (100 * BANDWIDTH)
-    assert 0.9 * COPIES_SHARE < part < 1.05 * COPIES_SHARE
+    assert 0.9 * MIN_COPIES_SHARE < part < 1.05 * MIN_COPIES_SHARE
 
 
 def test_nothing_is_saved_up_while_there_is_nothing_to_send() -> None:
@@ -61,7 +61,7 @@ def test_while_the_exchange_is_on_its_way_a_chunk_leaves_only_where_nothing_more
 
 def test_on_a_fat_link_copies_are_not_held_back() -> None:
     share = LinkShare()
-    assert share.share == COPIES_SHARE  # until anything is known
+    assert share.share == MIN_COPIES_SHARE  # until anything is known
     trained(share, 0.07, 15)
     assert share.share is None
 
@@ -86,7 +86,7 @@ def test_a_link_is_as_wide_as_the_exchange_finds_it_where_copies_found_it_wider(
     now_s = trained(share, 0.7, 60, carries=BANDWIDTH / 4)
     assert share.bandwidth == pytest.approx(BANDWIDTH / 4, rel=0.05)
     part = copied(share, now_s, 100, 0.7) / (100 * BANDWIDTH / 4)
-    assert part < 1.05 * COPIES_SHARE
+    assert part < 1.05 * MIN_COPIES_SHARE
 
 
 def test_a_connection_that_began_anew_tells_nothing_of_what_was() -> None:
@@ -94,7 +94,7 @@ def test_a_connection_that_began_anew_tells_nothing_of_what_was() -> None:
     now_s = trained(share, 0.7, 60)
     share.observe({1: 0.0}, 0, now_s + STEP_S)
     share.observe({1: 0.7 * STEP_S}, 1000, now_s + 2 * STEP_S)
-    assert share.share == COPIES_SHARE
+    assert share.share == MIN_COPIES_SHARE
 
 
 def test_bytes_of_copies_count_for_the_link_as_far_as_the_exchange_was_on_its_way() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated_links import Link
 
-from atoll.agent.runtime.checkpoints.memory.replication.path_model import BUFFERS, MAX_CHUNK_BYTES, PathModel
+from atoll.agent.runtime.checkpoints.memory.replication.path_model import CHUNKS_PER_WINDOW, MAX_CHUNK_BYTES, PathModel
 
 
 @pytest.mark.parametrize("rtt_s", [0.0002, 0.05, 0.2])
@@ -39,7 +39,7 @@ def test_before_the_first_answer_nothing_is_known() -> None:
     path = PathModel()
     path.sent(1000, 0.0)
     assert (path.bandwidth, path.delay_s) == (None, 0.0)
-    assert path.window_bytes == BUFFERS * path.chunk_bytes
+    assert path.window_bytes == CHUNKS_PER_WINDOW * path.chunk_bytes
 
 
 def test_what_was_sent_before_it_was_gone_back_measures_nothing() -> None:

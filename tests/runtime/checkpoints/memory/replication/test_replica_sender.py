@@ -18,10 +18,10 @@ from thin_link import LINK_BYTES_PER_S, ThinLink
 
 from atoll.agent.runtime.checkpoints.memory.replication import replica_sender
 from atoll.agent.runtime.checkpoints.memory.replication.chunk import FileChunk, place_of
-from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import STEPS
-from atoll.agent.runtime.checkpoints.memory.replication.link_share import COPIES_SHARE
+from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import PROFILE_STEPS
+from atoll.agent.runtime.checkpoints.memory.replication.link_share import MIN_COPIES_SHARE
 from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import ReplicaTransfer
-from atoll.agent.runtime.checkpoints.memory.replication.pacing import USABLE
+from atoll.agent.runtime.checkpoints.memory.replication.pacing import USABLE_SHARE
 from atoll.agent.runtime.checkpoints.memory.replication.path_model import PathModel
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import PAGE_BYTES
@@ -305,9 +305,9 @@ def test_what_does_not_fit_into_a_span_comes_in_the_next_one(pair: Pair, tmp_pat
         pair.wait(lambda step=step: pair.holder.done_step == step)  # type: ignore[misc]
     third = transfer(tmp_path, 3, 40_000_000)
     span_s, exchange_s = 30.0, 0.01
-    begin_s = time.monotonic() - STEPS * (span_s + exchange_s) - USABLE * span_s + 0.01
+    begin_s = time.monotonic() - PROFILE_STEPS * (span_s + exchange_s) - USABLE_SHARE * span_s + 0.01
     pair.sender._spans.busy(begin_s)
-    trained(pair.sender._spans, STEPS, span_s, begin_s=begin_s, exchange_s=exchange_s)
+    trained(pair.sender._spans, PROFILE_STEPS, span_s, begin_s=begin_s, exchange_s=exchange_s)
     pair.sender.send(third)
     outgoing = pair.sender._outgoing[1]
     pair.wait(lambda: outgoing._transfer is not None and outgoing._transfer.step == 3 and outgoing._reached > 0)
@@ -372,7 +372,7 @@ def test_beside_an_exchange_that_needs_a_thin_link_copies_have_a_bounded_part(tm
             pair.wait(lambda step=step: time.monotonic() >= begun_s + step * STEP_S)
             exchange.sendall(bytes(EXCHANGED_BYTES))
         could_bytes = LINK_BYTES_PER_S * (time.monotonic() - begun_s)
-        assert 0.03 < (links[0].carried["copies"] - before) / could_bytes < COPIES_SHARE + 0.07
+        assert 0.03 < (links[0].carried["copies"] - before) / could_bytes < MIN_COPIES_SHARE + 0.07
         assert 0 <= pair.sender.copied_beside[1] <= pair.sender._outgoing[1].arrived_bytes
         assert pair.sender._share.share is not None
     finally:
