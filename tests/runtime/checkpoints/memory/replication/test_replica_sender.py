@@ -133,7 +133,7 @@ def test_nothing_leaves_while_training_sends(pair: Pair, tmp_path: Path, monkeyp
     """At most what was under way when it began arrives; the rest follows at once when the links are idle again."""
     pair.sender.send(transfer(tmp_path, 1, 200_000))
     pair.wait(lambda: pair.holder.done_step == 1)
-    monkeypatch.setattr(replica_sender, "_STARVED_S", 3600.0)
+    monkeypatch.setattr(replica_sender, "_STARVED_AFTER_S", 3600.0)
     pair.sender.pause()
     pair.sender.send(transfer(tmp_path, 2, 3_000_000))
     pair.wait(lambda: pair.sender._transfer is not None and pair.sender._transfer.step == 2)
