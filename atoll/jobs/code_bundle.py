@@ -90,7 +90,7 @@ def members(code: bytes) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
 
 
 class _BoundedGzip(io.RawIOBase):
-    """What a gzip unpacks to, up to a limit: the headers of a small tar may claim gigabytes too, and are read whole."""
+    """Reader of a gzip, up to a limit: the headers of a small tar may claim gigabytes too, and are read whole."""
 
     def __init__(self, code: bytes) -> None:
         self._file = gzip.GzipFile(fileobj=io.BytesIO(code))

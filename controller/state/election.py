@@ -21,7 +21,7 @@ _RETRY_S: Final = 0.2
 
 
 class Leadership:
-    """What a won campaign gives. The winner calls `resign` in the end, also when it was lost."""
+    """A won campaign. The winner calls `resign` in the end, also after losing the leadership."""
 
     def __init__(self, store: StateStore, fence: Fence, lease: int, ttl_s: int, renewed_s: float) -> None:
         self.fence: Final = fence
@@ -44,7 +44,7 @@ class Leadership:
             logger.warning("%s; another controller can lead in at most %d s", error, self._ttl_s)
 
     async def _hold(self) -> None:
-        """Until the lease is renewed no more, or the key is gone."""
+        """Watch until the lease is no longer renewed, or the key is gone."""
         renewing = asyncio.create_task(self._renewal.ended(), name="leadership-renewal")
         watching = asyncio.create_task(self._until_gone(), name="leadership-watch")
         try:
@@ -72,7 +72,7 @@ class Election:
         self._ttl_s = ttl_s
 
     async def leader(self) -> Entry | None:
-        """Who leads just now, if anyone."""
+        """Return the present leader's key, None if no controller leads."""
         return await self._store.read(self._key)
 
     async def campaign(self) -> Leadership:
@@ -95,7 +95,7 @@ class Election:
                 return Leadership(self._store, fence, lease, self._ttl_s, granted_s)
 
     async def _create_key(self, lease: int) -> Fence | None:
-        """Create the leader key; None where another was faster. If cancelled halfway, the lease runs out by itself."""
+        """Create the leader key; None if another was faster. If cancelled halfway, the lease runs out by itself."""
         try:
             revision = await self._store.commit([Put(self._key, self._value, lease)], [Absent(self._key)])
             return Fence(self._key, revision)

@@ -53,7 +53,7 @@ class EmbeddedEtcd:
 
     @property
     def endpoint(self) -> str:
-        """For an EtcdStore of this process, once it has started; the same after restarts of the child."""
+        """Address for an EtcdStore of this process, once started; restarts of the child keep it."""
         path = self._sockets / _CLIENT_SOCKET
         if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
             path = Path(f"/proc/self/fd/{self._sockets_fd}") / _CLIENT_SOCKET
@@ -199,7 +199,7 @@ class EmbeddedEtcd:
 
 
 def _said(line: str) -> str:
-    """What a person wants of a line of etcd's log, which is JSON with a stack trace in it, or plain text."""
+    """Return the readable part of a line of etcd's log, which is JSON with a stack trace in it, or plain text."""
     try:
         record = json.loads(line)
         return " ".join(str(record[name]) for name in ("level", "msg", "error") if name in record)
@@ -208,7 +208,7 @@ def _said(line: str) -> str:
 
 
 def _locked(data_dir: Path) -> bool:
-    """Whether a live etcd holds the data. It would wait in silence for the lock; this asks first."""
+    """Return True if a live etcd has locked the data. A second one would wait in silence for the lock."""
     try:
         with (data_dir / "member" / "snap" / "db").open("rb+") as database:
             fcntl.flock(database, fcntl.LOCK_EX | fcntl.LOCK_NB)

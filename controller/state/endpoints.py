@@ -199,14 +199,15 @@ _NEVER_REACHED: Final = ("failed to connect to all addresses", "etcdserver: no l
 
 
 def never_reached(error: Any) -> bool:
-    """Whether the request surely had no effect: never sent, or refused before anything was proposed."""
+    """Return True if the request surely had no effect: never sent, or refused before anything was proposed."""
     details = error.details() or ""
     return error.code() is grpc.StatusCode.UNAVAILABLE and any(reason in details for reason in _NEVER_REACHED)
 
 
 def translate(error: Any, doing: str, address: str, repeatable: bool, encrypted: bool = True) -> AtollError:
-    """What an error of etcd means. The only place that knows etcd's codes and texts. error: grpc's, of either of its
-    interfaces; they share no class that has codes."""
+    """Translate an error of etcd. Only this function knows etcd's codes and texts.
+
+    error: grpc's, of either of its interfaces; they share no class that has codes."""
     details = (error.details() or error.code().name).removeprefix("etcdserver: ")
     where = f"{doing}: etcd at {address}"
     match error.code():
@@ -233,7 +234,7 @@ _SECURING: Final = ("handshake", "ssl", "tls", "tsi_", "certificate", "socket cl
 
 
 def _hint(details: str, encrypted: bool) -> str:
-    """What to look at when a connection fails while it is being secured; gRPC's own words do not say."""
+    """Return the next step for a connection that failed while it was secured, which gRPC's own words do not say."""
     text = details.lower()
     if encrypted and any(word in text for word in _SECURING):
         return " If etcd runs: are its certificate and this one signed by the same CA, and is the host name in it?"

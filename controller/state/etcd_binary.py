@@ -32,7 +32,7 @@ class EtcdBinary:
 
     @property
     def doubt(self) -> str:
-        """What speaks against trusting it with data, empty where nothing does (etcd's issue 13766)."""
+        """Reason not to trust this version with data, empty if there is none (etcd's issue 13766)."""
         if self.version < (3, 4, 22) or (3, 5, 0) <= self.version <= (3, 5, 2):
             return _LOSES
         return _BLOCKS_UPGRADE if (3, 5, 3) <= self.version < (3, 5, 20) else ""

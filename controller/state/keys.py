@@ -117,7 +117,7 @@ def codes_prefix() -> str:
 
 
 def sha256_of_code(key: str) -> str:
-    """Of a key under `codes_prefix`."""
+    """Return the digest in a key under `codes_prefix`."""
     return key.removeprefix(codes_prefix()).partition("/")[0]
 
 
@@ -126,5 +126,5 @@ def request(request_id: str) -> str:
 
 
 def last_segment(key: str) -> str:
-    """The name or number at the end of a key."""
+    """Return the name or number at the end of a key."""
     return key.rpartition("/")[2]

@@ -53,7 +53,7 @@ class LeaseKeeper:
         self._kept[lease] = _Kept(ttl_s, self._clock())
 
     def touch(self, lease: int) -> None:
-        """Its owner lives: refresh the lease soon. One that is not kept, or was refreshed lately, is left alone."""
+        """Refresh the lease soon, as its owner is alive; not one that is not kept, or was refreshed lately."""
         kept = self._kept.get(lease)
         now_s = self._clock()
         if kept is None or now_s - kept.refreshed_s < kept.ttl_s / 3:

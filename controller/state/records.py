@@ -27,12 +27,12 @@ class JobPhase(StrEnum):
 
     @property
     def active(self) -> bool:
-        """Whether a run holds devices in this phase."""
+        """True if a run has devices in this phase."""
         return self in (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.STOPPING)
 
 
 class WorkerExitKind(StrEnum):
-    """As atoll.v1.ExitKind, and LOST: nobody is left who could say how it ended."""
+    """Kinds of atoll.v1.ExitKind, and LOST: no agent is left that could report the end."""
 
     FINISHED = "FINISHED"
     DRAINED = "DRAINED"
@@ -46,7 +46,7 @@ class WorkerExitKind(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a run is being stopped."""
+    """Cause of stopping a run."""
 
     LOSS = "LOSS"  # a worker ended in some other way than by finishing, or its node is gone
     GROW = "GROW"  # more devices are free
@@ -74,7 +74,7 @@ class PhaseChange(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFailure(EtcdRecord):
-    """How a run failed, to compare it with the next one's. `times`: how many runs in a row failed like this."""
+    """Failure of a run, to compare with the next one's. `times`: runs in a row that failed like this."""
 
     kind: WorkerExitKind
     step: int
@@ -85,7 +85,7 @@ class RunFailure(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapted(EtcdRecord):
-    """What a plan says beside the split; as in PlanRecord."""
+    """Values of a plan beside the split; as in PlanRecord."""
 
     strategy_params: Mapping[str, Any] = field(default_factory=dict)
     total_batch: int = 0
@@ -104,10 +104,10 @@ class Standby(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth(EtcdRecord):
-    """How fast a job was when it last took devices in, until it is known whether they helped.
+    """Speed of a job when it last admitted devices, until it is known whether they helped.
 
-    run, view: the last without them. added: "node/device". workers: of that run. samples_per_s: of it, at total_batch
-    samples a step, with the relative standard error `error`.
+    run, view: the last without them, which had `workers`. added: "node/device". samples_per_s: at total_batch samples a
+    step, with the relative standard error `error`.
     """
 
     run: int
@@ -121,8 +121,8 @@ class Growth(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneIsland(EtcdRecord):
-    """The island that would be sooner alone, as the job's user was told. together_s, alone_s: of planner `one-island`,
-    which gives them for `input`."""
+    """The island that would train faster alone, as an event told the user. together_s, alone_s: the result of planner
+    `one-island` for `input`."""
 
     island: str
     together_s: float
@@ -133,9 +133,9 @@ class OneIsland(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus(EtcdRecord):
-    """Where a job stands. run: the number of its newest run, 0 before the first; view: of that run's newest view, 0
-    where it has none. checkpoint_step, memory_step: of the newest on disk and in memory. events, admissions: how many
-    were written."""
+    """State of a job. run: the number of its newest run, 0 before the first; view: of that run's newest view, 0 if it
+    has none. checkpoint_step, memory_step: of the newest checkpoint on disk and in memory. events, admissions: the
+    number that was written."""
 
     phase: JobPhase = JobPhase.QUEUED
     reason: str = ""
@@ -155,18 +155,19 @@ class JobStatus(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLearned(EtcdRecord):
-    """What earlier runs taught, for the next one. initial_batch: the script's own total batch, 0 before it is known.
-    optimizer: family of its optimizers, batches_per_update: what an update adds up; empty and 0 before that is known.
-    trains: fingerprint of what its script prepared, empty before. shared_bytes, own_bytes: of its state, of all ranks
-    and of each, 0 before. adapted: what the controller decided last, for the first plan of the next run. By
-    "node/device": speeds, seconds per sample; learned_at, what those devices measured as work_per_s then; standby, what
-    the job leaves out. one_island: None while no island would be sooner alone, as far as is known."""
+    """Findings of earlier runs, for the next one; 0 and empty until they are known.
+
+    initial_batch: the script's own total batch. optimizer: family of its optimizers. batches_per_update: batches that
+    an update adds up. workload_fingerprint: of what its script prepared. shared_bytes, own_bytes: state of all ranks,
+    and of each. adapted: the controller's last decision, for the first plan of the next run. By "node/device":
+    speeds, seconds per sample; learned_at, the work_per_s that those devices measured then; standby, the devices that
+    the job leaves out. one_island: None while no island is known to train faster alone."""
 
     total_batch: int = 0
     initial_batch: int = 0
     optimizer: str = ""
     batches_per_update: int = 0
-    trains: str = ""
+    workload_fingerprint: str = ""
     shared_bytes: int = 0
     own_bytes: int = 0
     adapted: Adapted | None = None
@@ -179,8 +180,8 @@ class JobLearned(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPins(EtcdRecord):
-    """What a user pinned, for this run and later ones: empty and 0 where nothing is. shares are of the members of view
-    `view` of run `run`."""
+    """Values that a user pinned, for this run and later ones; empty and 0 if they are not pinned. shares are of the
+    members of view `view` of run `run`."""
 
     strategy_params: Mapping[str, Any] = field(default_factory=dict)
     total_batch: int = 0
@@ -191,7 +192,7 @@ class JobPins(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord(EtcdRecord):
-    """A job: what its user asked for, where it stands, what was learned of it, what is pinned."""
+    """A job: its user's spec, its state, the findings of its runs, the user's pins."""
 
     id: str
     spec: JobSpec
@@ -233,8 +234,8 @@ class RunMember(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord(EtcdRecord):
-    """`data_seed`: 32 secret bytes in hex, from which every rank's data key is derived; empty where none is needed.
-    `recovery`: from this run's loss, or the one that led to it."""
+    """A run. `data_seed`: 32 secret bytes in hex, from which every rank's data key is derived; empty if none is needed.
+    `recovery`: from this run's loss, or from the loss that led to it."""
 
     job: str
     run: int
@@ -253,12 +254,12 @@ class RunRecord(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecord(EtcdRecord):
-    """A plan, and the text that went into its planner and came out: `atoll plan PLANNER < input` gives `output`.
+    """A plan with its planner's input and output as text: `atoll plan PLANNER < input` gives `output`.
 
-    measured_s: how long the slowest rank computed a step when this was decided; 0 where nothing was measured yet.
-    strategy_params: what it tells the job's strategy. total_batch: 0 for the script's own;
-    learning_rate_factor: times what the script set, 0 for 1. predicted_s: of a step with it; 0 where nothing was.
-    view: whose members its shares are of, by position.
+    measured_s: compute time of a step on the slowest rank when this was decided, 0 if nothing was measured yet.
+    strategy_params: parameters for the job's strategy. total_batch: 0 for the script's own. learning_rate_factor:
+    times the script's own rate, 0 for 1. predicted_s: time of a step under it, 0 if not predicted. view: the view
+    whose members its shares are of, by position.
     """
 
     run: int
@@ -279,7 +280,7 @@ class PlanRecord(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRecord(EtcdRecord):
-    """The machines of a view that hold copies of whose state: `atoll plan placement < input` gives `output`."""
+    """The machines of a view that keep copies of each other's state: `atoll plan placement < input` gives `output`."""
 
     run: int
     reason: str
@@ -290,8 +291,8 @@ class PlacementRecord(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionRecord(EtcdRecord):
-    """What planner `admission` said of devices that offered themselves to a run, or of its slowest worker, where that
-    changed something: `atoll plan admission < input` gives `output`."""
+    """A decision of planner `admission` about devices that may join a run, or about its slowest worker, if it changed
+    something: `atoll plan admission < input` gives `output`."""
 
     id: int
     run: int

@@ -9,10 +9,10 @@ from atoll.jobs.etcd_record import EtcdRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRecord(EtcdRecord):
-    """The newest generation of which every shard of all ranks is complete in memory, with the copies that are due.
+    """The newest generation of which every shard of all ranks, with its copies, is complete in memory.
 
-    shards: of view `view` of run `run`, whose placement says which machines hold them. step: the first that is not in
-    it.
+    shards: of view `view` of run `run`, whose placement names the machines that have them. step: the first step that is
+    not in it.
     """
 
     job: str
@@ -25,16 +25,16 @@ class CommitRecord(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryRecord(EtcdRecord):
-    """How a job goes on after the loss of run `run`, written as it proceeds. It lies with the run that was lost, then
-    with the one that replaces it, and is over with that one's first step.
+    """Progress of a job's recovery from the loss of run `run`, written as it proceeds.
 
-    resize: it was stopped to grow or to shrink, and nobody was lost. lost: "rank 1 on b". joined: nodes of the next run
-    that the lost one did not have. began_step, reached_step: steps that were done before the run, and with it. tier,
-    step: what training went on from, as its workers say.
+    The lost run's record has it first, then that of the run that replaces it; it is over with that run's first step.
+    resize: the run was stopped to grow or to shrink, and no worker was lost. lost: "rank 1 on b". joined: nodes of the
+    next run that the lost one did not have. began_step, reached_step: steps that were done before the run, and at its
+    end. tier, step: the checkpoint that training resumed from, as its workers report.
 
-    Wall clocks, 0 where it has not come to that: seen_unix_s, the last sign of life of what was lost; detected_unix_s,
-    the run was fenced; ended_unix_s, no process of it was left; launched_unix_s, the next one was decided;
-    resumed_unix_s, its first step was done.
+    Wall clocks, 0 until it happened: seen_unix_s, the last sign of life of what was lost; detected_unix_s, the run was
+    fenced; ended_unix_s, no process of it was left; launched_unix_s, the next run was decided; resumed_unix_s, its
+    first step was done.
     """
 
     run: int
@@ -58,5 +58,5 @@ class RecoveryRecord(EtcdRecord):
 
     @property
     def steps_lost(self) -> int:
-        """Done before, and done once more."""
+        """Steps that were done before and are done again."""
         return max(self.reached_step - self.step, 0) if self.over else 0

@@ -16,7 +16,7 @@ class ViewState(StrEnum):
 
 
 class ViewCause(StrEnum):
-    """Why a view was proposed."""
+    """Reason of a view's proposal."""
 
     LAUNCH = "LAUNCH"  # it is the run's first
     LOSS = "LOSS"  # a member was lost

@@ -1,4 +1,4 @@
-"""The findings of `atoll.init`: who this worker is, with whom it trains, and what it was asked to do."""
+"""Session of a worker, made by `atoll.init`: its rank, its peers, and its settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from atoll.v1.common_pb2 import Level
 from atoll.v1.worker_pb2 import Welcome
 
 VIEW_BITS: Final = 40
-"""Of 64: a job has fewer runs."""
+"""Bits of an incarnation below the view's, of 64: a job has fewer runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class SourceCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSettings:
-    """Where checkpoints go and when."""
+    """Places and times of checkpoints."""
 
     directory: Path | None  # None: none are written
     every_steps: int  # 0: only at the end and in emergencies
@@ -50,7 +50,7 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySettings:
-    """Where checkpoints go that stay in memory."""
+    """Places of checkpoints that stay in memory."""
 
     folder: Path | None  # of this job and this machine's agent; None where that has no room for any
     room_bytes: int  # for this rank's, as the agent found it
@@ -67,9 +67,9 @@ class MemorySettings:
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """One worker's membership in its run. `group` is None in a run of one, `link` where there is no agent.
+    """One worker's membership in its run. `group` is None in a run of one, `link` without an agent.
 
-    What is of a view is replaced with it, by the training thread: `view`, `place`, `members`, `keys`, `group`,
+    The training thread replaces the fields of a view with it: `view`, `place`, `members`, `keys`, `group`,
     `links` and `memory`."""
 
     place: WorkerPlace
@@ -99,23 +99,23 @@ class Session:
 
     @property
     def in_force(self) -> bool:
-        """Whether the view is, as far as this worker was told: only then its checkpoints count."""
+        """True if the view is in force, as far as this worker was told: only then its checkpoints count."""
         return self.view == 1 or (self.link is not None and 0 < self.view <= self.link.in_force)
 
     @property
     def joins(self) -> bool:
-        """Whether it is still to be taken into a view."""
+        """True if this worker is still to be admitted to a view."""
         return self.view == 0
 
     def notice(self, level: Level.ValueType, text: str) -> None:
-        """Tell people: in this worker's output, and through the agent in the job's events."""
+        """Notify the user: in this worker's output, and through the agent in the job's events."""
         say(text)
         if self.link is not None:
             self.link.outbox.notice(level, text)
 
 
 def checkpoint_settings(welcome: Welcome) -> CheckpointSettings:
-    """What the submitted job says of checkpoints, as it is on this machine."""
+    """Resolve the submitted job's checkpoint policy to folders of this machine."""
     policy, job = welcome.launch.spec.checkpoint, welcome.launch.id.job
     start = policy.start_from if policy.HasField("start_from") else None
     return CheckpointSettings(
@@ -135,12 +135,12 @@ def checkpoint_settings(welcome: Welcome) -> CheckpointSettings:
 
 
 def _in_store(directory: str, job: str) -> str:
-    """The URL of the job's checkpoints; empty where the directory is none."""
+    """Return the URL of the job's checkpoints, empty if the directory is not a URL."""
     return "/".join([directory.rstrip("/"), *([job] if job else [])]) if "://" in directory else ""
 
 
 def memory_settings(welcome: Welcome, members: Sequence[Member]) -> MemorySettings | None:
-    """members: by rank. None where the job has no checkpoints in memory: on every rank alike."""
+    """Return the settings of checkpoints in memory, on every rank alike; None if the job has none. members: by rank."""
     launch = welcome.launch
     if not launch.spec.checkpoint.memory_replicas:
         return None

@@ -80,7 +80,7 @@ class RunProgress:
     optimizer: str = ""  # family of its optimizers; empty before it told
     batches_per_update: int = 0
     epochs: int = 0  # that it trains in all, as rank 0's script said
-    trains: str = ""  # fingerprint of what it prepared
+    workload_fingerprint: str = ""  # of what rank 0's script prepared
     state_bytes: tuple[int, int] = (0, 0)  # of all ranks, of each
     checkpoint_step: int = 0
     memory_step: int = 0
@@ -263,7 +263,7 @@ class ProgressBoard:
         if telemetry.HasField("prepared"):
             found.batch_size, found.samples = telemetry.prepared.batch_size, telemetry.prepared.samples
             if position == 0:
-                found.trains, found.epochs = telemetry.prepared.fingerprint, telemetry.prepared.epochs
+                found.workload_fingerprint, found.epochs = telemetry.prepared.fingerprint, telemetry.prepared.epochs
                 found.optimizer = telemetry.prepared.optimizer
                 found.batches_per_update = telemetry.prepared.batches_per_update
                 found.state_bytes = (telemetry.prepared.shared_bytes, telemetry.prepared.own_bytes)

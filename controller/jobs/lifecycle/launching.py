@@ -1,4 +1,4 @@
-"""A waiting job: its next run on devices that are free, with a first plan and a placement. Pure."""
+"""Starts a waiting job: its next run on free devices, with a first plan and a placement. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SECONDS: Final = re.compile(r"[\d.]+ s\b")
 
 
 def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
-    """The job's next run where its devices are there; else the job with what it waits for."""
+    """Begin the job's next run if its devices are free; otherwise return the job with the reason why it waits."""
     job = observed.job
     last_run = limited_to(observed.run, observed.views.newest) if observed.run else None
     wanted = StartRequest(
@@ -53,14 +53,14 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
     )
     decision = decide_start(clock.now_s, wanted, observed.devices.free, observed.devices.ports)
     if not decision.members:
-        return JobStep(_explain(job, decision.reason + _left_out(observed)), observed.run, held=decision.held)
+        return JobStep(_with_reason(job, decision.reason + _unreachable(observed)), observed.run, held=decision.held)
     if awaited := awaited_memory(observed, last_run, clock):
-        return JobStep(_explain(job, awaited), observed.run, held=decision.devices)
+        return JobStep(_with_reason(job, awaited), observed.run, held=decision.devices)
     number = job.status.run + 1
     run = RunRecord(
         job=job.id,
         run=number,
-        members=tuple(_placed(m, observed.nodes[m.node].record) for m in decision.members),
+        members=tuple(_with_node(m, observed.nodes[m.node].record) for m in decision.members),
         master_address=observed.nodes[decision.members[0].node].record.address,
         master_port=decision.master_port,
         began_unix_s=clock.unix_s,
@@ -71,7 +71,7 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
     plan = begun_with(job, first_plan(number, job.spec.split, places, wanted.learned, wanted.total_batch))
     started = advance(job, JobPhase.STARTING, decision.reason, clock.unix_s)
     started = replace(started, status=replace(started.status, run=number, view=1, retry_delay_s=0.0))
-    started, told = _left_waiting(started, decision, places)
+    started, told = _update_standbys(started, decision, places)
     where = ", ".join(f"{m.node}/{m.device}" for m in run.members[:16])
     nodes = {m.node: observed.nodes[m.node].record for m in run.members}
     before, refused = observed.plans.placement, ""
@@ -90,7 +90,7 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
     events = (
         NewEvent(Level.INFO, "phase", f"run {number}: {decision.reason} ({where})"),
         NewEvent(Level.INFO, "plan", f"plan 1 ({plan.planner}): {plan.reason}"),
-        *([NewEvent(Level.WARNING, "plan", refused)] if refused else _placed_anew(before, placement)),
+        *([NewEvent(Level.WARNING, "plan", refused)] if refused else _placement_events(before, placement)),
         *(NewEvent(Level.INFO, "plan", text) for text in [told_of_relay(run.members)] if text),
         *([NewEvent(Level.WARNING, "plan", observed.devices.unreachable)] if observed.devices.unreachable else []),
         *told,
@@ -98,12 +98,12 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
     return JobStep(started, run, plan, events, placement=placement, views=(_first_view(run, clock),))
 
 
-def _placed(member: RunMember, record: NodeRecord) -> RunMember:
+def _with_node(member: RunMember, record: NodeRecord) -> RunMember:
     return replace(member, island=record.island, behind_nat=record.behind_nat)
 
 
 def _first_view(run: RunRecord, clock: PassClock) -> ViewRecord:
-    """The launch's, in force once all its workers say that they train."""
+    """Make the launch's view, in force once all its workers report that they train."""
     ranks = tuple(member.rank for member in run.members)
     return ViewRecord(
         job=run.job,
@@ -123,8 +123,8 @@ def _first_view(run: RunRecord, clock: PassClock) -> ViewRecord:
     )
 
 
-def _placed_anew(before: PlacementRecord | None, now: PlacementRecord | None) -> Iterator[NewEvent]:
-    """What is new in whose memory holds whose state; a restart on the same machines is silent."""
+def _placement_events(before: PlacementRecord | None, now: PlacementRecord | None) -> Iterator[NewEvent]:
+    """Yield events of a changed placement of copies; a restart on the same machines is silent."""
     if now is None:
         return
     said = set() if before is None else set(without_room(before))
@@ -141,10 +141,10 @@ def _placed_anew(before: PlacementRecord | None, now: PlacementRecord | None) ->
         yield NewEvent(Level.WARNING, "plan", text)
 
 
-def _left_waiting(
+def _update_standbys(
     job: JobRecord, decision: StartDecision, places: Sequence[Place]
 ) -> tuple[JobRecord, tuple[NewEvent, ...]]:
-    """The job with its standbys: without those that train now, with those that the start left out."""
+    """Update the job's standbys: remove those that train now, add those that the start left out."""
     trains = {place.name for place in places}
     waiting = {name: s for name, s in job.learned.standby.items() if name not in trains}
     job = replace(job, learned=replace(job.learned, standby=waiting))
@@ -152,7 +152,7 @@ def _left_waiting(
     return stood_by(job, new, decision.standby)
 
 
-def _left_out(observed: ObservedJob) -> str:
+def _unreachable(observed: ObservedJob) -> str:
     return f"; {observed.devices.unreachable}" if observed.devices.unreachable else ""
 
 
@@ -163,7 +163,7 @@ def _survivors(run: RunRecord | None) -> frozenset[str]:
     return frozenset(m.node for m in run.members) - lost
 
 
-def _explain(job: JobRecord, reason: str) -> JobRecord:
-    """Counting seconds down in etcd would be a write each pass, so what differs only in them is not written."""
+def _with_reason(job: JobRecord, reason: str) -> JobRecord:
+    """Set the job's reason, unless it differs only in seconds: counting down in etcd would be a write each pass."""
     same = _SECONDS.sub("", reason) == _SECONDS.sub("", job.status.reason)
     return job if same else replace(job, status=replace(job.status, reason=reason))

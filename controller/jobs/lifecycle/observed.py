@@ -107,9 +107,9 @@ class ObservedTraining:
     """The newest run, as its workers report it. `profile`: what they measured, `profile_is_news`: the last pass did not
     have it; `links`: bits per second from an island to the others. `total_batch`: the largest under the newest plan;
     `batch_size`, `samples`: what the script gave, of the whole job and its dataset; 0 before. `optimizer`,
-    `batches_per_update`: family of its optimizers, and what an update adds up; empty and 0 before. `trains`:
-    fingerprint of what it prepared, empty before; `state_bytes`: of checkpoints in memory, of all ranks and of each, 0
-    before. `resumed`: tier and step that the run went on from, once its workers said so;
+    `batches_per_update`: family of its optimizers, and what an update adds up; empty and 0 before.
+    `workload_fingerprint`: of what it prepared, empty before; `state_bytes`: of checkpoints in memory, of all ranks and
+    of each, 0 before. `resumed`: tier and step that the run went on from, once its workers said so;
     `stepped`: a step of it was heard of. `checkpoint_step`, `memory_step`: of the newest on disk and in memory."""
 
     profile: Profile | None = None
@@ -120,7 +120,7 @@ class ObservedTraining:
     samples: int = 0
     optimizer: str = ""
     batches_per_update: int = 0
-    trains: str = ""
+    workload_fingerprint: str = ""
     state_bytes: tuple[int, int] = (0, 0)
     newest_step: int = 0
     stepped: bool = False

@@ -1,6 +1,6 @@
-"""Orders to nodes, given for as long as what is observed of a run is not what is wanted. Pure.
+"""Orders to nodes, repeated while a run's observed state differs from the wanted one. Pure.
 
-Nothing remembers what was sent: an order that was lost is given again on the next pass."""
+No sent order is remembered: one that was lost is repeated in the next pass."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def launches(observed: ObservedJob, run: RunRecord) -> Iterator[Action]:
 
 
 def plans(observed: ObservedJob, run: RunRecord) -> Iterator[Action]:
-    """Plans after the first, which came with the launch: all that a node's present stream has not carried, in order.
+    """Send a node the plans that its present stream has not carried, in order. The first came with the launch.
 
-    An agent hands plans to workers that it has started; what came while it still fetches their code would be lost."""
+    An agent passes plans to workers that it has started; a plan that comes while it still fetches code is lost."""
     newest, workers, view = observed.plans.newest, observed.workers, observed.views.newest
     if newest is None or (view is not None and view.view != newest.view):
         return
-    first = view.plan if view is not None else 1  # it came with the view
+    first = view.plan if view is not None else 1  # its first plan came with the view
     members = members_of(run, view)
     carried = {node: max(observed.plans.sent.get(node, 1), first) for node in {m.node for m in members}}
     behind = {node for node, sent in carried.items() if sent < newest.id}
@@ -51,8 +51,8 @@ def plans(observed: ObservedJob, run: RunRecord) -> Iterator[Action]:
 
 
 def views(observed: ObservedJob, run: RunRecord) -> Iterator[Action]:
-    """The newest view, where it is not the launch's own, to nodes whose present stream has not carried it, or whose
-    workers do not follow it. That it is in force is said to all once more."""
+    """Send the newest view, unless it is the launch's own, to nodes whose present stream has not carried it, or whose
+    workers do not follow it. Send it to all once more when it comes into force."""
     newest, in_force = observed.views.newest, observed.views.in_force
     if newest is None or newest.cause is ViewCause.LAUNCH:
         return
@@ -77,7 +77,7 @@ def stops(observed: ObservedJob, run: RunRecord) -> Iterator[Action]:
 
 
 def forgets(observed: ObservedJob) -> Iterator[Action]:
-    """Ends that are in etcd need not be reported any more: of `observed.run`, not of what this pass will write."""
+    """Let agents forget ends that are in etcd: those of `observed.run`, not those that this pass will write."""
     for member in observed.run.members if observed.run else ():
         if not member.exit or (worker := observed.workers.get(member.rank)) is None:
             continue
@@ -85,7 +85,7 @@ def forgets(observed: ObservedJob) -> Iterator[Action]:
         key = WorkerKey(observed.job.id, observed.run.run if observed.run else 0, member.rank)
         if worker.phase is WorkerPhase.EXITED:
             yield ForgetWorker(member.node, key)
-        else:  # it counted as lost and is there again: an older run by now
+        else:  # it counted as lost and is there again
             yield StopRun(member.node, key.job, key.run, 0.0, "it counted as lost", alone)
 
 

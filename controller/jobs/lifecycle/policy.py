@@ -1,4 +1,4 @@
-"""Reads from a job's record what may be decided about it, and what its next run begins with."""
+"""Reads a job's record: the limits of decisions about it, and the values that its next run begins with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atoll.telemetry.telemetry_limits import ADAPTIVE
 
 
 def policy_of(job: JobRecord, samples: int = 0) -> Policy:
-    """samples: of the dataset, which no batch may exceed; 0 where that is not known."""
+    """Return the limits of decisions. samples: of the dataset, which no batch may exceed; 0 if not known."""
     spec, adapt = job.spec, job.spec.adapt
     return Policy(
         split=spec.split,
@@ -32,30 +32,29 @@ def policy_of(job: JobRecord, samples: int = 0) -> Policy:
 
 
 def _rule(asked: str, optimizer: str) -> str:
-    """The learning rate's rule as a planner knows it. A worker that says nothing of its optimizer counts as SGD."""
+    """Return the learning rate's rule for a planner. An optimizer that is not reported counts as SGD."""
     if asked != "auto":
         return asked
     return "square-root" if optimizer == ADAPTIVE else "adascale"
 
 
 def pins_of(job: JobRecord) -> Pins:
-    """Shares count only in the view whose members they were given for."""
+    """Return the user's pins; shares only in the view whose members they were given for."""
     same = (job.pinned.run, job.pinned.view) == (job.status.run, job.status.view)
     shares = job.pinned.shares if same else ()
     return Pins(strategy_params=job.pinned.strategy_params, total_batch=job.pinned.total_batch, shares=shares)
 
 
 def _surrogate(job: JobRecord) -> Surrogate | None:
-    """Of the offline profile, unless that is of another model than the one that this job trains."""
+    """Return the offline profile's surrogate, None if it is of another model than the one that this job trains."""
     if not job.spec.adapt.profile:
         return None
     profile = offline_profile(job.spec.adapt.profile)
-    return profile.surrogate if profile.is_of(job.learned.trains) else None
+    return profile.surrogate if profile.is_of(job.learned.workload_fingerprint) else None
 
 
 def begun_with(job: JobRecord, plan: PlanRecord) -> PlanRecord:
-    """A run's first plan with what the job has beside its split: pinned, else decided in its last run, else the
-    spec's."""
+    """Complete a run's first plan beside its split: with pinned values, else the last run's, else the spec's."""
     adapted = job.learned.adapted or Adapted()
     params = {name: value for name, value in _settings_of_plans(job).items() if value is not None}
     params |= {name: value for name, value in adapted.strategy_params.items() if name in job.spec.adapt.strategy_params}
@@ -66,7 +65,7 @@ def begun_with(job: JobRecord, plan: PlanRecord) -> PlanRecord:
 
 
 def planned_total(job: JobRecord) -> int:
-    """The total batch that the next run begins with; 0: the script's own."""
+    """Return the total batch that the next run begins with; 0 for the script's own."""
     adapted = job.learned.adapted.total_batch if job.learned.adapted and job.spec.adapt.max_batch else 0
     return job.pinned.total_batch or adapted
 
@@ -80,6 +79,6 @@ def adapted_by(plan: PlanRecord) -> Adapted:
 
 
 def _settings_of_plans(job: JobRecord) -> dict[str, Any]:
-    """The settings that plans may change, as the job was submitted with them."""
+    """Return the submitted values of the settings that plans may change."""
     names = registry.find(job.spec.strategy).plan_parameters.adjustable()
     return {name: job.spec.strategy_settings[name] for name in names if name in job.spec.strategy_settings}

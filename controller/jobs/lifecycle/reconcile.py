@@ -162,17 +162,17 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
 def _recognised(observed: ObservedJob) -> tuple[ObservedJob, tuple[NewEvent, ...]]:
     """The job with what it trains, once that is known; told where its offline profile is of something else."""
     job, training = observed.job, observed.training
-    if not training.trains:
+    if not training.workload_fingerprint:
         return observed, ()
     shared, own = training.state_bytes
-    known = replace(job.learned, trains=training.trains, shared_bytes=shared, own_bytes=own)
+    known = replace(job.learned, workload_fingerprint=training.workload_fingerprint, shared_bytes=shared, own_bytes=own)
     if known == job.learned:
         return observed, ()
     observed = replace(observed, job=replace(job, learned=known))
-    if training.trains == job.learned.trains:
+    if training.workload_fingerprint == job.learned.workload_fingerprint:
         return observed, ()
     profile = offline_profile(job.spec.adapt.profile) if job.spec.adapt.profile else None
-    if profile is None or profile.is_of(training.trains):
+    if profile is None or profile.is_of(training.workload_fingerprint):
         return observed, ()
     entries = training.profile.entries if training.profile else 0
     text = (

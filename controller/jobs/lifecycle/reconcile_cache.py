@@ -85,7 +85,7 @@ def _records(state: JobState) -> tuple[object, ...]:
 
 def _told(progress: RunProgress) -> tuple[object, ...]:
     """What of a run's progress is answered to, beside its profile."""
-    return progress.view, progress.trains, progress.state_bytes, progress.resumed, progress.stepped
+    return progress.view, progress.workload_fingerprint, progress.state_bytes, progress.resumed, progress.stepped
 
 
 def _trains_undisturbed(state: JobState) -> bool:

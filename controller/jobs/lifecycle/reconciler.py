@@ -324,7 +324,7 @@ class Reconciler:
             samples=progress.samples,
             optimizer=progress.optimizer,
             batches_per_update=progress.batches_per_update,
-            trains=progress.trains,
+            workload_fingerprint=progress.workload_fingerprint,
             state_bytes=progress.state_bytes,
             newest_step=progress.newest_step,
             stepped=progress.stepped,

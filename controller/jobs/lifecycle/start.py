@@ -1,4 +1,4 @@
-"""Chooses the devices of a job's next run, or says why not yet. Pure: time is an argument, order comes from sorting."""
+"""Chooses the devices of a job's next run, or gives the reason to wait. Pure: time is an argument, order is sorted."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from atoll.controller.state.records import RunMember, Standby
 
 GRACE_S: Final = 1.0
 """How long a start waits for more devices when there are enough but not as many as the job can use."""
-MUCH_SLOWER: Final = 10.0
-"""A device this many times slower than the fastest waits until the run has shown what a step costs."""
+MAX_UNMEASURED_RATIO: Final = 10.0
+"""A device this many times slower than the fastest waits until the run has measured the cost of a step."""
 SURVIVOR_BONUS: Final = 1.25
-"""A device that trained in the last run is passed over only for one that is faster by more than measuring errs."""
-SAME_WORK: Final = 1.5
-"""What a device measures may differ by this factor between two starts of its agent and it still counts as the same."""
+"""Factor on the speed of a device of the last run: another must be faster by more than the error of measuring."""
+MAX_WORK_RATIO: Final = 1.5
+"""Largest ratio of two measurements of a device, between starts of its agent, that count as the same speed."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,10 +40,10 @@ class FreeDevice:
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """What a job asks of a start. `seats`: nodes of its last run in the order of ranks, with how many devices each had;
-    `survivors`: those that lived through it. By "node/device": `standby`, what the job left out before; `learned`,
-    seconds per sample. `total_batch`: samples of a step, 0 where no run told it yet. `stages`: workers that hold a
-    model together; a run has a multiple of them."""
+    """Needs of a job's start. `seats`: nodes of its last run in the order of ranks, with the number of devices of each;
+    `survivors`: those that were not lost in it. By "node/device": `standby`, devices that the job left out before;
+    `learned`, seconds per sample. `total_batch`: samples of a step, 0 if no run reported it yet. `stages`: workers that
+    hold a model together; a run has a multiple of them."""
 
     min_workers: int
     max_workers: int
@@ -107,13 +107,13 @@ def decide_start(
 
 
 def same_work(before: float, now: float) -> bool:
-    """Whether a device that measured `before` and now measures `now` (0: not measured) is as fast as it was."""
-    return not (before and now) or 1 / SAME_WORK < now / before < SAME_WORK
+    """Return True if a device that measured `before` and now measures `now` (0: not measured) is as fast as it was."""
+    return not (before and now) or 1 / MAX_WORK_RATIO < now / before < MAX_WORK_RATIO
 
 
 def _rates(devices: Sequence[FreeDevice], learned: Mapping[str, float]) -> tuple[dict[str, float], bool]:
-    """How fast devices are against each other, and whether that was measured: learned of all of them in earlier runs,
-    or by what all measured of the same work; else as they were set to."""
+    """Return relative speeds of devices, and whether they were measured: in earlier runs if all of them were, else by
+    the benchmark if all have one. Otherwise they are the speeds that were set."""
     if all(learned.get(d.name, 0.0) > 0 for d in devices):
         return {d.name: 1 / learned[d.name] for d in devices}, True
     if all(d.work_per_s > 0 for d in devices):
@@ -122,7 +122,7 @@ def _rates(devices: Sequence[FreeDevice], learned: Mapping[str, float]) -> tuple
 
 
 def _left_out(devices: Sequence[FreeDevice], wanted: StartRequest) -> dict[str, Standby]:
-    """Devices that would hold up every step, as far as is known before it is measured. Never so many that the job
+    """Return devices that would slow every step, as far as is known before it is measured. Never so many that the job
     could not start."""
     rates, measured = _rates(devices, wanted.learned)
     if not wanted.standby and not measured:
@@ -141,7 +141,7 @@ def _left_out(devices: Sequence[FreeDevice], wanted: StartRequest) -> dict[str, 
 
 
 def _too_slow(devices: Sequence[FreeDevice], rates: Mapping[str, float], total_batch: int) -> dict[str, Standby]:
-    """Slowest first: those whose fair share of the batch is less than a sample; without a batch, much slower ones."""
+    """Return devices whose fair share of the batch is less than a sample; without a batch, much slower ones."""
     slowest_first = sorted(devices, key=lambda d: (rates[d.name], d.name))
     together, waiting = sum(rates[d.name] for d in devices), {}
     for device in slowest_first[:-1]:
@@ -149,7 +149,7 @@ def _too_slow(devices: Sequence[FreeDevice], rates: Mapping[str, float], total_b
         ratio = rates[slowest_first[-1].name] / rate
         if total_batch and total_batch * rate >= together:
             break
-        if not total_batch and ratio <= MUCH_SLOWER:
+        if not total_batch and ratio <= MAX_UNMEASURED_RATIO:
             break
         why = "its fair share of the batch is less than a sample" if total_batch else "no step was measured yet"
         text = f"{ratio:.0f} times slower than the fastest device, and {why}"

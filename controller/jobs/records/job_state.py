@@ -46,7 +46,7 @@ class JobState:
 
     @property
     def seats(self) -> Seats | None:
-        """Of the run, under its newest view. None before the first run."""
+        """Seats of the run under its newest view, None before the first run."""
         if self.run is None:
             return None
         view, known = self.views[-1] if self.views else None, self._seats
@@ -62,5 +62,5 @@ class JobState:
 
     @property
     def is_short(self) -> bool:
-        """Whether its run has lost workers: the devices that are kept for the job are for that."""
+        """True if its run has lost workers, for which standby devices are kept."""
         return bool(self.views) and self.living < self.views[-1].wanted

@@ -203,7 +203,7 @@ class Ledger:
         return decode(CommitRecord, keys.commit(job), entry.value) if entry else None
 
     def find(self, name: str) -> JobState:
-        """By id, or the newest job of a name. Raises NotFound."""
+        """Return the job with this id, or the newest one with this name. Raises NotFound."""
         if name in self.jobs:
             return self.jobs[name]
         if name in self.unreadable:

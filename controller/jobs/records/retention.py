@@ -74,10 +74,10 @@ def outlived_by_event(job: str, sequence: int) -> list[Change]:
 
 
 def kept_views(views: Sequence[ViewRecord]) -> tuple[ViewRecord, ...]:
-    """Of all views of a run, oldest first, those that etcd still has."""
+    """Return the views of a run that etcd still has. views: all of them, oldest first."""
     return tuple(views[-KEPT_VIEWS:])
 
 
 def kept(plans: Sequence[PlanRecord]) -> tuple[PlanRecord, ...]:
-    """Of all plans of a run, oldest first, those that etcd still has."""
+    """Return the plans of a run that etcd still has. plans: all of them, oldest first."""
     return tuple(plans) if len(plans) <= KEPT_PLANS + 1 else (plans[0], *plans[-KEPT_PLANS:])

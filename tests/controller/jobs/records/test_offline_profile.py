@@ -30,12 +30,12 @@ def profiled(text: str = OF_ONE) -> JobRecord:
 
 def view(record: JobRecord, trains: str) -> ObservedJob:
     nodes = node("a", {0: worker()}), node("b", {1: worker()})
-    return observed(record, run("a", "b"), *nodes, profile=profile(1, 1), trains=trains, samples=60_000)
+    return observed(record, run("a", "b"), *nodes, profile=profile(1, 1), workload_fingerprint=trains, samples=60_000)
 
 
 def test_a_profile_of_the_model_that_trains_is_used() -> None:
     step = next_step(view(profiled(), ONE), clock())
-    assert (step.job.learned.trains, step.events) == (ONE, ())
+    assert (step.job.learned.workload_fingerprint, step.events) == (ONE, ())
     surrogate = policy_of(step.job).surrogate
     assert surrogate is not None
     assert surrogate.sparsities == (0.9, 0.99)
@@ -67,7 +67,7 @@ def test_rank_0_says_what_trains() -> None:
     for rank, fingerprint in ((0, ONE), (1, OTHER)):
         told = WorkerTelemetry(id=WorkerId(job="vit-1", run=1, rank=rank), prepared=Prepared(fingerprint=fingerprint))
         board.observe(told)
-    assert progress.trains == ONE
+    assert progress.workload_fingerprint == ONE
 
 
 @pytest.mark.parametrize(
