@@ -184,11 +184,11 @@ class _Run:
         self._failures = failures(scenario.failures, scenario.machines, self._end_s, seed)
         self._seen = 0
         stored, step_s = scenario.persistent, scenario.step_s
-        apart = 1 if policy == "storage-often" else round(stored.every_s / step_s)
+        every = 1 if policy == "storage-often" else round(stored.every_s / step_s)
         self._pace = Pace(
             step_s,
             Writing.at_most_every(1, 0.0, scenario.memory.write_s, step_s) if policy == "memory" else None,
-            Writing.at_most_every(apart, stored.pause_s, stored.write_s, step_s),
+            Writing.at_most_every(every, stored.pause_s, stored.write_s, step_s),
         )
         self._arrivals_s = [0.0] * scenario.recovery.standbys  # when each machine that may step in is there
 
@@ -268,8 +268,8 @@ class _Run:
             tier, one = "persistent", self._pace.persistent
         else:
             tier, one = "peers" if self._scenario.failures.hardware else "local", self._pace.memory
-        apart_s = one.every * self._pace.step_s + one.pause_s
-        return one.pause_s + one.write_s + apart_s / 2 + self._retrieve_s(cast(Tier, tier))
+        interval_s = one.every * self._pace.step_s + one.pause_s
+        return one.pause_s + one.write_s + interval_s / 2 + self._retrieve_s(cast(Tier, tier))
 
 
 COLUMNS: Final = ("POLICY", "EFFECTIVE", "STEPS", "FAILURES", "LOCAL/PEERS/STORED", "PAUSE", "WASTED", "EQ. 6.1")

@@ -93,7 +93,7 @@ class Simulation:
 
     def run(self) -> Outcome:
         report_s = self._scenario.decide_s
-        while self._goes_on():
+        while self._continues():
             self._change()
             self._one_step()
             if self._now_s >= report_s:
@@ -111,7 +111,7 @@ class Simulation:
             verdicts=tuple(self._verdicts),
         )
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         if self._now_s >= self._scenario.max_s:
             self._ended = "max_s"
         elif self._step >= self._scenario.max_steps:

@@ -56,17 +56,17 @@ def simulate(scenario: VolunteerScenario, policies: Sequence[str], seed: int) ->
 def _outcome(
     scenario: VolunteerScenario, cluster: VolunteerCluster, stages: tuple[AllocatedStage, ...], name: str, seed: int
 ) -> VolunteerOutcome:
-    stays_N = np.full(len(cluster.power_N), np.inf)
-    calm_s = Batch(scenario, cluster, stages, stays_N).run(name)  # losses come at a part of it
+    never_N = np.full(len(cluster.power_N), np.inf)
+    undisturbed_s = Batch(scenario, cluster, stages, never_N).run(name)  # losses come at a part of it
     draw = np.random.default_rng([seed, 2])
     batch_s, lost, redone = [], 0, 0.0
     batches = scenario.batches if scenario.disconnect and not cluster.reliable_N.all() else 1  # all are alike else
     for _ in range(batches):
-        goes_N = (draw.random(len(stays_N)) < scenario.disconnect) & ~cluster.reliable_N
-        at_N = np.where(goes_N, draw.random(len(stays_N)) * calm_s, np.inf)
-        batch = Batch(scenario, cluster, stages, at_N, calm_s)
+        leaves_N = (draw.random(len(never_N)) < scenario.disconnect) & ~cluster.reliable_N
+        at_N = np.where(leaves_N, draw.random(len(never_N)) * undisturbed_s, np.inf)
+        batch = Batch(scenario, cluster, stages, at_N, undisturbed_s)
         batch_s.append(batch.run(name))
-        lost += int(goes_N.sum())
+        lost += int(leaves_N.sum())
         redone += batch.redone
     return VolunteerOutcome(name, stages, tuple(batch_s), lost, redone / batches)
 
@@ -113,11 +113,11 @@ class Batch:
         cluster: VolunteerCluster,
         stages: tuple[AllocatedStage, ...],
         lost_N: F64,
-        calm_s: float = math.inf,
+        undisturbed_s: float = math.inf,
     ) -> None:
         """lost_N: when each device is lost, infinite where it stays."""
         self._scenario, self._cluster, self._stages, self._lost_N = scenario, cluster, stages, lost_N
-        self._calm_s = calm_s
+        self._calm_s = undisturbed_s
         self._micro_bytes = scenario.batch / scenario.micro_batches * scenario.activation_bytes
         self.redone = 0.0
         """Share of the batch's work that was done again."""
@@ -128,13 +128,13 @@ class Batch:
         stages = [self._members(k, relayed) for k in range(len(self._stages))]
         pass_by = {"dapple": self._evenly, "swarm": self._whole}.get(policy, self._by_rate)
         between_s = [0.0] * len(stages)
-        under_way = 2 * (sum(map(len, stages)) if policy == "swarm" else len(stages))
-        ends_s: deque[float] = deque(maxlen=under_way)
+        in_flight = 2 * (sum(map(len, stages)) if policy == "swarm" else len(stages))
+        ends_s: deque[float] = deque(maxlen=in_flight)
         end_s = 0.0
         for _ in range(self._scenario.micro_batches):
-            ready_s = ends_s[0] if len(ends_s) == under_way else 0.0
+            ready_s = ends_s[0] if len(ends_s) == in_flight else 0.0
             for k, members in enumerate(stages):
-                ready_s = self._handed_on(k, ready_s, between_s) if relayed else ready_s
+                ready_s = self._sent_on(k, ready_s, between_s) if relayed else ready_s
                 ready_s = pass_by(members, ready_s)
             ends_s.append(ready_s)
             end_s = max(end_s, ready_s)
@@ -181,8 +181,8 @@ class Batch:
         Source: Young (1974)."""
         if member.device not in self._volunteers or not self._scenario.disconnect or math.isinf(self._calm_s):
             return 0.0 if member.device not in self._volunteers else math.inf
-        apart_s = math.sqrt(2 * member.deliver_s * self._calm_s / self._scenario.disconnect)
-        return apart_s * member.rate / rates / (self._calm_s / self._scenario.micro_batches)
+        interval_s = math.sqrt(2 * member.deliver_s * self._calm_s / self._scenario.disconnect)
+        return interval_s * member.rate / rates / (self._calm_s / self._scenario.micro_batches)
 
     @property
     def _volunteers(self) -> frozenset[int]:
@@ -202,7 +202,7 @@ class Batch:
         delay = float(self._cluster.delay_NN[i, others].mean())
         return delay, float(1 / (1 / self._cluster.bandwidth_NN[i, others]).mean())
 
-    def _handed_on(self, k: int, ready_s: float, between_s: list[float]) -> float:
+    def _sent_on(self, k: int, ready_s: float, between_s: list[float]) -> float:
         """Move a micro-batch from the backward servers of the stage before, in even parts for the frontal servers."""
         if not k:
             return ready_s
@@ -212,20 +212,20 @@ class Batch:
         return between_s[k] + 2 * max(delay for delay, _ in ways)
 
     def _by_rate(self, members: list[_Member], ready_s: float) -> float:
-        there = [one for one in members if ready_s < one.found_lost_s]
-        rates = sum(one.rate for one in there)
-        return max(self._given(members, one, one.rate / rates, ready_s) for one in there)
+        present = [one for one in members if ready_s < one.found_lost_s]
+        rates = sum(one.rate for one in present)
+        return max(self._computed_by(members, one, one.rate / rates, ready_s) for one in present)
 
     def _evenly(self, members: list[_Member], ready_s: float) -> float:
-        there = [one for one in members if ready_s < one.found_lost_s]
-        return max(self._given(members, one, 1 / len(there), ready_s) for one in there)
+        present = [one for one in members if ready_s < one.found_lost_s]
+        return max(self._computed_by(members, one, 1 / len(present), ready_s) for one in present)
 
     def _whole(self, members: list[_Member], ready_s: float) -> float:
-        there = [one for one in members if ready_s < one.found_lost_s]
-        soonest = min(there, key=lambda one: (one.would_end_s(1.0, ready_s), one.device))
-        return self._given(members, soonest, 1.0, ready_s)
+        present = [one for one in members if ready_s < one.found_lost_s]
+        soonest = min(present, key=lambda one: (one.would_end_s(1.0, ready_s), one.device))
+        return self._computed_by(members, soonest, 1.0, ready_s)
 
-    def _given(self, members: list[_Member], member: _Member, share: float, ready_s: float) -> float:
+    def _computed_by(self, members: list[_Member], member: _Member, share: float, ready_s: float) -> float:
         """Return when it is done: by the member, or after its loss by the device that is ready soonest."""
         lost_s = float(self._lost_N[member.device])
         end_s = member.take(share, ready_s)
@@ -247,10 +247,10 @@ class Batch:
             member.undelivered.clear()
 
     def _redo(self, members: list[_Member], share: float, at_s: float) -> float:
-        there = [one for one in members if at_s < min(one.found_lost_s, self._lost_N[one.device])]
-        soonest = min(there, key=lambda one: (one.would_end_s(share, at_s), one.device))
+        present = [one for one in members if at_s < min(one.found_lost_s, self._lost_N[one.device])]
+        soonest = min(present, key=lambda one: (one.would_end_s(share, at_s), one.device))
         self.redone += share / self._scenario.micro_batches / len(self._stages)
-        return self._given(members, soonest, share, at_s)
+        return self._computed_by(members, soonest, share, at_s)
 
     def _redo_undelivered(self, members: list[_Member]) -> float:
         end_s = 0.0
