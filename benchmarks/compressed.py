@@ -43,7 +43,7 @@ from paced_models import MODELS, PacedModel
 
 from atoll.controller.planners.tensor_compression.tensor_groups import grouping_time, plan_grouping
 from atoll.errors import AtollError, BadInput
-from atoll.strategies.compressed.controller import CHANGED
+from atoll.strategies.compressed.controller import MIN_CHANGE
 from atoll.strategies.compressed.costs.compression_costs import CompressionCosts, costs_of
 from atoll.strategies.compressed.costs.measured import MeasuredCosts
 from atoll.strategies.compressed.groups.layout import TensorLayout
@@ -152,10 +152,10 @@ def measure(workers: Workers, model: str, algorithm: str, rate: float, count: in
     for _ in range(MOST_PLANS - 1):  # as the controller plans: backward passes may be longer beside an exchange
         planned_s = predicted_s(costs, made)
         costs = told_costs(workers.train(layout.allowed(made), WARM_STEPS))
-        if abs(predicted_s(costs, made) - planned_s) <= CHANGED * planned_s:
+        if abs(predicted_s(costs, made) - planned_s) <= MIN_CHANGE * planned_s:
             break
         again, bound_s, runs_again = planned_groups(costs)
-        if predicted_s(costs, again) < predicted_s(costs, made) * (1 - CHANGED / 2):
+        if predicted_s(costs, again) < predicted_s(costs, made) * (1 - MIN_CHANGE / 2):
             made, runs = again, runs_again
     ways = {PLANNED: layout.allowed(made), **ways}
     arms = {

@@ -24,23 +24,26 @@ INTERVAL_S: Final = 0.5
 """Seconds between reports that are merged."""
 STALE_S: Final = 3.0
 """Seconds after which a rank's traffic is forgotten."""
-LEAST_BYTES: Final = 64 * 1024
+MIN_BYTES: Final = 64 * 1024
 """Bytes of an interval below which it shows latency, not bandwidth; the same for a step without waiting."""
 FORGET_S: Final = 10.0
 """Seconds after which a measurement leaves the median."""
-SATURATED: Final = 0.8
+SATURATED_BUSY_SHARE: Final = 0.8
 """Share of busy time from which the goodput is the link's bandwidth."""
-LOADED: Final = 0.5
+LOADED_BUSY_SHARE: Final = 0.5
 """Share of busy time below which training does not wait for the link."""
-IDLE_SHARE: Final = 0.05
+MAX_WAITING_SHARE: Final = 0.05
 """Share of training's time that may be waiting before the estimate is cut."""
-CUT: Final = 0.9
+CUT_FACTOR: Final = 0.9
+"""Smallest factor of one cut."""
 RAISE_PER_S: Final = 0.15
-"""Largest cut of one correction, and never below the measured goodput."""
+"""Largest relative raise a second towards the measured goodput."""
 PROBE_PER_S: Final = 0.02
-"""Raise above the measured goodput while no rank waits."""
-PROBE_UP_TO: Final = 1.5
-WINDOW: Final = 8
+"""Relative raise a second beyond the measured goodput while no rank waits."""
+MAX_PROBE_FACTOR: Final = 1.5
+"""Factor on the measured goodput up to which the estimate is raised."""
+WINDOW_INTERVALS: Final = 8
+"""Newest intervals whose median is the estimate's spread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,8 @@ class _Sent:
 
 
 class BandwidthEstimator:
-    """Estimator of one run: the bandwidth from each island to the others. Bounded: two records a rank, WINDOW numbers
-    an island."""
+    """Estimator of one run: the bandwidth from each island to the others. Bounded: two records a rank, WINDOW_INTERVALS
+    numbers an island."""
 
     def __init__(self) -> None:
         self._counts: dict[int, _Counts] = {}
@@ -103,12 +106,12 @@ class BandwidthEstimator:
         # Ranks and peers share the link and seldom send at the same moments: the time in which any of them sends.
         busy = 1 - math.prod(each.idle for each in current)
         bps = sum(each.bps for each in current)
-        if bps * (now_s - before.now_s) < 8 * LEAST_BYTES or not busy > 0:
+        if bps * (now_s - before.now_s) < 8 * MIN_BYTES or not busy > 0:
             return
         link = self._links.get(island)
         if link is None:
             link = self._links[island] = _Link(now_s)
-        small = 0 < bps * step_s < 8 * LEAST_BYTES
+        small = 0 < bps * step_s < 8 * MIN_BYTES
         link.observe(bps / busy, busy, stall_share, now_s, small=small)
 
     def estimates(self) -> dict[str, LinkEstimate]:
@@ -147,30 +150,30 @@ class _Link:
         self._usual: tuple[float, float] | None = None  # goodput and busy share while not saturated
         self._heard_s = now_s
         # When, and goodput: of the newest intervals in which it was saturated, and in which it was not.
-        self._full: deque[tuple[float, float]] = deque(maxlen=WINDOW)
-        self._bursts: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self._full: deque[tuple[float, float]] = deque(maxlen=WINDOW_INTERVALS)
+        self._bursts: deque[tuple[float, float]] = deque(maxlen=WINDOW_INTERVALS)
 
     def observe(self, goodput_bps: float, busy: float, stall_share: float, now_s: float, *, small: bool) -> None:
         """Add one interval: bits a second while busy, and the share of it that the link was busy. small: a step sends
         so little that its busy time shows latency or a busy processor."""
         elapsed_s = max(now_s - self._heard_s, 0.0)
         self._heard_s = now_s
-        measured = self._full if busy >= SATURATED else self._bursts
+        measured = self._full if busy >= SATURATED_BUSY_SHARE else self._bursts
         if measured and now_s - measured[-1][0] > FORGET_S:
             measured.clear()
         measured.append((now_s, goodput_bps))
         newest_bps = median([bps for _, bps in list(measured)[-3:]])
         if self._bps == 0:
             self._bps = goodput_bps
-        if small and (stall_share < IDLE_SHARE or busy < SATURATED):
-            self._raise(newest_bps, busy, elapsed_s, nobody_waits=stall_share < IDLE_SHARE)
-        elif busy >= SATURATED:
+        if small and (stall_share < MAX_WAITING_SHARE or busy < SATURATED_BUSY_SHARE):
+            self._raise(newest_bps, busy, elapsed_s, nobody_waits=stall_share < MAX_WAITING_SHARE)
+        elif busy >= SATURATED_BUSY_SHARE:
             self._saturate(newest_bps, elapsed_s, now_s)
-        elif stall_share >= IDLE_SHARE and busy >= LOADED:
-            self._bps = min(self._bps, max(self._bps * CUT, newest_bps * busy))
+        elif stall_share >= MAX_WAITING_SHARE and busy >= LOADED_BUSY_SHARE:
+            self._bps = min(self._bps, max(self._bps * CUT_FACTOR, newest_bps * busy))
         else:
             self._compare(newest_bps, busy)
-            self._raise(newest_bps, busy, elapsed_s, nobody_waits=stall_share < IDLE_SHARE)
+            self._raise(newest_bps, busy, elapsed_s, nobody_waits=stall_share < MAX_WAITING_SHARE)
 
     def _saturate(self, newest_bps: float, elapsed_s: float, now_s: float) -> None:
         self._saturated_bps, self._known_s, self._usual = newest_bps, now_s, None
@@ -180,7 +183,8 @@ class _Link:
         self._bps = min(newest_bps, self._bps * (1 + RAISE_PER_S) ** elapsed_s)
 
     def _compare(self, newest_bps: float, busy: float) -> None:
-        """Return whether a link that was never saturated became thinner: its bursts take longer than before."""
+        """Lower the estimate of a link that was never saturated if its bursts take longer than before: it became
+        thinner."""
         if self._usual is None:
             self._usual = (newest_bps, busy)
             return
@@ -196,7 +200,7 @@ class _Link:
         if newest_bps > self._bps:
             self._bps = min(newest_bps, self._bps * (1 + RAISE_PER_S) ** elapsed_s)
         elif nobody_waits:
-            most = max(self._saturated_bps, newest_bps) * (PROBE_UP_TO if busy < LOADED else 1.0)
+            most = max(self._saturated_bps, newest_bps) * (MAX_PROBE_FACTOR if busy < LOADED_BUSY_SHARE else 1.0)
             self._bps = max(self._bps, min(most, self._bps * (1 + PROBE_PER_S) ** elapsed_s))
 
     def estimate(self) -> LinkEstimate:

@@ -16,13 +16,13 @@ from atoll.controller.planners.batches.gns import pooled
 from atoll.step_estimators.robust import median, spread
 from atoll.step_estimators.sums import NormSums
 
-KEEP: Final = 0.96
+DECAY: Final = 0.96
 """Weight of the earlier steps at each new sampled step: about 50 of them count."""
 NEEDED_STEPS: Final = 5
 PENDING_STEPS: Final = 16
-_MOST: Final = 1e120
+_MAX_SQNORM: Final = 1e120
 """Bound on a trace or squared norm: their squares and sums are float64 numbers."""
-_OUTLIER: Final = 10.0
+_OUTLIER_SPREADS: Final = 10.0
 """Spreads from the median beyond which a step is left out, unless the step before it was too."""
 
 
@@ -65,7 +65,7 @@ class NoiseEstimator:
         return self._steps
 
     def _add(self, trace: float, sqnorm: float) -> None:
-        if not (abs(trace) <= _MOST and abs(sqnorm) <= _MOST):  # NaN too
+        if not (abs(trace) <= _MAX_SQNORM and abs(sqnorm) <= _MAX_SQNORM):  # NaN too
             return
         self._recent.append((trace, sqnorm))
         if self._is_outlier() and not self._skipped:
@@ -73,17 +73,17 @@ class NoiseEstimator:
             return
         self._skipped = False
         self._steps += 1
-        self._weight = KEEP * self._weight + 1
-        self._weight_square = KEEP * KEEP * self._weight_square + 1
+        self._weight = DECAY * self._weight + 1
+        self._weight_square = DECAY * DECAY * self._weight_square + 1
         values = (trace, sqnorm, trace * trace, sqnorm * sqnorm, trace * sqnorm)
-        self._sums = [KEEP * known + new for known, new in zip(self._sums, values, strict=True)]
+        self._sums = [DECAY * known + new for known, new in zip(self._sums, values, strict=True)]
 
     def _is_outlier(self) -> bool:
         if len(self._recent) < PENDING_STEPS // 2:
             return False
         for values in zip(*self._recent, strict=True):
             centre = median(values)
-            if abs(values[-1] - centre) > _OUTLIER * max(spread(values, centre), 1e-6 * abs(centre)):
+            if abs(values[-1] - centre) > _OUTLIER_SPREADS * max(spread(values, centre), 1e-6 * abs(centre)):
                 return True
         return False
 

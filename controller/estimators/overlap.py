@@ -21,7 +21,7 @@ WINDOW_STEPS: Final = 16
 NEEDED_STEPS: Final = 5
 PENDING_STEPS: Final = 256
 """Steps that are kept until ranks have reported them: ranks report once a second, each at its own moment."""
-_HEARD: Final = 0.9
+_MIN_REPORTED_SHARE: Final = 0.9
 """Share of the ranks that must have reported a step: telemetry may be lossy, and one of a thousand ranks always
 lacks."""
 
@@ -48,7 +48,7 @@ class OverlapEstimator:
 
         ranks: those with any measurement."""
         gamma, count = _gamma(ranks)
-        needed = _HEARD * count
+        needed = _MIN_REPORTED_SHARE * count
         told = (each for each in reversed(self._syncs.values()) if each.ranks >= needed)
         newest = list(islice(told, WINDOW_STEPS))
         if gamma is None or len(newest) < NEEDED_STEPS:

@@ -12,7 +12,7 @@ from atoll.controller.estimators.observed import ObservedLink
 from atoll.step_estimators.robust import median
 from atoll.telemetry.telemetry_limits import MAX_PEERS
 
-LEAST_BYTES: Final = 64 * 1024
+MIN_BYTES: Final = 64 * 1024
 """Bytes below which a measurement shows latency, not bandwidth."""
 WINDOW: Final = 8
 FORGET_S: Final = 60.0
@@ -41,7 +41,7 @@ class PathEstimator:
                     counted[link.peer] = link  # a connection that is new, or began anew
                 continue
             grown, busy_s = link.sent_bytes - before.sent_bytes, link.busy_s - before.busy_s
-            if grown < LEAST_BYTES or not 0 < busy_s < math.inf:
+            if grown < MIN_BYTES or not 0 < busy_s < math.inf:
                 continue
             counted[link.peer] = link
             path = island_of.get(rank, ""), island_of.get(link.peer, "")

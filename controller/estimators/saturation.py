@@ -16,9 +16,9 @@ from typing import Final
 
 from atoll.step_estimators.estimates import BatchPoint, NodeEstimate, RankProfile
 
-_CROOKED: Final = 4.0
+_MAX_LINE_MISFIT: Final = 4.0
 """Mean square of the residuals, in standard errors, from which a line does not fit the device."""
-_STRAIGHTER: Final = 0.5
+_MAX_KNEE_SHARE: Final = 0.5
 """Share of the line's sum of squares that a knee may leave to be accepted: both have two coefficients."""
 
 
@@ -45,10 +45,10 @@ def curve_of(rank: RankProfile) -> NodeEstimate | SaturationEstimate | None:
     if line is None or len(rank.points) < 3 or any(point.local_batch < 1 for point in rank.points):
         return line
     crooked = _off(rank.points, line)
-    if crooked / (len(rank.points) - 2) < _CROOKED:  # as nearly all are, and a thousand of them are asked
+    if crooked / (len(rank.points) - 2) < _MAX_LINE_MISFIT:  # as nearly all are, and a thousand of them are asked
         return line
     found = fit_saturation(rank.points)
-    return line if found is None or _off(rank.points, found) > _STRAIGHTER * crooked else found
+    return line if found is None or _off(rank.points, found) > _MAX_KNEE_SHARE * crooked else found
 
 
 def _off(points: Sequence[BatchPoint], curve: NodeEstimate | SaturationEstimate) -> float:

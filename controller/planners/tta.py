@@ -21,7 +21,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from atoll.controller.planners.batches.bounds import Bounds
 from atoll.controller.planners.batches.optperf import NodeModel
 from atoll.controller.planners.batches.water_filling import F64, Levels, PiecewiseTimes, whole
-from atoll.controller.planners.islands.wire_bytes import LEAST_SPARSITY, UpdateTraffic, update_density
+from atoll.controller.planners.islands.wire_bytes import MIN_SPARSITY, UpdateTraffic, update_density
 from atoll.controller.planners.schemas import (
     MAX_BATCH,
     MAX_NODES,
@@ -222,7 +222,7 @@ class _Search:
         density = self._traffic.density_within(self._step_s(compute_s, 0.0))
         for _ in range(_DENSITY_ROUNDS if self._given.sparsity_cost.seconds else 0):
             density = self._traffic.density_within(self._step_s(compute_s, density))
-        return min(density, 1 - LEAST_SPARSITY)
+        return min(density, 1 - MIN_SPARSITY)
 
     def _density(self, sparsity: float) -> float:
         return update_density(sparsity, len(self._given.devices))
@@ -237,9 +237,9 @@ class _Search:
         densest = min(density_at_most, self._most_dense)
         most, least = math.log(min(densest, 1.0)), math.log(min(self._least_dense, 1.0))
         sparsity = 1 - math.exp(most + above * (least - most))
-        if sparsity >= LEAST_SPARSITY:
+        if sparsity >= MIN_SPARSITY:
             return sparsity
-        return 0.0 if densest >= 1 else LEAST_SPARSITY
+        return 0.0 if densest >= 1 else MIN_SPARSITY
 
     def plan(self, total: int, above: float) -> TtaPlan | None:
         """Return the plan in whole samples with a sparsity that the links carry; None if they carry no profiled one."""

@@ -18,9 +18,9 @@ from atoll.strategies.compressed.groups.options import ALLREDUCE, TensorGroup, W
 from atoll.strategies.compressed.plan import CompressedPlan
 from atoll.strategies.compressed.settings import WORDS, Compressed
 
-CHANGED: Final = 0.05
+MIN_CHANGE: Final = 0.05
 """Relative change of the present groups' predicted time from which they are planned again."""
-SHOWN_RUNS: Final = 3
+MAX_SHOWN_RUNS: Final = 3
 
 
 class CompressedController:
@@ -48,7 +48,7 @@ class CompressedController:
         if present_s is not None and not is_ours and not planned.iteration_time < present_s * (1 - MIN_GAIN):
             return None  # a plan of another kind came between: what it kept is good enough
         # What is not sooner stays, and is planned from now: the record says what it takes today.
-        stays = present_s is not None and not planned.iteration_time < present_s * (1 - CHANGED / 2)
+        stays = present_s is not None and not planned.iteration_time < present_s * (1 - MIN_CHANGE / 2)
         params = given.current.strategy_params if stays else _params(planned, costs)
         return plan_after(
             given,
@@ -89,7 +89,7 @@ def _moved(current: PlanRecord, present_s: float) -> bool:
     """Return whether this time differs from the planned one."""
     if current.planner != TENSOR_GROUPS.name:
         return True
-    return abs(present_s - current.predicted_s) > CHANGED * current.predicted_s
+    return abs(present_s - current.predicted_s) > MIN_CHANGE * current.predicted_s
 
 
 def _reason(
@@ -110,9 +110,9 @@ def _reason(
         return f"{link}groups stay, step {given.current.predicted_s:.3g} → {present_s:.3g} s predicted"
     runs = sorted(planned.runs, key=lambda run: -run.sooner)
     compressed = [run for run in runs if run.option != ALLREDUCE]
-    said = [_run_words(run, costs) for run in sorted(compressed[:SHOWN_RUNS], key=lambda run: run.begin)]
-    if len(compressed) > SHOWN_RUNS:
-        said.append(f"{len(compressed) - SHOWN_RUNS} more such runs")
+    said = [_run_words(run, costs) for run in sorted(compressed[:MAX_SHOWN_RUNS], key=lambda run: run.begin)]
+    if len(compressed) > MAX_SHOWN_RUNS:
+        said.append(f"{len(compressed) - MAX_SHOWN_RUNS} more such runs")
     if not compressed:
         said.append("nothing is compressed")
     then_s = present_s if present_s is not None else costs.iteration_s

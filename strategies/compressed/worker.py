@@ -24,7 +24,7 @@ from atoll.strategies.compressed.codes.algorithms import clip_norm_of, compresso
 from atoll.strategies.compressed.codes.compressors import CodePlace
 from atoll.strategies.compressed.costs.link_costs import LearnedCosts
 from atoll.strategies.compressed.costs.measuring import Measuring
-from atoll.strategies.compressed.costs.timing import EVERY_ROUNDS, PassTimes
+from atoll.strategies.compressed.costs.timing import TIMED_EVERY_PASSES, PassTimes
 from atoll.strategies.compressed.exchanges.group_exchange import ExchangedGroup, GroupExchange
 from atoll.strategies.compressed.exchanges.group_sum import STAGES, GroupGradient, RankCircle, at_once, compressible
 from atoll.strategies.compressed.exchanges.messages import largest
@@ -143,7 +143,7 @@ class CompressedReducer:
         self._next = self._left = 0
         self._opened, self._scale = not opened.muted, self._loss_scale()
         self._density = density_at(self._settings, opened.batch.step)
-        self._times.begin(looked_at=self._round % EVERY_ROUNDS == 0)
+        self._times.begin(looked_at=self._round % TIMED_EVERY_PASSES == 0)
 
     def reduce(self, flat_N: torch.Tensor, used: Sequence[bool], ended: Callable[[object], None]) -> Reduction:
         with self._times.own_work():

@@ -26,10 +26,11 @@ from atoll.strategies.zen.coordinates import Coordinates, UnitShape
 from atoll.strategies.zen.messages import INDEX_BYTES, VALUE_BYTES
 
 DENSE_WAY: Final[Scheme] = "allreduce"
-GAIN: Final = 0.8
+MAX_COST_RATIO: Final = 0.8
 """Ratio of a scheme's cost to the present one's below which it replaces it."""
-EVERY_ROUNDS: Final = 10
-UNKNOWN_BANDWIDTH: Final = 12_500_000.0
+MEASURED_EVERY_ROUNDS: Final = 10
+"""Rounds from one measurement of densities to the next."""
+ASSUMED_BANDWIDTH: Final = 12_500_000.0
 """Bytes a second that are assumed until a link was measured: 100 Mbit/s."""
 ROUND_LATENCY_S: Final = 0.0005
 
@@ -83,7 +84,7 @@ class SeparateTensor:
         given = _planner_input(workers, self.shape, measured)
         plan = plan_sparse_scheme(given)
         best = self._best(plan)
-        changes = best != self.scheme and plan.costs[best] < GAIN * plan.costs[self.scheme]
+        changes = best != self.scheme and plan.costs[best] < MAX_COST_RATIO * plan.costs[self.scheme]
         self.choice = SCHEMES.index(best) + 1 if changes else 0
         if not changes:
             return ""
@@ -113,14 +114,14 @@ def measured_of(sum_: Coordinates, shape: UnitShape, workers: int) -> Measured:
         densities=(min(tally.units / (workers * shape.units), 1.0), len(sum_.unit) / shape.units),
         blocks=(min(tally.blocks / (workers * blocks), 1.0), block_count(sum_) / blocks),
         skew=max(largest * workers / max(len(sum_.unit), 1), 1.0),
-        bandwidth=tally.goodput if math.isfinite(tally.goodput) else UNKNOWN_BANDWIDTH,
+        bandwidth=tally.goodput if math.isfinite(tally.goodput) else ASSUMED_BANDWIDTH,
         distinct=min(tally.distinct / max(tally.units, 1), 1.0) if tally.distinct else 1.0,
     )
 
 
 def measured_dense(density: float, workers: int) -> Measured:
     """Record a tensor that is summed densely. Only a rank's density is known, so assume that none overlap."""
-    return Measured((density, min(1.0, workers * density)), None, 1.0, UNKNOWN_BANDWIDTH)
+    return Measured((density, min(1.0, workers * density)), None, 1.0, ASSUMED_BANDWIDTH)
 
 
 def _planner_input(workers: int, shape: UnitShape, measured: Measured) -> SparseSchemeInput:

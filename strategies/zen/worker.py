@@ -30,7 +30,7 @@ from atoll.strategies.zen.partitions import hash_seeds
 from atoll.strategies.zen.schemes import stages_among
 from atoll.strategies.zen.settings import Zen
 from atoll.strategies.zen.summation import Sum, Summation
-from atoll.strategies.zen.tensor import EVERY_ROUNDS, Measured, SeparateTensor, measured_dense, measured_of
+from atoll.strategies.zen.tensor import MEASURED_EVERY_ROUNDS, Measured, SeparateTensor, measured_dense, measured_of
 from atoll.v1.common_pb2 import LEVEL_INFO
 
 LARGE_ENTRIES: Final = 1 << 20
@@ -139,7 +139,7 @@ class ZenReducer:
     @property
     def _looks(self) -> bool:
         """Return whether this round's densities are measured. The same rounds on all ranks."""
-        return self._round % EVERY_ROUNDS == 1
+        return self._round % MEASURED_EVERY_ROUNDS == 1
 
     def _finish(self, tensor: SeparateTensor, sum_: Sum) -> torch.Tensor | None:
         assert self._summation is not None

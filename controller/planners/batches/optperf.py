@@ -19,9 +19,9 @@ from atoll.controller.planners.schemas import MAX_NODES, MAX_SECONDS, Schema, Se
 
 Bottleneck = Literal["compute", "communication"]
 
-LEAST_SLOPE_S: Final = 1e-18
+MIN_SLOPE_S: Final = 1e-18
 """Smallest seconds a sample of any node."""
-LEAST_PART: Final = 1e-15
+MIN_SLOPE_PART: Final = 1e-15
 """Smallest seconds a sample, as a part of the node's fixed seconds: less drowns in the rounding of float64."""
 
 
@@ -37,7 +37,7 @@ class NodeModel(Bounds):
     def _takes_time(self) -> NodeModel:
         if self.q + self.k < (least := _least_slope_s(self.s + self.m)):
             raise ValueError(
-                f"has q + k = {self.q + self.k:g}, must be at least {least:g} seconds a sample, {LEAST_PART:g} of "
+                f"has q + k = {self.q + self.k:g}, must be at least {least:g} seconds a sample, {MIN_SLOPE_PART:g} of "
                 "s + m. Measure two distinct batches"
             )
         return self
@@ -56,7 +56,7 @@ class NodeModel(Bounds):
 
 
 def _least_slope_s(fixed_s: float) -> float:
-    return max(LEAST_SLOPE_S, LEAST_PART * fixed_s)
+    return max(MIN_SLOPE_S, MIN_SLOPE_PART * fixed_s)
 
 
 Nodes = Annotated[tuple[NodeModel, ...], Field(min_length=1, max_length=MAX_NODES)]

@@ -19,9 +19,9 @@ from atoll.errors import NoFeasiblePlan
 
 F64 = NDArray[np.float64]
 
-_CELLS: Final = 1_000_000
+_MAX_CELLS: Final = 1_000_000
 """Cells, nodes times totals, of one pass: a few arrays of this many float64."""
-_FLAT: Final = 1e-11
+_FLAT_RATIO: Final = 1e-11
 """Ratio of slopes below which the flatter line counts as flat: it changes the step by less than this part."""
 
 
@@ -72,7 +72,7 @@ class Levels:
         self._times = times
         slope, offset = times.slope_2N, times.offset_2N
         # A flat line is a floor of the step, not a limit of the batch: the other line stands in for it here.
-        flat = slope <= _FLAT * slope.max(axis=0)
+        flat = slope <= _FLAT_RATIO * slope.max(axis=0)
         slope, offset = np.where(flat, slope[::-1], slope), np.where(flat, offset[::-1], offset)
         self._rate_2N, self._offset_2N = 1 / slope, offset
         self._level_K, self._held_K, self._last_rate = self._breakpoints(slope, offset)
@@ -113,7 +113,7 @@ class Levels:
     def levels(self, total_C: F64) -> F64:
         """Return the times [C] at which the batches sum to each total. The bounds must hold the totals (see
         `require`)."""
-        at_once = max(1, _CELLS // len(self._times.low_N))
+        at_once = max(1, _MAX_CELLS // len(self._times.low_N))
         parts = [self._levels(total_C[i : i + at_once]) for i in range(0, len(total_C), at_once)]
         return np.concatenate(parts)
 

@@ -23,7 +23,7 @@ from atoll.planning.replica_room import fitted
 MAX_REPLICAS: Final = 1000
 GENERATIONS: Final = 2
 """Checkpoints kept of every replica: the last complete one and the one being written."""
-_PLENTY: Final = 2**62
+_UNLIMITED_BYTES: Final = 2**62
 """Bytes of memory of a machine that does not report it."""
 
 
@@ -125,7 +125,7 @@ def _with_room(given: PlacementInput, machines: Sequence[Machine], grouped: Sequ
     """Return the holders of each machine's checkpoint, itself first, as far as memory has room for them."""
     if all(machine.memory_bytes is None for machine in machines):
         return list(grouped)
-    room = [_PLENTY if machine.memory_bytes is None else machine.memory_bytes for machine in machines]
+    room = [_UNLIMITED_BYTES if machine.memory_bytes is None else machine.memory_bytes for machine in machines]
     needed = [_needed(given, machine) for machine in machines]
     found = fitted([each[1:] for each in grouped], range(len(machines)), room, needed)
     if given.replicas > 1 and not any(found):

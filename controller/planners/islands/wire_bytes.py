@@ -22,7 +22,7 @@ VALUE_BYTES: Final[Mapping[str, float]] = {
 """Bytes of a value on the wire, with its part of scales (kernels/cpu/codec/wire_values.hpp)."""
 
 
-LEAST_SPARSITY: Final = 1e-4
+MIN_SPARSITY: Final = 1e-4
 """The smallest sparsity above 0 that a plan has. Rounded to 0 it would send as many times more as there are ranks."""
 
 

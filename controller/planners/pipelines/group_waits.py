@@ -8,7 +8,7 @@ from typing import Final
 
 from atoll.controller.planners.pipelines.group_rounds import RoundGroup
 
-MOST_AWAITED: Final = 3
+MAX_NAMED_REPLICAS: Final = 3
 """Number of replicas that a sentence names."""
 
 
@@ -60,7 +60,7 @@ class StageWaits:
         longest = sorted(self.held_s, key=lambda replica: (-self.held_s[replica], replica))
         if len(longest) == 1:
             return f"replica {longest[0]}"
-        named = [f"{replica} ({_seconds(self.held_s[replica])})" for replica in longest[:MOST_AWAITED]]
+        named = [f"{replica} ({_seconds(self.held_s[replica])})" for replica in longest[:MAX_NAMED_REPLICAS]]
         others = len(longest) - len(named)
         return f"replicas {', '.join(named)}" + (f" and {others} more" if others else "")
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 EXACT_STAGES: Final = 12
 """Number of stages up to which the order is exact: 2^12 sets of stages are a few milliseconds."""
 
-ROUNDS: Final = 40_000
-SEED: Final = 0
+ANNEALING_ROUNDS: Final = 40_000
+ANNEALING_SEED: Final = 0
 
 F64 = NDArray[np.float64]
 
@@ -62,18 +62,19 @@ def _exact(edge_PP: F64) -> tuple[int, ...]:
 
 def _annealed(edge_PP: F64) -> tuple[int, ...]:
     """Order by simulated annealing: reverse pieces of the order, worse ones less and less often."""
-    draw, count = np.random.default_rng(SEED), len(edge_PP)
+    draw, count = np.random.default_rng(ANNEALING_SEED), len(edge_PP)
     order = _nearest_first(edge_PP)
     best, cost = list(order), order_cost(edge_PP, tuple(order))
     least = cost
     hot = max(cost / (count - 1), 1e-12)
-    one, other = draw.integers(count, size=ROUNDS), draw.integers(count - 1, size=ROUNDS)
+    one, other = draw.integers(count, size=ANNEALING_ROUNDS), draw.integers(count - 1, size=ANNEALING_ROUNDS)
     other += other >= one  # any two that are not the same
-    first, last, luck = np.minimum(one, other).tolist(), np.maximum(one, other).tolist(), draw.random(ROUNDS).tolist()
+    first, last = np.minimum(one, other).tolist(), np.maximum(one, other).tolist()
+    luck = draw.random(ANNEALING_ROUNDS).tolist()
     edge = edge_PP.tolist()
     for round_, (i, j) in enumerate(zip(first, last, strict=True)):
         change = _change(edge, order, i, j)
-        heat = hot * (1 - round_ / ROUNDS) ** 3 + 1e-15
+        heat = hot * (1 - round_ / ANNEALING_ROUNDS) ** 3 + 1e-15
         if change < 0 or luck[round_] < math.exp(-change / heat):
             order[i : j + 1] = order[i : j + 1][::-1]
             cost += change

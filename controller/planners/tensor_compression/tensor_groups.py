@@ -37,7 +37,7 @@ TENSORS_REFINED: Final = 12_000
 """Tensors in all the groupings that one refinement simulates."""
 TRY_ALL_TENSORS: Final = 7
 """Number of tensors up to which every grouping is tried."""
-LEAST_GAIN_S: Final = 1e-6
+MIN_GAIN_S: Final = 1e-6
 """Seconds by which a change must shorten the iteration to be kept."""
 PLAIN: Final = "none"
 """Name of the option without compression."""
@@ -125,7 +125,7 @@ class _GroupingSearch:
             sizes = [end - begin for begin, end in pairwise((0, *chosen.ends))]
             option_N = [option for option, size in zip(chosen.choice, sizes, strict=True) for _ in range(size)]
             after = self.refined(min(chosen, self.fused(option_N), key=_end_s))
-            if not after.end_s < grouping.end_s - LEAST_GAIN_S:
+            if not after.end_s < grouping.end_s - MIN_GAIN_S:
                 return min(grouping, after, key=_end_s)
             grouping = after
         return grouping
@@ -137,7 +137,7 @@ class _GroupingSearch:
             others = [self.simulated(ends, choice) for ends, choice in _neighbours(grouping, index)]
             simulated += len(others) * len(self.tensors)
             best = min(others, key=_end_s, default=grouping)
-            if best.end_s < grouping.end_s - LEAST_GAIN_S:
+            if best.end_s < grouping.end_s - MIN_GAIN_S:
                 grouping, index = best, max(index - 1, 0)
             else:
                 index += 1

@@ -8,12 +8,13 @@ from typing import Final
 
 from atoll.controller.planners.tensor_compression.compression import CompressionInput, Option, TaskCost, TensorTimes
 from atoll.step_estimators.observed import ObservedStep
+from atoll.strategies.compressed.costs.link_costs import least_cost
 from atoll.strategies.compressed.costs.measured import MeasuredCosts
 from atoll.strategies.compressed.groups.options import Way, ways
 from atoll.strategies.compressed.settings import Algorithm
 from atoll.strategies.declaration import Declared
 
-ON: Final = {"device": "gpu", "cpu": "cpu"}
+RESOURCES: Final = {"device": "gpu", "cpu": "cpu"}
 """Resources of the timeline, by the device of a way. The device of the backward pass is called gpu there, whatever it
 is."""
 LINK: Final = "link"
@@ -64,7 +65,7 @@ def costs_of(told: Mapping[int, MeasuredCosts], ranks: int) -> CompressionCosts 
         TensorTimes.of_measured(bytes=first.tensors[row][1], backward_s=max(one.tensors[row][2] for one in each) * 1e-6)
         for row in range(len(first.tensors))
     )
-    link, allreduce = (_least([getattr(one, name) for one in each]) for name in ("link", "allreduce"))
+    link, allreduce = (least_cost([getattr(one, name) for one in each]) for name in ("link", "allreduce"))
     costs = {
         name: _most([getattr(one, name) for one in each])
         for name in ("compress_device", "compress_cpu", "decompress_device", "decompress_cpu")
@@ -96,23 +97,19 @@ def _tasks(
     (c_alpha, c_beta), (d_alpha, d_beta) = costs[f"compress_{way.compress}"], costs[f"decompress_{way.decompress}"]
     if not way.divisible:
         return (
-            TaskCost.of_measured(on=ON[way.compress], alpha=c_alpha, beta=c_beta),
+            TaskCost.of_measured(on=RESOURCES[way.compress], alpha=c_alpha, beta=c_beta),
             TaskCost.of_measured(on=LINK, alpha=alpha, beta=beta, factor=(n - 1) * told.ratio),
-            TaskCost.of_measured(on=ON[way.decompress], alpha=n * d_alpha, beta=n * d_beta),
+            TaskCost.of_measured(on=RESOURCES[way.decompress], alpha=n * d_alpha, beta=n * d_beta),
         )
     (again_alpha, again_beta), (sum_alpha, sum_beta) = costs["compress_cpu"], costs["decompress_cpu"]
     part = TaskCost.of_measured(on=LINK, alpha=alpha, beta=beta, factor=(n - 1) / n * told.ratio)
     return (
-        TaskCost.of_measured(on=ON[way.compress], alpha=n * c_alpha, beta=c_beta),
+        TaskCost.of_measured(on=RESOURCES[way.compress], alpha=n * c_alpha, beta=c_beta),
         part,
-        TaskCost.of_measured(on=ON["cpu"], alpha=n * sum_alpha + again_alpha, beta=(n * sum_beta + again_beta) / n),
+        TaskCost.of_measured(on="cpu", alpha=n * sum_alpha + again_alpha, beta=(n * sum_beta + again_beta) / n),
         part,
-        TaskCost.of_measured(on=ON[way.decompress], alpha=n * d_alpha, beta=d_beta),
+        TaskCost.of_measured(on=RESOURCES[way.decompress], alpha=n * d_alpha, beta=d_beta),
     )
-
-
-def _least(each: Sequence[Sequence[float]]) -> list[float]:
-    return [min(one[place] for one in each) for place in range(2)]
 
 
 def _most(each: Sequence[Sequence[float]]) -> list[float]:

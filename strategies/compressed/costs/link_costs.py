@@ -76,7 +76,7 @@ class AgreedCosts:
             return None
         rows = [each[rank] for rank in took_part]
         known = [LinkCosts(row[3:5], row[5:7], round(row[2])).among(len(told)) for row in rows]
-        link, allreduce = _least([one.link for one in known]), _least([one.allreduce for one in known])
+        link, allreduce = least_cost([one.link for one in known]), least_cost([one.allreduce for one in known])
         return cls(
             LinkCosts(link, allreduce, len(told)),
             round(max(row[1] for row in rows)),
@@ -85,5 +85,6 @@ class AgreedCosts:
         )
 
 
-def _least(costs: Sequence[Cost]) -> Cost:
+def least_cost(costs: Sequence[Sequence[float]]) -> Cost:
+    """Return the least seconds and the least seconds a byte of several costs."""
     return [min(cost[place] for cost in costs) for place in range(2)]

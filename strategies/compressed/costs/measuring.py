@@ -18,7 +18,7 @@ from atoll.strategies.compressed.codes.algorithms import compressor_of, momentum
 from atoll.strategies.compressed.codes.compressors import CodePlace, Compressor
 from atoll.strategies.compressed.codes.dense_codes import Float16
 from atoll.strategies.compressed.codes.sparse_codes import compress_with_momentum
-from atoll.strategies.compressed.costs.link_costs import AgreedCosts, Cost, LearnedCosts, LinkCosts
+from atoll.strategies.compressed.costs.link_costs import AgreedCosts, Cost, LearnedCosts, LinkCosts, least_cost
 from atoll.strategies.compressed.costs.measured import (
     LINK_EVERY_ROUNDS,
     MAX_ROWS,
@@ -36,10 +36,10 @@ from atoll.strategies.compressed.settings import Compressed
 from atoll.strategies.dense.worker import DenseReducer
 
 CPU: Final = torch.device("cpu")
-SMALL: Final = 1_024
-LARGE: Final = 1 << 18
+SMALL_ENTRIES: Final = 1_024
+LARGE_ENTRIES: Final = 1 << 18
 """Entries that calibration compresses: a line through both sizes is the cost."""
-SHOWN_SHARE: Final = 2.576
+ONE_PERCENT_DEVIATIONS: Final = 2.576
 """Standard deviations beyond which one percent of a normal distribution lies: the scale of calibration's entries
 against the threshold of `threshold`."""
 
@@ -118,14 +118,16 @@ class Measuring:
     def _calibrate(self, device: torch.device) -> tuple[Cost, Cost]:
         """Measure compression and decompression on a device; for a model on a GPU with the copies between them."""
         compressor = compressor_of(self._settings, self._session.seed)
-        small, large = (self._timed(compressor, entries, device) for entries in (SMALL, LARGE))
-        costs = [line(SMALL, one_s, LARGE, other_s) for one_s, other_s in zip(small, large, strict=True)]
+        few, many = (self._timed(compressor, entries, device) for entries in (SMALL_ENTRIES, LARGE_ENTRIES))
+        costs = [line(SMALL_ENTRIES, one_s, LARGE_ENTRIES, other_s) for one_s, other_s in zip(few, many, strict=True)]
         return costs[0], costs[1]
 
     def _timed(self, compressor: Compressor, entries: int, device: torch.device) -> tuple[float, float]:
         """Return the seconds to compress and to decompress so many entries."""
         generator = torch.Generator().manual_seed(1)
-        deviation = self._settings.threshold / SHOWN_SHARE if self._settings.algorithm == "threshold" else 1e-3
+        deviation = (
+            self._settings.threshold / ONE_PERCENT_DEVIATIONS if self._settings.algorithm == "threshold" else 1e-3
+        )
         given = torch.randn(entries, generator=generator).mul_(deviation).to(self._device)
         side = round(entries**0.5)
         place = CodePlace(0, 0, ((side, side),), self._settings.density)
@@ -170,7 +172,7 @@ class Measuring:
             few = tuple(sorted((agreed.known, *agreed.new)))
             mine = self._link_cost(RankCircle(few, rank, rank, ())) if rank in few else self._pass_over()
             told = [np.frombuffer(one, np.float64).tolist() for one in group.gather_bytes(np.array(mine).tobytes())]
-            links = links.slowed_to([min(one[place] for one in told if one) for place in range(2)])
+            links = links.slowed_to(least_cost([one for one in told if one]))
         self._keep(links, agreed.rounds)
 
     def _keep(self, links: LinkCosts, rounds: int) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from statistics import median_high
 from typing import Final
 
 import torch
@@ -15,7 +17,8 @@ from torch.utils.hooks import RemovableHandle
 from atoll.agent.runtime.step.measures.clock import Mark, MarkMaker
 from atoll.strategies.compressed.costs.measured import KEPT
 
-EVERY_ROUNDS: Final = 5
+TIMED_EVERY_PASSES: Final = 5
+"""Passes from one whose gradients are timed to the next."""
 
 
 class PassTimes:
@@ -26,10 +29,10 @@ class PassTimes:
         self._came: list[Mark | None] = [None] * len(parameters)
         self._own: list[tuple[Mark, Mark]] = []  # the strategy's own work behind a gradient
         self._begin: Mark | None = None
-        self._taken: list[list[float]] = []  # of the newest looked-at passes, seconds by tensor
+        self._taken: deque[list[float]] = deque(maxlen=KEPT)  # of the newest timed passes, seconds by tensor
         self._begun_s = self._combined_s = 0.0
-        self._rest: list[float] = []
-        self._iterations: list[float] = []
+        self._rest: deque[float] = deque(maxlen=KEPT)
+        self._iterations: deque[float] = deque(maxlen=KEPT)
         self._hooks: list[RemovableHandle] = [
             one.register_post_accumulate_grad_hook(partial(self._on_gradient, index))  # type: ignore[no-untyped-call]
             for index, one in enumerate(parameters)
@@ -38,8 +41,8 @@ class PassTimes:
     def begin(self, *, looked_at: bool) -> None:
         now_s = time.monotonic()
         if self._begun_s and self._combined_s > self._begun_s:
-            _keep(self._rest, now_s - self._combined_s)
-            _keep(self._iterations, now_s - self._begun_s)
+            self._rest.append(now_s - self._combined_s)
+            self._iterations.append(now_s - self._begun_s)
         self._begun_s = now_s
         self._read()
         self._begin = self._make() if looked_at else None
@@ -68,17 +71,17 @@ class PassTimes:
     @property
     def backward_s(self) -> list[float] | None:
         """Return medians by tensor; None before a pass was timed."""
-        return [_median(one) for one in zip(*self._taken, strict=True)] if self._taken else None
+        return [median_high(one) for one in zip(*self._taken, strict=True)] if self._taken else None
 
     @property
     def rest_s(self) -> float:
         """Return the seconds of a step without backward pass and waiting."""
-        return _median(self._rest)
+        return median_high(self._rest or [0.0])
 
     @property
     def iteration_s(self) -> float:
         """Return the seconds from pass to pass; 0 if unknown."""
-        return _median(self._iterations)
+        return median_high(self._iterations or [0.0])
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -102,19 +105,4 @@ class PassTimes:
             taken_s = sum(min(end_s, at_s) - begin_s for begin_s, end_s in own if before_s <= begin_s < at_s)
             found[index] = max(at_s - before_s - taken_s, 0.0)
             before_s = at_s
-        _keep_row(self._taken, found)
-
-
-def _keep(values: list[float], value: float) -> None:
-    values.append(value)
-    del values[:-KEPT]
-
-
-def _keep_row(rows: list[list[float]], row: list[float]) -> None:
-    rows.append(row)
-    del rows[:-KEPT]
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2] if ordered else 0.0
+        self._taken.append(found)

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.controller.estimators import paths
 from atoll.controller.estimators.observed import ObservedLink
-from atoll.controller.estimators.paths import FORGET_S, LEAST_BYTES, WINDOW, PathEstimator
+from atoll.controller.estimators.paths import FORGET_S, MIN_BYTES, WINDOW, PathEstimator
 
 ISLANDS = {0: "a", 1: "b", 2: "c", 3: "a"}
 MBIT = 1e6
@@ -53,10 +53,10 @@ def test_a_path_that_changed_is_what_it_is_now_after_half_a_window_and_forgotten
 def test_little_is_counted_together_until_it_is_enough() -> None:
     """A quarter of what is enough in each second that it is busy."""
     sender = Sender(r1=1)
-    sender.run(3, r1=8 * LEAST_BYTES / 4)
+    sender.run(3, r1=8 * MIN_BYTES / 4)
     assert sender.estimator.estimates() == {}
-    sender.run(1, r1=8 * LEAST_BYTES / 4)
-    assert sender.estimator.estimates()["a", "b"] == pytest.approx(8 * LEAST_BYTES / 4, rel=1e-4)
+    sender.run(1, r1=8 * MIN_BYTES / 4)
+    assert sender.estimator.estimates()["a", "b"] == pytest.approx(8 * MIN_BYTES / 4, rel=1e-4)
 
 
 def test_a_connection_that_began_anew_and_what_makes_no_sense_count_for_nothing() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.controller.planners.islands.wire_bytes import LEAST_SPARSITY, UpdateTraffic, index_bytes
+from atoll.controller.planners.islands.wire_bytes import MIN_SPARSITY, UpdateTraffic, index_bytes
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.planners.tta import TtaInput, assess_tta
@@ -142,7 +142,7 @@ def test_at_sparsity_0_each_rank_sends_its_whole_update() -> None:
     )
     plan = run(data)
     assert plan["step_time"] == pytest.approx(0.1086)
-    assert plan["sparsity"] == pytest.approx(LEAST_SPARSITY)
+    assert plan["sparsity"] == pytest.approx(MIN_SPARSITY)
     assert plan["communication_time"] == pytest.approx(0.06, rel=0.01)
     exact = assess_tta(TtaInput.model_validate_json(json.dumps(data)), 0.0, [32] * 4)
     assert exact.step_time == exact.communication_time == pytest.approx(0.24, rel=0.01)
