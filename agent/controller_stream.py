@@ -58,7 +58,7 @@ class StreamEnded(ControllerUnreachable):
 
 @dataclass(slots=True)
 class PendingReports:
-    """What there is to tell. Set from the event loop."""
+    """Pending reports to the controller. Set from the event loop."""
 
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     all_sent: asyncio.Event = field(default_factory=asyncio.Event)
@@ -113,7 +113,7 @@ class ControllerStream:
 
     @property
     def connected(self) -> bool:
-        """Whether a controller that leads has let it in."""
+        """Return True if the leading controller has registered this agent."""
         return self._channel is not None
 
     async def flush(self, deadline_s: float) -> None:
@@ -343,7 +343,7 @@ class ControllerStream:
             if (batch := supervisor.logs.next_batch()) is not None:
                 await self._write(call, AgentMessage(log=batch), registered.lease_s)
                 self._pending.woken.set()  # there may be more
-            if not self._pending.woken.is_set() and supervisor.logs.all_told:
+            if not self._pending.woken.is_set() and supervisor.logs.all_sent:
                 self._pending.all_sent.set()
             await asyncio.sleep(_PACE_S)
             await _wait_until(self._pending.woken, min(beat_s, telemetry_s))

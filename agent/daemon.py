@@ -15,7 +15,7 @@ from atoll.agent.controller_stream import ControllerStream, PendingReports
 from atoll.agent.measures import measures
 from atoll.agent.owner import OwnersLimits
 from atoll.agent.settings import AgentSettings
-from atoll.agent.supervisor.leftovers import end_leftovers
+from atoll.agent.supervisor.leftover_processes import end_leftovers
 from atoll.agent.supervisor.shell import Supervisor
 from atoll.agent.telemetry.devices import Device, find_devices
 from atoll.agent.telemetry.gauges import gauges_of
@@ -52,7 +52,7 @@ async def serve(settings: AgentSettings, stop: asyncio.Event) -> None:
 
 
 async def _serve(settings: AgentSettings, devices: Sequence[Device], sampler: Sampler, stop: asyncio.Event) -> None:
-    """Until `stop`, or the machine's owner needs it."""
+    """Serve until `stop` is set, or until the machine's owner needs it."""
     pending = PendingReports()
     stream = ControllerStream(settings, devices, pending, sampler.take)
     supervisor = Supervisor(

@@ -16,7 +16,7 @@ WORKER_STEP: Final = Measurement("atoll_agent_worker_step", "Steps completed", (
 
 
 def measures(*, connected: bool, devices: int, workers: Sequence[Worker]) -> Iterator[Measured]:
-    """At this moment."""
+    """Yield the agent's metrics."""
     yield CONNECTED, float(connected), ()
     yield DEVICES, devices, ()
     for phase, count in sorted(Counter(worker.phase.name.lower() for worker in workers).items()):

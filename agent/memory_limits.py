@@ -21,7 +21,7 @@ def total_bytes(cgroups: Path = CGROUPS, own: Path = OWN_GROUPS) -> int:
 
 
 def available_bytes(cgroups: Path = CGROUPS, own: Path = OWN_GROUPS) -> int:
-    """What can be had without another's being swapped or killed: files that were read count as free."""
+    """Return the memory available without swapping or killing; cached files count as free."""
     left = (max(0, limit - used) for limit, used in _limits(cgroups, own))
     return min([int(psutil.virtual_memory().available), *left])
 

@@ -23,7 +23,7 @@ _HOURS: Final = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-4]):([0-5]\
 
 @dataclass(frozen=True, slots=True)
 class Hours:
-    """From one time of the day to another, over midnight where the second is the earlier."""
+    """Daily interval of time, over midnight if its end is earlier than its begin."""
 
     begin_min: int
     end_min: int
@@ -49,10 +49,10 @@ class Hours:
 
 @dataclass(frozen=True, slots=True)
 class OwnersLimits:
-    """When a machine helps. Without any: always."""
+    """Conditions under which a machine helps. Without any: always."""
 
     hours: tuple[Hours, ...] = ()
-    """Of the machine's own clock. Empty: all day."""
+    """Daily intervals by the machine's own clock. Empty: all day."""
 
     pause: str = ""
     """A shell's command: while it succeeds, the owner needs the machine."""

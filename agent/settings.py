@@ -19,13 +19,13 @@ class AgentSettings:
     """HOST:PORT of each controller. One of them leads; the agent finds out which."""
 
     name: str = field(default_factory=socket.gethostname)
-    """Of this node, unique in the cluster."""
+    """Name of this node, unique in the cluster."""
 
     island: str = "default"
     """The group of nodes with a fast network between them that this one belongs to."""
 
     rack: str = ""
-    """What fails together inside the island: copies of a state are kept in different ones where there are any."""
+    """Failure domain inside the island: replicas of a state go to different racks if there are several."""
 
     address: str | None = None
     """IP address where other nodes reach this one. None: that of the route to the controller."""
@@ -38,16 +38,16 @@ class AgentSettings:
 
     tls: Tls | None = None
     volunteer: bool = False
-    """Whether this node may vanish at any moment: it is no part of a run, and helps jobs whose strategy takes help."""
+    """A volunteer may vanish at any moment: it is no part of a run, and helps jobs whose strategy accepts help."""
 
     owner: OwnersLimits = field(default_factory=OwnersLimits)
-    """Of a volunteer: when it helps."""
+    """Conditions under which a volunteer helps."""
 
     uplink_bps: float | None = None
-    """Of a volunteer: its answers take no more of the line. None: all that there is."""
+    """Limit on the rate of a volunteer's answers, in bits per second. None: unlimited."""
 
     behind_nat: bool = False
-    """Whether no other island can dial this node: what its workers exchange with others then goes through the relay."""
+    """True if no other island can dial this node: its workers then reach other islands through the relay."""
 
     token: str = field(default="", repr=False)
     """The join token. Empty where the controller asks for none (loopback)."""
@@ -95,5 +95,5 @@ class AgentSettings:
 
     @property
     def jobs(self) -> Path:
-        """Where jobs without a directory of their own keep their checkpoints."""
+        """Folder for checkpoints of jobs without a directory of their own."""
         return (self.jobs_dir or self.state_dir / "jobs").absolute()

@@ -307,7 +307,7 @@ def test_every_wait_for_a_thread_or_process_has_a_deadline() -> None:
 
 MAY_SLEEP = {
     "agent/runtime/step/measures/throttle.py": "slows a device down by as much as it was asked to",
-    "agent/supervisor/leftovers.py": "processes that are not its children can only be looked at again",
+    "agent/supervisor/leftover_processes.py": "processes that are not its children can only be looked at again",
     "agent/runtime/transport/collectives.py": "the end of NCCL's kernels can only be asked for again",
     "agent/runtime/checkpoints/disk/fence.py": "a file lock can be waited for with a deadline only by asking again",
 }

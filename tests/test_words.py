@@ -40,12 +40,8 @@ RECORDED: dict[str, set[str]] = {
 """Retired words in names that files of users have: they stay as long as those are read."""
 
 UNCLEAN_FOLDERS: set[str] = {
-    "agent",
     "agent/runtime",
-    "agent/runtime/agent_link",
     "agent/runtime/api",
-    "agent/runtime/data",
-    "agent/runtime/pipeline",
     "agent/runtime/step",
     "agent/runtime/step/backward",
     "agent/runtime/step/measures",
@@ -53,10 +49,6 @@ UNCLEAN_FOLDERS: set[str] = {
     "agent/runtime/step/plans",
     "agent/runtime/step/state",
     "agent/runtime/transport",
-    "agent/supervisor",
-    "agent/supervisor/environments",
-    "agent/telemetry",
-    "agent/tunnels",
     "atoll",
     "atoll/adapters",
     "atoll/checkpoints",

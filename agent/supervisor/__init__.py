@@ -1,1 +1,1 @@
-"""Starts, watches and stops the workers of one node, and carries what they say."""
+"""Start, watch and stop the workers of one node, and forward their messages."""

@@ -1,4 +1,4 @@
-"""Notices scripts that write beside their code: that folder is shared by jobs, and deleted when it is old."""
+"""Detect scripts that write beside their code: jobs share that folder, and old ones are deleted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NOT_THE_SCRIPTS: Final = frozenset({"__pycache__"})
 
 
 def written_since(folder: Path, since_s: float) -> str | None:
-    """A file below that was written after this time of the wall clock, relative to the folder; None: nothing was."""
+    """Return a file below `folder` written after this wall-clock time, relative to it, or None."""
     for where, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in _NOT_THE_SCRIPTS]
         for name in names:

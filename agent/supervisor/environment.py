@@ -1,4 +1,4 @@
-"""The environment variables of a worker: what torchrun sets, how to reach the agent, and the user's own."""
+"""Environment variables of a worker: torchrun's, the agent's address, and the user's own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from atoll.v1.agents_pb2 import Launch
 
 _PREFIX: Final = "ATOLL_"
 SECRET: Final = "ATOLL_WORKER_SECRET"
-"""Says, as long as the process lives, whose it is: also what leaves its group is known by it."""
-PLACE: Final = frozenset(
+"""Identifies the worker that a process belongs to, even after the process left its group."""
+TORCHRUN_VARIABLES: Final = frozenset(
     {
         "RANK",
         "LOCAL_RANK",
@@ -26,7 +26,7 @@ PLACE: Final = frozenset(
         "TORCHELASTIC_RESTART_COUNT",
     }
 )
-"""A job's own `env` changes none of these, nor ATOLL_*: the worker would be another one than was launched."""
+"""Variables that a job's `env` cannot change, like ATOLL_*: they give the worker its place in the run."""
 
 
 def worker_environment(
@@ -40,9 +40,10 @@ def worker_environment(
     threads: int | None,
     binding: NumaBinding | None,
 ) -> dict[str, str]:
-    """All variables of a worker but those of its launch. inherited: the agent's own, of which ATOLL_* (a token, say)
-    stay behind. own: the job's. threads: of a worker's processor; None: its part of the NUMA node that it is bound to,
-    or else of the machine's cores."""
+    """Return all variables of a worker but those of its launch.
+
+    inherited: the agent's own; ATOLL_* (a token, for example) are left out. own: the job's. threads: of a worker's
+    processor; None: its share of the NUMA node that it is bound to, or else of the machine's cores."""
     env = {name: value for name, value in inherited.items() if may_set(name)}
     env["PYTHONUNBUFFERED"] = "1"
     if threads is not None:
@@ -68,7 +69,7 @@ def launch_variables(launch: Launch, device: Device, *, agent_socket: str, secre
     """Return the variables that name this worker and this start of it. On a MIG part torchrun's LOCAL_RANK is 0:
     torchrun scripts take cuda:LOCAL_RANK, and CUDA shows the process that part alone."""
     id = launch.id
-    last = launch.HasField("joins") or launch.HasField("helping")  # their numbers say nothing of their place
+    last = launch.HasField("joins") or launch.HasField("helping")  # their rank numbers are no positions
     return {
         "RANK": str(launch.world_size - 1 if last else id.rank),
         "LOCAL_RANK": "0" if device.visible_as.startswith(MIG) else str(launch.local_rank),
@@ -91,8 +92,8 @@ def launch_variables(launch: Launch, device: Device, *, agent_socket: str, secre
 def visible_devices(device: Device, devices: Sequence[Device], local_rank: int) -> list[str]:
     """Return GPUs in an order that has `device` at position local_rank: torchrun scripts take cuda:LOCAL_RANK.
 
-    Only as many as that takes: one for the first worker of a node. Of MIG parts CUDA shows a process the first alone,
-    so a worker on one gets no others."""
+    The list is as short as possible: one GPU for the first worker of a node. CUDA shows a process only the first MIG
+    part, so a worker on one gets no others."""
     if device.visible_as.startswith(MIG):
         return [device.visible_as]
     others = [other.visible_as for other in devices if other.kind == "cuda" and other != device]
@@ -100,5 +101,5 @@ def visible_devices(device: Device, devices: Sequence[Device], local_rank: int) 
 
 
 def may_set(name: str) -> bool:
-    """Whether a worker has this variable from its agent or its job."""
-    return name not in PLACE and not name.startswith(_PREFIX)
+    """Return True if agent and job may set this variable of a worker."""
+    return name not in TORCHRUN_VARIABLES and not name.startswith(_PREFIX)

@@ -11,7 +11,7 @@ from atoll.v1.common_pb2 import ViewReport
 
 
 class ExitKind(Enum):
-    """As in protos/atoll/v1/common.proto."""
+    """Kinds of a worker's exit, as in protos/atoll/v1/common.proto."""
 
     FINISHED = 1
     DRAINED = 2
@@ -27,7 +27,7 @@ class ExitKind(Enum):
 class Exit:
     kind: ExitKind
     code: int
-    """Negative: the signal. 0 for a worker that never was a process."""
+    """Exit code; negative: the signal. 0 for a worker that never was a process."""
     reason: str
 
 
@@ -40,7 +40,7 @@ class LaunchRequested:
 
 @dataclass(frozen=True, slots=True)
 class LaunchRefused:
-    """The Launch made no sense for this node."""
+    """This node cannot carry out the Launch."""
 
     key: WorkerKey
     reason: str
@@ -72,9 +72,10 @@ class HelloReceived:
 
 @dataclass(frozen=True, slots=True)
 class SignOfLife:
-    """saving, saved_bytes: whether it writes a checkpoint, and how much it has written of any. view: how it stands
-    towards the views of its run; None of one that says nothing of them. volunteer_port: where it takes volunteers'
-    help; 0: nowhere. waits: for other ranks, just now."""
+    """A worker's report. view: its stage in the run's views; None if it reports none.
+
+    saving, saved_bytes: whether it is writing a checkpoint, and how many bytes of any it has written.
+    volunteer_port: where it accepts volunteers' results; 0: nowhere. waits: for other ranks, now."""
 
     key: WorkerKey
     step: int
@@ -90,19 +91,19 @@ class SignOfLife:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The process, its process group and its output are at an end."""
+    """The process, its process group and its output have ended."""
 
     key: WorkerKey
     exit_code: int
     out_of_memory: bool
-    """The kernel killed something for want of memory while this worker lived."""
+    """The kernel killed a process for lack of memory while this worker lived."""
     last_words: str
-    """From the output: the exception's last line, or the last line of any kind."""
+    """The exception's last line in the output, or else its last line."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Of this run and all older ones of the job; or only of these ranks of the run, which goes on without them."""
+    """Stop this run and all older ones of the job, or only these ranks of the run."""
 
     job: str
     run: int
@@ -119,7 +120,7 @@ class ForgetRequested:
 
 @dataclass(frozen=True, slots=True)
 class CloseRequested:
-    """The agent ends: stop everything, start nothing more."""
+    """The agent ends: stop all workers, start none."""
 
     grace_s: float
     reason: str
@@ -128,7 +129,7 @@ class CloseRequested:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time went on. `stopped`: workers whose process the kernel shows as stopped (state T)."""
+    """A timer event. `stopped`: workers whose process the kernel shows as stopped (state T)."""
 
     now_s: float
     stopped: frozenset[WorkerKey] = frozenset()
@@ -152,7 +153,7 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class FetchCode:
-    """Have the job's code here; answered by CodeReady or StartFailed, later."""
+    """Fetch the job's code; answered later by CodeReady or StartFailed."""
 
     key: WorkerKey
 
@@ -173,7 +174,7 @@ class SendStop:
 
 @dataclass(frozen=True, slots=True)
 class SendSignal:
-    """To the worker's whole process group."""
+    """Signal the worker's whole process group."""
 
     key: WorkerKey
     signal: int
@@ -181,14 +182,14 @@ class SendSignal:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The worker is forgotten, or never became a process: let go of what was kept for it."""
+    """Free the worker's resources: it is forgotten, or never became a process."""
 
     key: WorkerKey
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """People should know this of a worker."""
+class Notify:
+    """Write an event about a worker."""
 
     key: WorkerKey
     text: str
@@ -196,7 +197,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Something changed that the controller should hear of now."""
+    """Report to the controller now: something changed."""
 
 
-Instruction: TypeAlias = FetchCode | StartProcess | SendStop | SendSignal | Release | Tell | Report
+Instruction: TypeAlias = FetchCode | StartProcess | SendStop | SendSignal | Release | Notify | Report

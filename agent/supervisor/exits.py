@@ -1,4 +1,4 @@
-"""Classifies a worker's end by its exit code, what was done to it, and its last words. Pure."""
+"""Classify a worker's exit by its code, the agent's signals, and its last output. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from atoll.network.message_limits import MAX_REASON
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _RANK: Final = re.compile(r"^\[rank\d+\]: ")
-"""What torch puts before each line of a traceback where there is a process group."""
+"""Prefix that torch puts before each line of a traceback inside a process group."""
 _RAISED: Final = re.compile(r"(\w+\.)*[A-Z]\w*(:|$)")
-"""An exception's line; what a script printed last is no reason by itself."""
+"""An exception's line. Other last lines are no reason by themselves."""
 _MISSING_FILE: Final = re.compile(r"FileNotFoundError: \[Errno 2\] .*: '([^']*)'$")
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])")
 _CONTROL: Final = re.compile(r"[^\t\x20-\x7e\xa0-\U0010ffff]")
 
 
 def classify(ended: Ended, kill: tuple[ExitKind, str] | None) -> Exit:
-    """What `ended` means. kill: what to call the end and why, where the agent has sent a signal by then: a script that
-    catches SIGTERM and exits with 0 has not finished."""
+    """Return the kind of this exit, and its reason.
+
+    kill: kind and reason if the agent sent a signal before: a script that catches SIGTERM and exits with 0 has not
+    finished."""
     code, words = ended.exit_code, ended.last_words
     match code:
         case exit_codes.FINISHED if kill is None:
@@ -30,7 +32,7 @@ def classify(ended: Ended, kill: tuple[ExitKind, str] | None) -> Exit:
         case exit_codes.DRAINED:
             return Exit(ExitKind.DRAINED, code, "stopped at a step boundary, as asked")
         case exit_codes.PEER_LOST if kill is None or kill[0] is not ExitKind.FAILED:
-            # Who hung leaves like one that lost a peer, and is none.
+            # A hung worker exits as one that lost a peer does, but lost none.
             return Exit(ExitKind.PEER_LOST, code, words or "a peer of its run was lost")
     if kill is not None:
         return Exit(kill[0], code, kill[1])
@@ -43,7 +45,7 @@ def classify(ended: Ended, kill: tuple[ExitKind, str] | None) -> Exit:
 
 
 def signal_name(number: int) -> str:
-    """'signal 9 (SIGKILL)'."""
+    """Return a signal's number and name: 'signal 9 (SIGKILL)'."""
     try:
         return f"signal {number} ({signal.Signals(number).name})"
     except ValueError:  # a real-time signal
@@ -66,9 +68,9 @@ def _travel_hint(words: str) -> str:
 
 
 def last_words(output: bytes) -> str:
-    """One line that says why, from the end of a worker's output: what its last traceback ends with, else its last line.
+    """Return the line that explains a worker's end: the end of its last traceback, else its last line.
 
-    Any bytes may come in; what comes out is printable and at most MAX_REASON characters."""
+    output: any bytes. The result is printable and has at most MAX_REASON characters."""
     lines = _printable_lines(output)
     starts = [number for number, line in enumerate(lines) if line == _TRACEBACK]
     if starts:
@@ -79,7 +81,7 @@ def last_words(output: bytes) -> str:
 
 
 def last_lines(output: bytes, count: int) -> list[str]:
-    """The last lines that say something, printable."""
+    """Return the last nonempty lines, printable."""
     return [line.strip() for line in _printable_lines(output) if line.strip()][-count:]
 
 

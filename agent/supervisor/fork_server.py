@@ -1,9 +1,9 @@
-"""A process that has imported what every worker imports, and forks one for each launch (agent/runtime/warm_start.py).
+"""Client of a process that has imported the workers' modules and forks one for each launch
+(agent/runtime/warm_start.py).
 
-From the agent: the length of the order (4 bytes, little endian) and the order; with it the descriptor of the new
-process's output, unless the server itself is to become it. From the server: b"1" once all is imported; of each process
-that it forked the pid (4 bytes, little endian).
-"""
+From the agent: the length of the order (4 bytes, little endian) and the order, with the descriptor of the new process's
+output. Without a descriptor the server itself becomes the worker.
+From the server: b"1" once all is imported; then the pid of each forked process (4 bytes, little endian)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from atoll.agent.supervisor.process import BegunProcess, WorkerProcess, executed
 
 PROGRAM: Final = warm_start.__file__
 FORK_S: Final = 2.0
-"""In which it forks; the agent waits for it. It took 70 ms in the median of 30, 360 at most (two cores at load 17)."""
+"""Deadline of a fork, in seconds; the agent waits for it. Median of 30 forks: 70 ms, 360 ms at most (two cores at load
+17)."""
 _PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
 
 class ForkServer:
-    """A process of the agent's, and no parent of workers: it may be ended while they live."""
+    """A child process of the agent and no parent of workers: it may end while they live."""
 
     def __init__(self, made: Interpreter, *, pids: Path, device: int, on_exit: Callable[[], None]) -> None:
         """Raises OSError if it cannot be made. pids: the folder of pid files."""
@@ -53,35 +54,35 @@ class ForkServer:
 
     @property
     def ready(self) -> bool:
-        """Whether it forks at once. If not, it can become a worker itself, once it has imported all."""
+        """Return True if the server can fork at once. If not, it can become a worker, once its imports are done."""
         if not self._ready:
             with suppress(BlockingIOError):
                 self._ready = bool(self._socket.recv(1, socket.MSG_DONTWAIT))
         return self._ready
 
     def fork(self, order: LaunchOrder, *, secret: str, pid_file: Path, on_exit: Callable[[], None]) -> WorkerProcess:
-        """A new worker. Raises OSError where there is none, and the server is of no use any more."""
+        """Fork a worker. Raises OSError if that fails; then the server is unusable."""
         text = order.to_json()
         return WorkerProcess(
             lambda output_fd: forked(self._socket, text, output_fd), secret=secret, pid_file=pid_file, on_exit=on_exit
         )
 
     def become(self, order: LaunchOrder, *, secret: str, pid_file: Path, on_exit: Callable[[], None]) -> WorkerProcess:
-        """The server's process is the worker from now on, and the caller's. Raises OSError where it is gone, or the
-        launch too long for its socket."""
+        """Turn the server's process into a worker, and give it to the caller. Raises OSError if it has ended, or if the
+        launch is too long for its socket."""
         text = order.to_json()
         whole = _head(text) + text
         if self._socket.send(whole, socket.MSG_DONTWAIT) != len(whole):
             raise OSError("a launch is too long for a process that waits")
         self.process.becomes(secret, pid_file, on_exit)
-        self._socket.close()  # only now: at the end of its input it begins
+        self._socket.close()  # only now: the server begins at the end of its input
         return self.process
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
 
     def reap(self) -> int:
-        """As a worker's process is."""
+        """Reap the server as a worker's process."""
         self._socket.close()
         code = self.process.reap()
         os.close(self.process.output_fd)
@@ -89,7 +90,8 @@ class ForkServer:
 
 
 def forked(server: socket.socket, order: bytes, *descriptors: int) -> BegunProcess:
-    """A child of this process, made by a server at the other end, which gets these descriptors. Raises OSError."""
+    """Return a child of this process, forked by the server at the other end, which gets these descriptors. Raises
+    OSError."""
     server.settimeout(FORK_S)
     with _adopting():
         sent = socket.send_fds(server, [_head(order)], descriptors)
@@ -103,7 +105,7 @@ def forked(server: socket.socket, order: bytes, *descriptors: int) -> BegunProce
     pid = int.from_bytes(told, "little")
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError as error:  # it ends itself: nobody would be told of its end
+    except ChildProcessError as error:  # it ends itself: the agent could not wait for it
         raise OSError(f"process {pid}, which was forked, is no child of the agent") from error
     return BegunProcess(pid, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
@@ -114,8 +116,7 @@ def _head(order: bytes) -> bytes:
 
 @contextmanager
 def _adopting() -> Iterator[None]:
-    """Processes below this one whose parent ends become its children, meanwhile: those that a server forks twice. Not
-    always: what workers leave behind is init's."""
+    """Adopt grandchildren whose parent ends, meanwhile: a server forks twice. Else init adopts them."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:

@@ -1,4 +1,4 @@
-"""The interpreter and environment of a worker, beside its launch: a process can be there before its launch is known.
+"""Interpreter and environment of a worker, without its launch: a process can start before its launch is known.
 
 Pure."""
 
@@ -14,21 +14,22 @@ _OF_EXEC: Final = ("PYTHON", "LD_")
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A process that waits serves a launch which asks for an equal one, and no other."""
+    """Command and variables of a process. A prepared process serves only launches with an equal interpreter."""
 
     command: tuple[str, ...]
-    """Up to the program, to which its arguments are added."""
+    """Command line up to the program."""
     env: Mapping[str, str]
-    """All but the variables of the launch."""
+    """All variables but those of the launch."""
     job: str
-    """Whose own variables and secrets are among them; empty: nobody's, any job that has none may have it."""
+    """The job whose own variables and secrets are included; empty: none, so any job without own variables may use it.
+    """
 
 
 def can_wait(env: Mapping[str, str], own: Iterable[str]) -> bool:
-    """Whether a process may be executed before its launch. own: the names that the job itself sets.
+    """Return True if a process may be executed before its launch. own: names of the variables that the job sets.
 
-    Not with what the job tells the interpreter or the loader, nor where modules are looked for from the working folder
-    on: exec alone makes that hold."""
+    False if the job configures the interpreter or the loader, or if modules are found relative to the working folder:
+    these take effect at exec alone."""
     if any(name.startswith(_OF_EXEC) for name in own):
         return False
     path = env.get("PYTHONPATH")

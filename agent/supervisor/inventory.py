@@ -1,5 +1,5 @@
-"""Takes the inventory of a job's checkpoints on this node: looks at heads and manifests, never at the state itself. On
-request it removes them first, and tells what is left."""
+"""Inventory of a job's checkpoints on this node, from heads and manifests, without reading the state. On request the
+checkpoints are removed first, and the rest is reported."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _END_S: Final = 1.0
 
 
 class InventoryTaker:
-    """Looks in a thread, one question at a time: a disk that hangs holds up nobody but who asked."""
+    """Inventory in a thread, one request at a time: a hanging disk delays only its own answer."""
 
     def __init__(
         self, memory: tuple[Path, Path], checkpoints_of: Callable[[str], Path], answer: Callable[[Inventory], None]
     ) -> None:
-        """memory: with the jobs' folders, in memory and on disk. checkpoints_of: the folder with the jobs' folders, by
-        the jobs' `directory`. answer: called on the thread that looked."""
+        """memory: folders in memory and on disk that hold one folder a job. checkpoints_of: from a job's `directory` to
+        the folder that holds one folder a job. answer: called on the inventory's thread."""
         self._memory, self._checkpoints_of, self._answer = memory, checkpoints_of, answer
         self._looking: threading.Thread | None = None
 
     def take(self, asked: TakeInventory) -> None:
-        """Answered before or after this returns."""
+        """Start an inventory. `answer` may be called before or after this returns."""
         if self._looking is not None and self._looking.is_alive():
             self._answer(Inventory(request=asked.request, troubles=["an earlier look has not ended yet; ask again"]))
             return
@@ -47,7 +47,7 @@ class InventoryTaker:
         self._looking.start()
 
     def close(self) -> None:
-        """A look that hangs is left behind: it only reads."""
+        """Shut down without waiting for an inventory that hangs: it only reads."""
         if self._looking is not None:
             self._looking.join(timeout=_END_S)
 
@@ -72,7 +72,7 @@ class InventoryTaker:
 
 
 def shards_in(folders: ShardFolders) -> list[HeldShard]:
-    """Of one job. Raises CheckpointError."""
+    """List the shards of one job. Raises CheckpointError."""
     found = []
     for path in folders.paths():
         number, shards, _ = place_of(path)
@@ -93,7 +93,7 @@ def shards_in(folders: ShardFolders) -> list[HeldShard]:
 
 
 def checkpoints_in(folder: Path) -> list[HeldCheckpoint]:
-    """Of one job, the newest first. Raises CheckpointError."""
+    """List the checkpoints of one job, the newest first. Raises CheckpointError."""
     found = []
     for path in by_age(folder)[:MAX_CHECKPOINTS]:
         moment = Moment.of(path.name)
@@ -111,7 +111,7 @@ def checkpoints_in(folder: Path) -> list[HeldCheckpoint]:
 
 
 def checkpoints_under(url: str) -> list[HeldCheckpoint]:
-    """Of one job in its object store, the newest first. Raises CheckpointError."""
+    """List the checkpoints of one job in its object store, the newest first. Raises CheckpointError."""
 
     def look(store: Store) -> tuple[Listing, dict[Moment, str]]:
         listing = store.list()
@@ -143,7 +143,7 @@ def checkpoints_under(url: str) -> list[HeldCheckpoint]:
 
 
 def remove_folder(folder: Path) -> None:
-    """A job's folder with all that is in it. Another agent may remove it at the same time. Raises OSError."""
+    """Remove a job's folder with its content. Another agent may remove it concurrently. Raises OSError."""
 
     def failed(what: object, path: str, about: tuple[type[BaseException], BaseException, object]) -> None:
         if not isinstance(about[1], FileNotFoundError):
@@ -153,7 +153,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def _age_s(path: Path) -> float:
-    """For people: it goes by this node's wall clock."""
+    """Return a file's age by this node's wall clock, for display."""
     return max(0.0, time.time() - path.stat().st_mtime)
 
 

@@ -1,4 +1,4 @@
-"""Captured output on its way to the controller: from where it was acknowledged, one message outstanding per worker."""
+"""Stream captured output to the controller, from the last acknowledged byte, one message in flight for each worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from atoll.agent.supervisor.flood import dropped_line
+from atoll.agent.supervisor.output_limiter import dropped_line
 from atoll.agent.supervisor.spool import Spool, prune
 from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.agents_pb2 import LogAck, LogBatch
@@ -23,7 +23,7 @@ KEEP_FILES: Final = 512
 
 
 class LogStream:
-    """One worker's output as the controller sees it: bytes without gaps, lost ones replaced by a line that says so.
+    """One worker's output as the controller sees it: bytes without gaps; a line replaces lost ones.
 
     `acked` counts bytes of that stream; `_position` bytes of the spool, which may be further on."""
 
@@ -37,17 +37,17 @@ class LogStream:
         self._position = 0
 
     def hold(self, output: bytes) -> None:
-        """All there is, of what was no process. Raises OSError."""
+        """Set the whole output of a worker that was no process. Raises OSError."""
         self.spool.append(output)
         self.ended = True
 
     @property
-    def is_told(self) -> bool:
-        """Whether the controller has all that there is so far."""
+    def is_fully_sent(self) -> bool:
+        """Return True if the controller has acknowledged all output so far."""
         return not self._outstanding and self._position >= self.spool.end
 
     def next_batch(self, now_s: float) -> LogBatch | None:
-        """What is to be sent now, if anything."""
+        """Return the batch to send now, or None."""
         if not self._outstanding:
             lost, data = self.spool.read(self._position, BATCH_BYTES)
             self._position += lost + len(data)
@@ -60,7 +60,7 @@ class LogStream:
         return LogBatch(id=self.key.to_wire(), offset=self.acked, data=self._outstanding)
 
     def ack(self, offset: int) -> None:
-        """All bytes before `offset` are kept by the controller. What was never sent cannot be acknowledged."""
+        """Record that the controller keeps all bytes before `offset`. Unsent bytes cannot be acknowledged."""
         count = min(offset - self.acked, len(self._outstanding))
         if count > 0:
             self.acked += count
@@ -68,12 +68,12 @@ class LogStream:
             self._sent_at_s = None
 
     def rewind(self) -> None:
-        """The connection is a new one: what was not acknowledged is to be sent again."""
+        """Send unacknowledged output again: the connection is new."""
         self._sent_at_s = None
 
 
 class Logs:
-    """The streams of all workers, under state_dir/logs/JOB/run-N-rank-R.log. On the event loop."""
+    """Output streams of all workers, at state_dir/logs/JOB/run-N-rank-R.log. On the event loop."""
 
     def __init__(self, folder: Path, on_data: Callable[[], None]) -> None:
         """Raises OSError."""
@@ -84,7 +84,7 @@ class Logs:
         prune(folder, KEEP_FILES)
 
     def open(self, key: WorkerKey) -> LogStream:
-        """A new log for a worker that starts. Raises OSError."""
+        """Open a new log for a worker that starts. Raises OSError."""
         path = self.path(key)
         self._drop_surplus()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,20 +95,20 @@ class Logs:
         return self._folder / key.job / f"run-{key.run}-rank-{key.rank}.log"
 
     def next_batch(self) -> LogBatch | None:
-        """The next message for the controller: workers take turns."""
+        """Return the next message for the controller; workers take turns."""
         now_s = time.monotonic()
         for key in list(self._streams):
             batch = self._streams[key].next_batch(now_s)
             if batch is not None:
                 self._streams[key] = self._streams.pop(key)  # to the end of the queue
                 return batch
-            if self._streams[key].ended and self._streams[key].is_told:
+            if self._streams[key].ended and self._streams[key].is_fully_sent:
                 self._streams.pop(key).spool.close()
         return None
 
     @property
-    def all_told(self) -> bool:
-        return all(stream.is_told for stream in self._streams.values())
+    def all_sent(self) -> bool:
+        return all(stream.is_fully_sent for stream in self._streams.values())
 
     def ack(self, message: LogAck) -> None:
         stream = self._streams.get(WorkerKey.of(message.id))
@@ -121,7 +121,7 @@ class Logs:
             stream.rewind()
 
     def remove(self, job: str) -> None:
-        """All output of a job that is over; what was not sent yet is wanted no more."""
+        """Remove all output of a finished job, sent or not."""
         for key in [key for key in self._streams if key.job == job]:
             self._streams.pop(key).spool.close()
         shutil.rmtree(self._folder / job, ignore_errors=True)
@@ -132,7 +132,8 @@ class Logs:
         self._streams.clear()
 
     def _drop_surplus(self) -> None:
-        """A controller that is away for days must not keep every log of these days open here."""
+        """Close the oldest logs beyond MAX_STREAMS, so that an absence of the controller for days does not exhaust open
+        files."""
         ended = [key for key, stream in self._streams.items() if stream.ended]
         for key in ended[: max(0, len(self._streams) + 1 - MAX_STREAMS)]:
             logger.warning("the output of %s never reached a controller whole; it is in %s", key, self.path(key))

@@ -1,8 +1,7 @@
-"""Decides what is done about each worker: events in, the next state and instructions out. Touches no process or clock.
+"""State machine of the workers: events in, the next state and instructions out. Touches no process or clock.
 
-A worker's life: FETCHING (its code) -> WAITING (for older workers of its job to be gone) -> STARTING -> RUNNING ->
-STOPPING -> EXITED, and EXITED is kept until the controller says Forget. Any state may lead to EXITED.
-"""
+A worker's life: FETCHING (its code) -> WAITING (for older workers of its job to end) -> STARTING -> RUNNING -> STOPPING
+-> EXITED. EXITED is kept until the controller sends Forget. Any state may lead to EXITED."""
 
 from __future__ import annotations
 
@@ -27,6 +26,7 @@ from atoll.agent.supervisor.events import (
     Instruction,
     LaunchRefused,
     LaunchRequested,
+    Notify,
     Release,
     Report,
     SendSignal,
@@ -36,7 +36,6 @@ from atoll.agent.supervisor.events import (
     StartFailed,
     StartProcess,
     StopRequested,
-    Tell,
     Ticked,
 )
 from atoll.agent.supervisor.exits import classify
@@ -45,16 +44,17 @@ from atoll.jobs import exit_codes
 from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.common_pb2 import ViewReport
 
-TERM_S: Final = 2.0
-"""From SIGTERM to SIGKILL."""
+SIGTERM_TO_SIGKILL_S: Final = 2.0
+"""Seconds from SIGTERM to SIGKILL."""
 HANG_GRACE_S: Final = 10.0
-"""For a worker that hangs: its link's thread saves what the last boundary left."""
+"""Grace of a hung worker, in seconds: its link's thread saves the state of the last step boundary."""
 SAVING_S: Final = 600.0
-"""Longest that a worker which saves is left to it beyond its grace."""
-REMEMBERED: Final = 256
+"""Longest extension of the grace for a worker that is saving, in seconds."""
+MAX_REMEMBERED: Final = 256
 """Exits, fences of jobs and forgotten workers that are kept, newest first."""
-PAUSE_S: Final = 1.5
-"""Two ticks further apart than this: the agent itself was stopped, so nobody's silence counts."""
+AGENT_PAUSE_S: Final = 1.5
+"""Gap between two ticks, in seconds, that shows the agent itself was stopped. Silence of workers then does not count.
+"""
 
 
 class Phase(Enum):
@@ -68,13 +68,13 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """How far stopping has come. `signal` is the last one sent, 0 while it is only a word."""
+    """Progress of a stop. `signal` is the last one sent, 0 before the first."""
 
     reason: str
     kind: ExitKind
     signal: int
     next_at_s: float
-    """When the next stage is due: SIGTERM, then SIGKILL. Not while a worker saves, up to SAVING_S longer."""
+    """Time of the next stage: SIGTERM, then SIGKILL. A worker that saves gets up to SAVING_S longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +101,14 @@ class Worker:
 class State:
     workers: Mapping[WorkerKey, Worker] = field(default_factory=lambda: MappingProxyType({}))
     fences: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """By job: the oldest run that may still start a worker."""
+    """Oldest run of each job that may still start a worker."""
     forgotten: tuple[WorkerKey, ...] = ()
     closing: bool = False
     ticked_at_s: float | None = None
 
 
 def handle(state: State, event: Event) -> tuple[State, list[Instruction]]:
-    """One event in; the next state, and what to do in this order."""
+    """Return the next state and the instructions to carry out, in this order."""
     match event:
         case LaunchRequested():
             return _launch(state, event)
@@ -128,7 +128,7 @@ def handle(state: State, event: Event) -> tuple[State, list[Instruction]]:
         case _:
             worker = state.workers.get(event.key)
             if worker is None or worker.phase is Phase.EXITED:
-                return state, []  # the last words of somebody whose end is known
+                return state, []  # a late message of a worker whose exit is known
             return _of_worker(state, worker, event)
 
 
@@ -151,7 +151,7 @@ def _of_worker(
             handed_bytes = event.view.handed_bytes if event.view is not None else 0
             progress = progress.saved(event.saving, event.saved_bytes + handed_bytes, now_s)
             after = replace(worker, step=step, plan=plan, trained=event.trained, life=worker.life.heard(now_s))
-            same = event.trained == worker.trained and _standing(event.view) == _standing(worker.view)
+            same = event.trained == worker.trained and _urgent_part(event.view) == _urgent_part(worker.view)
             news: list[Instruction] = [] if same and event.volunteer_port == worker.volunteer_port else [Report()]
             after = replace(after, progress=progress, view=event.view, volunteer_port=event.volunteer_port)
             return _put(state, after), news
@@ -161,8 +161,8 @@ def _of_worker(
     return state, []
 
 
-def _standing(view: ViewReport | None) -> tuple[int, int, bool] | None:
-    """What of a worker's word about views the controller should hear of at once."""
+def _urgent_part(view: ViewReport | None) -> tuple[int, int, bool] | None:
+    """Return the part of a view report that the controller needs at once."""
     return None if view is None else (view.view, view.stage, view.times.first_step_s > 0)
 
 
@@ -211,12 +211,12 @@ def _stop_workers(
                 stop = Stop(reason, ExitKind.STOPPED, 0, now_s + grace_s)
                 state = _put(state, replace(worker, phase=Phase.STOPPING, stop=stop))
                 todo += [SendStop(key, grace_s, reason), Report()]
-            case Phase.RUNNING:  # nobody there who understands the word: a plain script, or one that still imports
-                stop = Stop(reason, ExitKind.STOPPED, signal.SIGTERM, now_s + grace_s + TERM_S)
+            case Phase.RUNNING:  # it cannot receive a Stop: a plain script, or one that still imports
+                stop = Stop(reason, ExitKind.STOPPED, signal.SIGTERM, now_s + grace_s + SIGTERM_TO_SIGKILL_S)
                 state = _put(state, replace(worker, phase=Phase.STOPPING, stop=stop))
                 todo += [SendSignal(key, signal.SIGTERM), Report()]
-            case Phase.STOPPING if worker.stop is not None:  # said again, or more urgently; never later than before
-                spare_s = TERM_S if worker.stop.signal else 0.0
+            case Phase.STOPPING if worker.stop is not None:  # repeated, or more urgent; never later than before
+                spare_s = SIGTERM_TO_SIGKILL_S if worker.stop.signal else 0.0
                 sooner = min(worker.stop.next_at_s, now_s + grace_s + spare_s)
                 state = _put(state, replace(worker, stop=replace(worker.stop, next_at_s=sooner)))
     return state, todo
@@ -229,7 +229,7 @@ def _tick(state: State, event: Ticked) -> tuple[State, list[Instruction]]:
     for worker in list(state.workers.values()):
         if worker.phase not in (Phase.RUNNING, Phase.STOPPING):
             continue
-        unseen_s = paused_s if paused_s > PAUSE_S else 0.0
+        unseen_s = paused_s if paused_s > AGENT_PAUSE_S else 0.0
         life = worker.life.seen(event.now_s, worker.key in event.stopped, unseen_s)
         looked_at = replace(worker, life=life, progress=worker.progress.paused(unseen_s))
         state = _put(state, looked_at)
@@ -249,16 +249,16 @@ def _look_at_progress(state: State, worker: Worker, now_s: float) -> tuple[State
         stop = Stop(reason, ExitKind.FAILED, 0, now_s + HANG_GRACE_S)
         state = _put(state, replace(worker, phase=Phase.STOPPING, stop=stop))
         return state, [SendStop(worker.key, HANG_GRACE_S, reason), Report()]
-    suspicion = worker.progress.suspicion(now_s)
-    if suspicion is None:
+    stall_warning = worker.progress.stall_warning(now_s)
+    if stall_warning is None:
         return state, []
     state = _put(state, replace(worker, progress=replace(worker.progress, notified=True)))
-    # Of those who all wait one voice is enough; whoever does not is the one that they wait for.
-    return state, [Tell(worker.key, suspicion)] if worker.key.rank == 0 or not worker.progress.waits else []
+    # One event is enough for all ranks that wait; a rank that does not wait is the one that they wait for.
+    return state, [Notify(worker.key, stall_warning)] if worker.key.rank == 0 or not worker.progress.waits else []
 
 
 def _killed(stop: Stop | None, exit_code: int) -> tuple[ExitKind, str] | None:
-    """What to call the end of a worker, and why, if it was the agent's doing."""
+    """Return kind and reason of a worker's end if the agent caused it."""
     if stop is None:
         return None
     came_to_itself = exit_code in (exit_codes.FINISHED, exit_codes.DRAINED)
@@ -274,7 +274,7 @@ def _next_stage(state: State, worker: Worker, stop: Stop, now_s: float) -> tuple
     if stop.signal == signal.SIGTERM:
         longer = "; stop_grace_s in the job file gives it longer" if stop.kind is ExitKind.STOPPED else ""
         return _kill(state, worker, stop.kind, f"{stop.reason} (killed: it did not stop on SIGTERM{longer})")
-    stop = replace(stop, signal=signal.SIGTERM, next_at_s=now_s + TERM_S)
+    stop = replace(stop, signal=signal.SIGTERM, next_at_s=now_s + SIGTERM_TO_SIGKILL_S)
     return _put(state, replace(worker, stop=stop)), [SendSignal(worker.key, signal.SIGTERM)]
 
 
@@ -292,7 +292,7 @@ def _kill(state: State, worker: Worker, kind: ExitKind, reason: str) -> tuple[St
 
 
 def _start_waiting(state: State, todo: list[Instruction] | None = None) -> tuple[State, list[Instruction]]:
-    """Start whoever has its code and waits for no older worker of its job any more."""
+    """Start each worker that has its code and whose job has no older worker left."""
     todo = todo or []
     living = [w.key for w in state.workers.values() if w.phase in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)]
     for key, worker in list(state.workers.items()):
@@ -305,9 +305,9 @@ def _start_waiting(state: State, todo: list[Instruction] | None = None) -> tuple
 def _forget(state: State, key: WorkerKey) -> tuple[State, list[Instruction]]:
     worker = state.workers.get(key)
     if worker is None or worker.phase is not Phase.EXITED:
-        return state, []  # not ours, or alive: its end is still to be told
+        return state, []  # unknown, or alive: its exit must be reported first
     workers = {k: w for k, w in state.workers.items() if k != key}
-    forgotten = (*state.forgotten, key)[-REMEMBERED:]
+    forgotten = (*state.forgotten, key)[-MAX_REMEMBERED:]
     return replace(state, workers=MappingProxyType(workers), forgotten=forgotten), [Release(key)]
 
 
@@ -320,20 +320,20 @@ def _put(state: State, worker: Worker) -> State:
 
 
 def _bounded(state: State) -> tuple[State, list[Instruction]]:
-    """Forget the exits that were first known, beyond REMEMBERED of them."""
+    """Forget the oldest exits beyond MAX_REMEMBERED."""
     exited = [key for key, worker in state.workers.items() if worker.phase is Phase.EXITED]
     todo: list[Instruction] = []
-    for key in exited[: max(0, len(exited) - REMEMBERED)]:
+    for key in exited[: max(0, len(exited) - MAX_REMEMBERED)]:
         state, more = _forget(state, key)
         todo += more
     return state, todo
 
 
 def _fence(state: State, job: str, run: int) -> State:
-    """No worker of `job` older than `run` starts any more. Kept for jobs with workers, and the newest others."""
+    """Start no more workers of `job` older than `run`. Kept for jobs with workers, and for the newest others."""
     fences = {j: r for j, r in state.fences.items() if j != job}
     fences[job] = max(run, state.fences.get(job, 0))
     present = {key.job for key in state.workers}
-    for old in [j for j in fences if j not in present and j != job][: max(0, len(fences) - REMEMBERED)]:
+    for old in [j for j in fences if j not in present and j != job][: max(0, len(fences) - MAX_REMEMBERED)]:
         del fences[old]
     return replace(state, fences=MappingProxyType(fences))

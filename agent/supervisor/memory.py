@@ -1,9 +1,9 @@
-"""Folders in this machine's memory, where workers of a job keep checkpoints that outlive them: /dev/shm/atoll-.../JOB.
-Beside it there is one on disk for what does not fit.
+"""Folders in shared memory for checkpoints that outlive their workers: /dev/shm/atoll-.../JOB, and one on disk for what
+does not fit.
 
-A folder lives as long as its job may come back. The agent tells the controller whose state it holds and removes it when
-the controller answers that the job is over, or that it knows no such job. An agent that ends on purpose takes all of
-them with it: its workers have written to disk then. One that was killed leaves them, and the next one finds them."""
+A folder is kept while its job may resume. The agent reports the jobs whose folders it has, and removes one when the
+controller answers that the job is over or unknown. An agent that shuts down removes all of them: its workers have saved
+to disk by then. A killed agent leaves them for its successor."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ logger = logging.getLogger(__name__)
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 LEAST_BYTES: Final = 256 << 20
-"""A smaller /dev/shm (64 MB in many containers) is left alone."""
+"""Smallest usable /dev/shm. Many containers have 64 MB."""
 MAX_JOBS: Final = 256
 _OF_AVAILABLE: Final = 0.5
-"""The rest of the memory that is available stays with the workers."""
+"""Share of the available memory for checkpoints; the rest is the workers'."""
 _OF_DISK: Final = 0.5
-"""Of what is free there; the rest is for checkpoints, code and logs."""
+"""Share of the free disk for shards; the rest is for checkpoints, code and logs."""
 _ON_DISK: Final = "memory"  # in the state directory
 
 
 class MemoryFolders:
-    """All methods on the agent's event loop. The state directory's lock keeps other agents away from the same ones."""
+    """Folders of all jobs. Used on the agent's event loop; the state directory's lock excludes other agents."""
 
     def __init__(self, state_dir: Path, shared_memory: Path = SHARED_MEMORY) -> None:
-        """Raises BadInput where somebody else has the folder's name, OSError where it cannot be made."""
+        """Raises BadInput if another user has a folder of that name, OSError if it cannot be made."""
         self.root = root_of(state_dir, shared_memory)
         self.warning = "" if self.root.parent == shared_memory else _not_in_memory(self.root, shared_memory)
-        """Where the folders are not in memory: why, for people."""
+        """Reason, for the user, why the folders are not in memory; else empty."""
         self.spill = state_dir / _ON_DISK
-        """Where shards lie for which memory has no room."""
+        """Folder of shards that do not fit into memory."""
         self.root.mkdir(mode=0o700, exist_ok=True)
-        found = self.root.lstat()  # /dev/shm is everybody's
+        found = self.root.lstat()  # /dev/shm is shared by all users
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise BadInput(f"{self.root} is not this user's alone. Remove it; checkpoints in memory go there")
         for left in self.jobs:
@@ -56,14 +56,15 @@ class MemoryFolders:
 
     @property
     def jobs(self) -> list[str]:
-        """Whose checkpoints are here."""
+        """List the jobs with checkpoints here."""
         roots = [root for root in (self.root, self.spill) if root.is_dir()]
         return sorted({path.name for root in roots for path in root.iterdir() if JOB_ID.fullmatch(path.name)})[
             :MAX_JOBS
         ]
 
     def offer(self, welcome: Welcome, job: str, workers: int) -> str:
-        """Say to one of so many workers of the job where its checkpoints may be. Returns what to warn of, if any."""
+        """Set in a worker's Welcome where its checkpoints may be; `workers`: of the job on this node. Return a warning,
+        or ""."""
         warning = self.warning
         try:
             self.of(job)
@@ -77,31 +78,31 @@ class MemoryFolders:
         return warning
 
     def of(self, job: str) -> Path:
-        """The job's folder. Raises OSError."""
+        """Return the job's folder. Raises OSError."""
         folder = self.root / job
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
     def most_bytes(self) -> int:
-        """For all jobs' checkpoints, with nothing else there."""
+        """Return the capacity for all jobs' checkpoints, with nothing else there."""
         return min(shutil.disk_usage(self.root).total, int(_OF_AVAILABLE * total_bytes()))
 
     def room_bytes(self, job: str, workers: int) -> int:
-        """For each of this many workers of the job: free, or what the job has already."""
+        """Return the memory for each worker of the job: its share of free and already used bytes."""
         free = shutil.disk_usage(self.root).free
         return (min(free, int(_OF_AVAILABLE * available_bytes())) + _held_bytes(self.root / job)) // workers
 
     def spill_bytes(self, job: str, workers: int) -> int:
-        """The same of the disk."""
+        """Return the disk space for each worker of the job, likewise."""
         free = shutil.disk_usage(self.spill.parent).free
         return (int(_OF_DISK * free) + _held_bytes(self.spill / job)) // workers
 
     def shard_folders(self, job: str) -> ShardFolders:
-        """Where the job's shards are; empty for what is no job."""
+        """Return the folders with the job's shards; empty if `job` is not a job id."""
         return ShardFolders(self.root / job, self.spill / job) if JOB_ID.fullmatch(job) else ShardFolders(None)
 
     def drop(self, job: str) -> None:
-        """Nobody will ask for it again."""
+        """Remove the checkpoints of a job that needs them no more."""
         if JOB_ID.fullmatch(job):
             for root in (self.root, self.spill):
                 _remove(root / job)
@@ -112,7 +113,7 @@ class MemoryFolders:
 
 
 def root_of(state_dir: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
-    """Where the agent of this state directory keeps its jobs' folders: beside it where shared memory has no room."""
+    """Return the folder with the jobs' folders: in shared memory, or in the state directory if that is too small."""
     if _total_bytes(shared_memory) < LEAST_BYTES:
         return state_dir / _ON_DISK
     name = hashlib.blake2b(os.fsencode(state_dir.absolute()), digest_size=8).hexdigest()
@@ -121,7 +122,7 @@ def root_of(state_dir: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
 
 def _not_in_memory(root: Path, shared_memory: Path) -> str:
     return (
-        f"{shared_memory} has {naturalsize(_total_bytes(shared_memory))}, checkpoints in memory ask for "
+        f"{shared_memory} has {naturalsize(_total_bytes(shared_memory))}, checkpoints in memory need "
         f"{naturalsize(LEAST_BYTES)}: they are files in {root} instead, and cost that disk its writes. Give it more "
         "(docker run --shm-size, mount -o remount,size=), or set [checkpoint] memory_replicas = 0"
     )

@@ -15,13 +15,13 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-_SET_MEMPOLICY: Final = {"x86_64": 238, "aarch64": 237}  # its number as a system call: not every machine has libnuma
+_SET_MEMPOLICY: Final = {"x86_64": 238, "aarch64": 237}  # system call numbers: not every machine has libnuma
 _MPOL_PREFERRED: Final = 1  # linux/mempolicy.h: of this node first, then of others, where MPOL_BIND would kill
 _MASK_BITS: Final = 1024
 
 
 def command(argv: Sequence[str], node: int, cpus: Sequence[int]) -> list[str]:
-    """`argv`, wrapped so that it runs on these processors."""
+    """Return `argv`, wrapped so that it runs on these processors."""
     return [sys.executable, "-I", "-S", __file__, str(node), ",".join(map(str, cpus)), *argv]
 
 
@@ -36,8 +36,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _prefer_memory_of(node: int) -> None:
-    """Without this, pages come from the node whose processor touches them first, which is this one too, unless the
-    agent was started with another policy. Containers often forbid the call; it is as good as not made then."""
+    """Prefer memory of this node even if the agent was started with another policy. By default pages come from the node
+    whose processor touches them first. Containers often forbid the call; then it has no effect."""
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is not None and node < _MASK_BITS:
         mask = (1 << node).to_bytes(_MASK_BITS // 8, sys.byteorder)

@@ -1,4 +1,4 @@
-"""Reads what all workers of this node print, on one thread, as fast as they print it."""
+"""Read the output of all workers of this node, on one thread, as fast as they print it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import suppress
 from fcntl import fcntl
 from typing import Final
 
-from atoll.agent.supervisor.flood import TAIL_BYTES, FloodGate
+from atoll.agent.supervisor.output_limiter import TAIL_BYTES, OutputLimiter
 from atoll.agent.supervisor.spool import Spool
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _FLUSH_S: Final = 0.2
 
 
 class Captured:
-    """One worker's output pipe and where it goes. Touched by the thread alone until `ended`."""
+    """One worker's output pipe and its destination. Touched by the thread alone until `ended`."""
 
     def __init__(self, fd: int, spool: Spool, on_data: Callable[[], None], on_end: Callable[[], None]) -> None:
         """on_data, on_end: called on the thread."""
@@ -33,12 +33,12 @@ class Captured:
         self.on_data = on_data
         self.on_end = on_end
         self.recent = bytearray()
-        """The last bytes that were printed, dropped or not."""
-        self._gate = FloodGate(time.monotonic())
+        """The last printed bytes, dropped or not."""
+        self._gate = OutputLimiter(time.monotonic())
         self._told_full = False
 
     def read(self) -> bool:
-        """Take what is there. Returns False at the end."""
+        """Read what is there. Return False at the end."""
         try:
             data = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
@@ -67,7 +67,7 @@ class Captured:
 
 
 class OutputPump:
-    """Owns the thread and every pipe it is given, from `add` until the end of output, `cut` or `close`."""
+    """Thread that reads output pipes. It owns each one from `add` until its end, `cut` or `close`."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -85,7 +85,7 @@ class OutputPump:
         self._ask("add", captured)
 
     def cut(self, captured: Captured) -> None:
-        """End it although something still holds the pipe open. Nothing happens where it has ended."""
+        """End a pipe that another process still holds open. No effect after its end."""
         self._ask("cut", captured)
 
     def close(self) -> None:

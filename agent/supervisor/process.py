@@ -11,22 +11,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from atoll.agent.supervisor.leftovers import PidFile
+from atoll.agent.supervisor.leftover_processes import PidFile
 from atoll.host import die_with_parent
 
 
 class BegunProcess(NamedTuple):
-    """Of this process, leading a session of its own."""
+    """Child process that leads a session of its own."""
 
     pid: int
     wait: Callable[[], int]
-    """For its end; returns its exit code (negative: the signal)."""
+    """Waits for its end and returns its exit code (negative: the signal)."""
 
 
 def executed(
     command: Sequence[str], *, folder: Path, env: Mapping[str, str], stdin: int = subprocess.DEVNULL
 ) -> Callable[[int], BegunProcess]:
-    """What `WorkerProcess` begins: this command, which the kernel ends with this process."""
+    """Return a `begin` for WorkerProcess that executes this command; the kernel ends it with this process."""
 
     def begin(output_fd: int) -> BegunProcess:
         process = subprocess.Popen(
@@ -44,12 +44,12 @@ def executed(
 
 
 class WorkerProcess:
-    """A running process group. `on_exit` is called on the event loop once its leader is dead; then `reap` is due."""
+    """A running process group. `on_exit` is called on the event loop once its leader has died; then call `reap`."""
 
     def __init__(
         self, begin: Callable[[int], BegunProcess], *, secret: str, pid_file: Path, on_exit: Callable[[], None]
     ) -> None:
-        """Raises OSError if the process cannot be made. begin: makes it, given where its output goes, which is to be
+        """Raises OSError if the process cannot be made. begin: makes it, given the descriptor of its output, which is
         read from `output_fd`. secret: the value of SECRET in its environment."""
         self._loop = asyncio.get_running_loop()
         self._on_exit = on_exit
@@ -76,14 +76,14 @@ class WorkerProcess:
             raise
 
     def becomes(self, secret: str, pid_file: Path, on_exit: Callable[[], None]) -> None:
-        """It is another's from now on. Raises OSError where the pid file cannot be written."""
+        """Give the process to another worker. Raises OSError if the pid file cannot be written."""
         before, self._pid_file = self._pid_file, PidFile(pid_file)
         self._pid_file.write(self.pid, secret)
         before.remove()
         self.secret, self._on_exit = secret, on_exit
 
     def send_signal(self, number: int) -> None:
-        """To every process of the group; gone ones are passed over."""
+        """Signal every process of the group that is still there."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
         if number == signal.SIGTERM:  # a stopped process takes no signal but SIGKILL
@@ -92,7 +92,7 @@ class WorkerProcess:
 
     def reap(self) -> int:
         """Kill what is left of the group and return the leader's exit code (negative: the signal)."""
-        self.send_signal(signal.SIGKILL)  # before wait: until then nobody else gets this pid as its group's number
+        self.send_signal(signal.SIGKILL)  # before wait: until then no other group gets this number
         code = self._wait()
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
@@ -106,6 +106,6 @@ class WorkerProcess:
 
 
 def out_of_memory_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
-    """How many processes the kernel has killed for want of memory since it started, in any container."""
+    """Count the processes that the kernel has killed for lack of memory since boot, in any container."""
     with vmstat.open() as lines:
         return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

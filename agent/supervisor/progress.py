@@ -1,7 +1,6 @@
-"""Judges whether a worker still gets anywhere, by the steps and the saved bytes that its link's thread reports twice a
-second. Pure.
+"""Detection of hung workers, by the steps and saved bytes that the link's thread reports twice a second. Pure.
 
-That thread lives on when the script does not: signs of life say nothing of a loader that waits for itself for ever."""
+That thread outlives a script that hangs: its messages do not show that a loader waits for itself forever."""
 
 from __future__ import annotations
 
@@ -10,48 +9,48 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import Final
 
-LEAST_S: Final = 30.0
-LONGEST: Final = 3.0
-"""No silence is worth a word that is shorter than LEAST_S, or than so many times the longest so far, evaluations
-between two steps among them."""
-WAITERS: Final = 2.0
-"""Who waits for others is the last to be told of or stopped: after so many times as long, if nobody else was."""
-AFTER_WAIT_S: Final = 10.0
-"""A worker that has just stopped waiting for others is not stopped for so long. Its peer may be the one that hung."""
-STARTS_S: Final = 300.0
-"""Until its first whole step it loads, compiles and meets the others: no user's limit of a step is of that."""
-STILL_S: Final = 10.0
-"""A checkpoint of which no byte moves for so long gets nowhere: a disk takes its pieces of 64 MiB in less."""
+MIN_SILENCE_S: Final = 30.0
+MAX_SILENCE_IN_LONGEST_STEPS: Final = 3.0
+"""Silence worth a warning: longer than MIN_SILENCE_S, and than this multiple of the longest step so far. Evaluations
+between steps count as part of a step."""
+WAITING_RANK_FACTOR: Final = 2.0
+"""Factor on the limits of a rank that waits for others, so that the rank they wait for is reported or stopped first."""
+GRACE_AFTER_WAIT_S: Final = 10.0
+"""Seconds for which a worker that stopped waiting for others is not stopped: its peer may be the one that hung."""
+FIRST_STEP_S: Final = 300.0
+"""Least limit until the first completed step, in seconds: the worker loads, compiles and meets its peers."""
+SAVE_STALL_S: Final = 10.0
+"""Seconds without a saved byte after which a checkpoint counts as stuck: a disk takes pieces of 64 MiB faster."""
 _KEPT: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     hang_s: float = 0.0
-    """A worker that completes no step for longer is stopped, STARTS_S at least where it has completed none; 0: it is
-    only told of."""
+    """Limit for one step, in seconds; a worker that exceeds it is stopped. FIRST_STEP_S at least before the first step.
+    0: only a warning."""
     step: int = 0
     since_s: float | None = None
-    """When it came to this step; None before it said Hello."""
+    """Time at which it reached this step; None before Hello."""
     steps_s: tuple[float, ...] = ()
-    """What its last steps took; empty before the first."""
+    """Durations of its last steps; empty before the first."""
     longest_s: float = 0.0
-    """Of all its steps, and what the script did between two."""
+    """Longest of all its steps and pauses between two."""
     waits: bool = False
-    """For other ranks, when it was last heard of."""
+    """True if it waited for other ranks at the last report."""
     waited_until_s: float = -math.inf
     """Time at which it last stopped waiting for other ranks."""
     notified: bool = False
     saving: bool = False
     saved_bytes: int = 0
     saved_at_s: float = -math.inf
-    """When it began to save, or bytes of a checkpoint last moved, or of state between ranks."""
+    """Time at which saving began, or bytes of a checkpoint or of state between ranks last moved."""
 
     def greeted(self, now_s: float) -> Progress:
         return self if self.since_s is not None else replace(self, since_s=now_s)
 
     def at(self, step: int, now_s: float, *, waits: bool = False) -> Progress:
-        """It said that it has completed `step` steps, and whether it waits for others."""
+        """Record a report of `step` completed steps, and whether the worker waits for others."""
         if step == self.step:
             if waits == self.waits:
                 return self
@@ -63,46 +62,46 @@ class Progress:
         return replace(self, step=step, since_s=now_s, steps_s=took_s, longest_s=longest_s, notified=False, waits=waits)
 
     def saved(self, saving: bool, saved_bytes: int, now_s: float) -> Progress:
-        """It said whether it writes a checkpoint, and how much of its state has moved, to there or to other ranks."""
+        """Record whether it writes a checkpoint, and the bytes of state moved to there or to other ranks."""
         moved = saved_bytes != self.saved_bytes or (saving and not self.saving)
         at_s = now_s if moved else self.saved_at_s
         return replace(self, saving=saving, saved_bytes=saved_bytes, saved_at_s=at_s)
 
     def saves(self, now_s: float) -> bool:
-        """Whether it writes a checkpoint, and bytes of it have moved of late."""
-        return self.saving and now_s - self.saved_at_s <= STILL_S
+        """Return True if it writes a checkpoint whose bytes have moved recently."""
+        return self.saving and now_s - self.saved_at_s <= SAVE_STALL_S
 
     def paused(self, for_s: float) -> Progress:
-        """Nobody could look for so long, which is held against nobody."""
+        """Leave out a time in which the agent could not look."""
         since_s = None if self.since_s is None else self.since_s + for_s
         return replace(self, since_s=since_s, saved_at_s=self.saved_at_s + for_s)
 
     def hung(self, now_s: float, *, trained: bool = False) -> str | None:
-        """Why it is to be stopped, or None. trained: it has no more steps to do, but to end."""
-        if not self.hang_s or self.since_s is None or now_s - self.waited_until_s <= AFTER_WAIT_S:
+        """Return why to stop the worker, or None. trained: it has no more steps to do and must end."""
+        if not self.hang_s or self.since_s is None or now_s - self.waited_until_s <= GRACE_AFTER_WAIT_S:
             return None
-        limit_s = self.hang_s if self.steps_s or trained else max(self.hang_s, STARTS_S)
+        limit_s = self.hang_s if self.steps_s or trained else max(self.hang_s, FIRST_STEP_S)
         if (silent_s := self._silent_s(now_s)) <= self._patient(limit_s):
             return None
         what = "no end" if trained else "no step"
         return f"{what} for {silent_s:.0f} s after step {self.step} (hang_s = {self.hang_s:g})"
 
     def _patient(self, seconds: float) -> float:
-        return WAITERS * seconds if self.waits else seconds
+        return WAITING_RANK_FACTOR * seconds if self.waits else seconds
 
     def _silent_s(self, now_s: float) -> float:
         assert self.since_s is not None
         return now_s - max(self.since_s, self.saved_at_s)
 
-    def suspicion(self, now_s: float) -> str | None:
-        """What people should know, once for each silence, or None."""
+    def stall_warning(self, now_s: float) -> str | None:
+        """Return a warning for the user, once for each silence, or None."""
         if self.notified or self.since_s is None:
             return None
         silent_s = self._silent_s(now_s)
         if not self.steps_s:
             return self._slow_start(silent_s)
         usual_s = statistics.median(self.steps_s)
-        if silent_s <= self._patient(max(LEAST_S, LONGEST * self.longest_s)):
+        if silent_s <= self._patient(max(MIN_SILENCE_S, MAX_SILENCE_IN_LONGEST_STEPS * self.longest_s)):
             return None
         said = (
             f"no step for {silent_s:.0f} s after step {self.step}; one took {usual_s:.2g} s before, "
@@ -120,7 +119,7 @@ class Progress:
 
     def _slow_start(self, silent_s: float) -> str | None:
         """Report a worker that completes no first step."""
-        if silent_s <= self._patient(STARTS_S):
+        if silent_s <= self._patient(FIRST_STEP_S):
             return None
         said = f"no step for {silent_s:.0f} s since it began, at step {self.step}."
         if self.waits:

@@ -1,8 +1,8 @@
-"""Serves the shards of a job that lie on this machine to workers of a run that it has no part in.
+"""Server of a job's shards on this machine, for workers of a run without a worker here.
 
-They ask over ZeroMQ with CURVE: this agent's key is made when it starts and told to the controller with the address, so
-that a launch can name both; whom it answers the controller says, by the public keys of the run's ranks. Each sees its
-own job's shards and nothing else, and of a job only the newest run is answered."""
+Workers ask over ZeroMQ with CURVE. The agent makes its key at start and registers it with its address, so that a launch
+can name both. The controller sends the public keys of the run's ranks, which alone are answered. Each reads its own
+job's shards, and of a job only the newest run is answered."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _TRIES: Final = 200
 
 
 class ShardServer:
-    """`listen` and `allow` on the agent's event loop; a thread of its own answers."""
+    """Shard server. `listen` and `allow` run on the agent's event loop; a thread of its own answers."""
 
     def __init__(self, folders_of: Callable[[str], ShardFolders]) -> None:
-        """folders_of: by job."""
+        """folders_of: from a job's id to its shards."""
         self._folders_of = folders_of
         secret, self.public_key = generate()
         self._keys = Keys(secret=secret, public=self.public_key, of={})
@@ -46,10 +46,10 @@ class ShardServer:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self.port = 0
-        """Where it listens; 0: nowhere."""
+        """Listening port; 0: none."""
 
     def listen(self, address: str) -> None:
-        """At this address of the machine, from now on. Where no port is free there, it says so and listens nowhere."""
+        """Listen at this address of the machine. If no port is free there, log it and listen nowhere."""
         if address == self._address:
             return
         self.close()
@@ -71,13 +71,13 @@ class ShardServer:
         self._thread.start()
 
     def allow(self, job: str, run: int, public: Sequence[bytes]) -> None:
-        """Answer the ranks of this run, and none of an older one. Whoever of it is connected already stays so: an
-        older run's worker may read what the newer one reads."""
+        """Answer the ranks of this run, and none of an older one. A connected rank of an older run stays connected: it
+        may read what the newer run reads."""
         if run >= self._allowed.get(job, (0, None))[0]:
             self._allowed[job] = (run, frozenset(public))
 
     def drop(self, job: str) -> None:
-        """Nobody will ask for it again."""
+        """Stop serving the job."""
         self._allowed.pop(job, None)
 
     def close(self) -> None:
@@ -127,11 +127,11 @@ class ShardServer:
         try:
             socket.send_multipart([who.bytes, reply.SerializeToString()], zmq.NOBLOCK)
         except zmq.ZMQError:
-            return  # it is gone, or takes nothing: it will ask again, or somebody else
+            return  # it is gone or takes nothing: it will ask again, or ask another agent
 
 
 def _bound(socket: zmq.Socket[bytes], address: str) -> int:
-    """The port; 0 where none is free. On all of the machine's addresses where this one is a gateway's."""
+    """Bind a free port and return it; 0 if none is free. A gateway's address binds all addresses of the machine."""
     ports = candidate_ports()
     for host in (bracketed(address), "*"):
         try:
@@ -142,7 +142,7 @@ def _bound(socket: zmq.Socket[bytes], address: str) -> int:
 
 
 def held_in(folders: ShardFolders) -> Iterator[ShardReply.Held]:
-    """Whole shards as far as their heads and tails tell. Raises CheckpointError."""
+    """Yield whole shards, judged by their heads and tails. Raises CheckpointError."""
     for path in folders.paths():
         shard, shards, slot = place_of(path)
         try:
@@ -156,7 +156,7 @@ def held_in(folders: ShardFolders) -> Iterator[ShardReply.Held]:
 
 
 def piece_of(folders: ShardFolders, asked: ShardRequest) -> bytes:
-    """The bytes that were asked for. Raises CheckpointError where the file is not there, or not so long."""
+    """Return the requested bytes. Raises CheckpointError if the file is missing or shorter."""
     sound = asked.shard < asked.shards <= 9999 and asked.slot < ALL_SLOTS and asked.bytes <= MAX_SHARD_PIECE
     path = folders.path(asked.shard, asked.shards, asked.slot) if sound else None
     if path is None:

@@ -1,4 +1,4 @@
-"""Carries out what the state machine says: the only place that starts, signals and reaps workers."""
+"""Supervisor: carries out the state machine's instructions. The only module that starts, signals and reaps workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Final
 from atoll.agent.ports import RendezvousPorts
 from atoll.agent.settings import AgentSettings
 from atoll.agent.supervisor import machine
-from atoll.agent.supervisor.code import Fetch
+from atoll.agent.supervisor.code_store import Fetch
 from atoll.agent.supervisor.events import (
     CloseRequested,
     CodeReady,
@@ -29,6 +29,7 @@ from atoll.agent.supervisor.events import (
     Instruction,
     LaunchRefused,
     LaunchRequested,
+    Notify,
     Release,
     Report,
     SendSignal,
@@ -38,12 +39,11 @@ from atoll.agent.supervisor.events import (
     StartFailed,
     StartProcess,
     StopRequested,
-    Tell,
     Ticked,
 )
 from atoll.agent.supervisor.exits import last_words
 from atoll.agent.supervisor.inventory import InventoryTaker
-from atoll.agent.supervisor.leftovers import end_escaped
+from atoll.agent.supervisor.leftover_processes import end_escaped
 from atoll.agent.supervisor.liveness import STALL_TIMEOUT_S, is_stopped
 from atoll.agent.supervisor.logs import Logs, LogStream
 from atoll.agent.supervisor.memory import MemoryFolders
@@ -51,9 +51,9 @@ from atoll.agent.supervisor.output import Captured, OutputPump
 from atoll.agent.supervisor.preparation import Preparation, Prepared
 from atoll.agent.supervisor.process import WorkerProcess, out_of_memory_kills
 from atoll.agent.supervisor.shard_server import ShardServer
-from atoll.agent.supervisor.starting import WorkerStarter
 from atoll.agent.supervisor.strategy_messages import StrategyMessages
-from atoll.agent.supervisor.workers import WorkerSocket
+from atoll.agent.supervisor.worker_socket import WorkerSocket
+from atoll.agent.supervisor.worker_starter import WorkerStarter
 from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import Device
 from atoll.agent.tunnels.passages import OwnWorkers, Passages
@@ -70,9 +70,9 @@ logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.2
 CLOSE_GRACE_S: Final = 3.0
-"""When the agent is asked to stop, workers get this long to reach a step boundary and write a checkpoint."""
+"""Seconds for workers to reach a step boundary and write a checkpoint when the agent shuts down."""
 _OUTPUT_END_S: Final = 1.0
-"""After a worker's end something that left its group may hold its output open; it is cut off then."""
+"""Seconds to wait for a dead worker's output; a process that left its group may still hold the pipe open."""
 _KILLED_S: Final = 5.0
 
 
@@ -86,8 +86,8 @@ class _Running:
 
 
 class Supervisor:
-    """The workers of this node. `changed` is called when the controller should hear of them now, `printed` when
-    there is output to be sent."""
+    """The workers of this node. `changed` is called when the controller should get a report now, `printed` when there
+    is output to send."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Supervisor:
         changed: Callable[[], None],
         printed: Callable[[], None],
     ) -> None:
-        """Raises OSError where the state directory cannot be used."""
+        """Raises OSError if the state directory cannot be used."""
         self._settings = settings
         self._changed = changed
         self._printed = printed
@@ -108,7 +108,7 @@ class Supervisor:
         self._tasks: dict[WorkerKey, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
         self.address = "127.0.0.1"
-        """Where other nodes reach this one; decides on which interface workers meet."""
+        """Address at which other nodes reach this one; selects the interface of the workers."""
         self.collector = Collector(begun=changed)
         self.ports = RendezvousPorts()
         self.logs = Logs(settings.state_dir / "logs", printed)
@@ -139,11 +139,11 @@ class Supervisor:
         return tuple(self._state.workers.values())
 
     def registered(self) -> None:
-        """A controller has let this node in: it may launch workers now, and has none of their output yet."""
+        """A controller has registered this node: it may launch workers, and has none of their output yet."""
         self.logs.rewind()
         self._starter.wait_for_launches(self.address)
 
-    # What the controller asks for; checked already.
+    # Requests of the controller, already checked.
 
     def launch(self, key: WorkerKey, launch: Launch) -> None:
         if key not in self._state.workers:
@@ -153,14 +153,14 @@ class Supervisor:
             del self._launches[key]
 
     def refuse(self, key: WorkerKey, reason: str) -> None:
-        """A Launch that cannot be carried out is reported as a worker that was not started."""
+        """Report a Launch that cannot be carried out as a worker that was not started."""
         self._feed(LaunchRefused(key, reason))
 
     def plan(self, message: PlanForJob) -> None:
         self._socket.send_plan(message)
 
     def view(self, view: View) -> None:
-        """Pass it on. Where its first member is here, its members meet here."""
+        """Forward a view. If its first member is here, the members' rendezvous is here."""
         if WorkerKey(view.job, view.run, view.members[0].member.rank) in self._state.workers:
             self.ports.release(view.master_port)
         self._socket.send_view(view)
@@ -174,11 +174,11 @@ class Supervisor:
         self._feed(StopRequested(message.job, message.run, message.grace_s, reason, time.monotonic(), ranks))
 
     def drop_memory(self, job: str) -> None:
-        """Its checkpoints in memory, once none of its workers is here."""
-        if not self._lives(job):  # the controller says it again
+        """Remove the job's checkpoints in memory, once none of its workers is here."""
+        if not self._lives(job):  # the controller repeats it
             self.memory.drop(job)
             self.shards.drop(job)
-            self._starter.spares.forget(job)
+            self._starter.fork_servers.forget(job)
 
     def _welcome_of(self, key: WorkerKey) -> Welcome | None:
         return self._socket.welcome_of(key)
@@ -191,7 +191,7 @@ class Supervisor:
         return any(worker.key.job == job and worker.phase is not machine.Phase.EXITED for worker in self.workers)
 
     def take_inventory(self, asked: TakeInventory) -> None:
-        """Look what there is of a job's checkpoints; `next_inventory` has the answer later."""
+        """Take inventory of a job's checkpoints; `next_inventory` returns the answer later."""
         if asked.remove and self._lives(asked.job):
             self._inventory_taken(Inventory(request=asked.request, troubles=["workers of the job live here"]))
             return
@@ -203,7 +203,7 @@ class Supervisor:
         return self._inventories.popleft() if self._inventories else None
 
     def _inventory_taken(self, inventory: Inventory) -> None:
-        """On the thread that looked."""
+        """Queue an inventory; called on the inventory's thread."""
 
         def queue() -> None:
             self._inventories.append(inventory)
@@ -215,10 +215,10 @@ class Supervisor:
     def forget(self, key: WorkerKey) -> None:
         self._feed(ForgetRequested(key))
 
-    # Its own life.
+    # Life cycle.
 
     async def run(self) -> None:
-        """Watch over the workers until cancelled."""
+        """Supervise the workers until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._socket.run(), name="worker socket")
             group.create_task(self._tick(), name="worker watch")
@@ -226,10 +226,10 @@ class Supervisor:
             group.create_task(self.passages.run(), name="passages")
 
     async def stop_all(self, reason: str) -> None:
-        """Stop every worker in stages and start none any more. Returns when all are gone; `run` must be running."""
+        """Stop every worker in stages and start none any more. Return when all have ended; `run` must be running."""
         self._feed(CloseRequested(CLOSE_GRACE_S, reason, time.monotonic()))
-        self._starter.spares.close()
-        beyond_s = machine.TERM_S + _KILLED_S
+        self._starter.fork_servers.close()
+        beyond_s = machine.SIGTERM_TO_SIGKILL_S + _KILLED_S
         deadline_s = time.monotonic() + CLOSE_GRACE_S + beyond_s
         while self._tasks and (now_s := time.monotonic()) < deadline_s:
             await asyncio.wait(self._tasks.values(), timeout=TICK_S)
@@ -239,10 +239,10 @@ class Supervisor:
             logger.error("workers %s did not end on SIGKILL: the kernel waits for a device or disk", [*self._running])
 
     async def close(self) -> None:
-        """Let go of everything. Workers that are left are killed at once."""
+        """Free all resources. Remaining workers are killed at once."""
         for running in self._running.values():
             running.process.send_signal(signal.SIGKILL)
-        self._starter.spares.close()
+        self._starter.fork_servers.close()
         tasks = list(self._tasks.values())
         if tasks:
             await asyncio.wait(tasks, timeout=_KILLED_S)
@@ -262,7 +262,7 @@ class Supervisor:
         while True:
             stopped = (key for key, running in self._running.items() if is_stopped(running.process.pid))
             self._feed(Ticked(time.monotonic(), frozenset(stopped)))
-            self._starter.spares.tick(time.monotonic(), self._state.workers)
+            self._starter.fork_servers.tick(time.monotonic(), self._state.workers)
             await asyncio.sleep(TICK_S)
 
     # Events in, instructions out.
@@ -285,7 +285,7 @@ class Supervisor:
                     running.process.send_signal(number)
             case Release(key):
                 self._release(key)
-            case Tell(key, text):
+            case Notify(key, text):
                 self._warn(key, text)
             case Report():
                 self._changed()
@@ -294,7 +294,7 @@ class Supervisor:
         self.collector.note(key, LEVEL_WARNING, text)
 
     def _own(self, key: WorkerKey, work: Coroutine[None, None, None]) -> None:
-        """Run the part of a worker's life that waits: fetching, then watching."""
+        """Run the waiting part of a worker's life as a task: fetching, then watching."""
         self._tasks[key] = self._loop.create_task(work, name=str(key))
 
         def done(task: asyncio.Task[None]) -> None:
@@ -372,8 +372,8 @@ class Supervisor:
         return self.checkpoints_of(launch.spec.checkpoint.directory) / key.job
 
     def checkpoints_of(self, directory: str) -> Path:
-        """Where jobs with this `directory` have their folders on this node. With the URL of a store: before it has
-        them."""
+        """Return the parent of the folders of jobs with this `directory` on this node; for a store's URL, of files not
+        yet uploaded."""
         return Path(directory) if directory.startswith("/") else self._settings.jobs
 
     def _capture(self, process: WorkerProcess, stream: LogStream) -> tuple[Captured, asyncio.Event]:
@@ -395,12 +395,12 @@ class Supervisor:
         return captured, ended
 
     async def _watch(self, key: WorkerKey) -> None:
-        """Wait for the process to die; end its group and its output; then tell."""
+        """Wait for the process to die, end its group and its output, then report."""
         running = self._running[key]
         await running.exited.wait()
         code = running.process.reap()
         end_escaped(running.process.secret)
-        if code == exit_codes.FINISHED:  # after other ends somebody waits for its place
+        if code == exit_codes.FINISHED:  # after other exits a new worker waits for its place
             await self._preparation.look(key, self._warn)
         for then in (self._pump.cut, self._abandon):
             try:

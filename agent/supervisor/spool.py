@@ -1,4 +1,4 @@
-"""The kept output of one worker on disk: two files of at most FILE_BYTES, the older replaced when the newer is full."""
+"""Kept output of one worker on disk: two files of at most FILE_BYTES; the older is replaced when the newer is full."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ FILE_BYTES: Final = 10 * 1024 * 1024
 
 
 class Spool:
-    """Appended to by the output thread, read by the event loop. Positions count from the first byte ever appended."""
+    """Ring of two files. The output thread appends, the event loop reads. Positions count from the first byte ever
+    appended."""
 
     def __init__(self, path: Path, file_bytes: int = FILE_BYTES) -> None:
         """Begins anew where files of that name exist. Raises OSError."""
@@ -43,7 +44,7 @@ class Spool:
                 at += self._write(data[at : at + room])
 
     def read(self, at: int, limit: int) -> tuple[int, bytes]:
-        """(how many bytes from position `at` on are no longer kept, at most `limit` bytes after those)."""
+        """Return (bytes after position `at` that are no longer kept, at most `limit` bytes after those)."""
         with self._lock:
             begin = max(at, self._older_at)
             if self._older is not None and begin < self._current_at:

@@ -1,5 +1,4 @@
-"""Messages of strategies on their way from this node's workers to the controller: sent as they come, lost where it is
-away."""
+"""Queue of strategies' messages from this node's workers to the controller. Cleared while that is away."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import Final
 from atoll.v1.common_pb2 import StrategyMessage
 
 MAX_WAITING: Final = 1024
-"""The oldest are dropped first: a scheduler asks for what is, not for what was."""
+"""Length of the queue; the oldest are dropped first, since a scheduler needs only the newest state."""
 
 
 class StrategyMessages:
@@ -25,7 +24,7 @@ class StrategyMessages:
         self._filled.set()
 
     def clear(self) -> None:
-        """Nobody was there to take them."""
+        """Drop all messages: the controller is away."""
         self._waiting.clear()
 
     async def next(self) -> StrategyMessage:

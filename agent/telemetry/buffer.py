@@ -46,12 +46,12 @@ class TelemetryBuffer:
         self.step(sample)
 
     def drop_steps(self, count: int) -> None:
-        """So many that were measured will not be sent."""
+        """Count measured steps that will not be sent."""
         self._dropped_steps += count
         self.changed = True
 
     def dropped_before(self, count: int) -> None:
-        """So many were dropped, since the run began, before they came here."""
+        """Set the number of steps that were dropped before they came here, since the run began."""
         self._dropped_before = max(self._dropped_before, count)
         self.changed = True
 

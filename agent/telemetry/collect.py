@@ -31,8 +31,8 @@ MESSAGE_BYTES: Final = 1024 * 1024
 
 
 class Collector:
-    """What the workers of this node measured, since it was last taken. `begun` is called when a worker's first step
-    was heard of, which the controller should know now."""
+    """Measurements of the workers of this node since the last `take`. `begun` is called at a worker's first step,
+    which the controller should know at once."""
 
     def __init__(self, begun: Callable[[], None] = lambda: None) -> None:
         self._begun = begun
@@ -41,7 +41,7 @@ class Collector:
         self._estimates = StepEstimates()
 
     def estimate(self, key: WorkerKey) -> None:
-        """From now on tell what is made of this worker's steps, not each of them."""
+        """Report estimates from this worker's steps from now on, not each step."""
         self._estimates.begin(key)
 
     def add(self, key: WorkerKey, telemetry: WorkerTelemetry) -> None:
@@ -86,7 +86,7 @@ class Collector:
             into.step(sample)
 
     def lost(self, telemetry: Telemetry) -> None:
-        """What `take` gave could not be sent. Its steps count as dropped, unless the next estimate tells of them."""
+        """Count the steps of an unsent telemetry as dropped, unless the next estimate includes them."""
         for worker in telemetry.workers:
             key = WorkerKey.of(worker.id)
             if key in self._buffers and worker.steps and not worker.HasField("estimate"):
@@ -119,7 +119,7 @@ class Collector:
             yield message
 
     def forget(self, key: WorkerKey) -> None:
-        """Its last words are still sent."""
+        """Remove a worker once its last measurements are sent."""
         if key in self._buffers:
             self._forgotten.add(key)
 

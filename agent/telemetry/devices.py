@@ -34,13 +34,13 @@ class Device:
     speed: float
     """1.0, or the share of its speed it is slowed down to."""
     visible_as: str = ""
-    """Its name in CUDA_VISIBLE_DEVICES (with CUDA_DEVICE_ORDER=PCI_BUS_ID); empty for a CPU."""
+    """Name in CUDA_VISIBLE_DEVICES (with CUDA_DEVICE_ORDER=PCI_BUS_ID); empty for a CPU."""
     work_per_s: float = 0.0
-    """Of a fixed calculation, slowed by `speed`; 0 where it was not measured. Only compared within one kind."""
+    """Rate of a fixed calculation, slowed by `speed`; 0 if not measured. Only compared within one kind."""
     uuid: str = ""
     """The UUID of a whole GPU or of a MIG part; empty for a GPU in parts that NVML does not list."""
     numa_node: int | None = None
-    """That it hangs on; None: it is not known, or a CPU."""
+    """NUMA node of the device; None: unknown, or a CPU."""
     sharers: int = 1
     """Agents that share the GPU. Memory and work_per_s are the part of one of them."""
 
@@ -154,7 +154,7 @@ def _parts(pynvml: Any, handle: object) -> Iterator[object]:
 
 
 def numa_node_of(bus_id: str, devices: Path = Path("/sys/bus/pci/devices")) -> int | None:
-    """Of a PCI device as NVML names it, "00000000:3B:00.0"; None where the kernel does not know (virtual machines)."""
+    """Return the NUMA node of a PCI device by its NVML name, "00000000:3B:00.0"; None if unknown (virtual machines)."""
     domain, _, place = bus_id.lower().partition(":")
     try:
         node = int((devices / f"{int(domain, 16):04x}:{place}" / "numa_node").read_text())

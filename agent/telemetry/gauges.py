@@ -56,7 +56,7 @@ class CpuGauges:
 
 
 def _cpu_temperature_c() -> float | None:
-    """Of the hottest part of the processor; None where the kernel does not say (virtual machines, macOS)."""
+    """Return the temperature of the hottest part of the processor; None if unknown (virtual machines, macOS)."""
     ask = getattr(psutil, "sensors_temperatures", None)
     chips = ask() if ask is not None else {}
     found = [sensor.current for chip in _CPU_SENSORS for sensor in chips.get(chip, ())]
@@ -136,7 +136,7 @@ def _tells(sample: DeviceSample) -> bool:
 
 
 def _answer(ask: Callable[..., Any], *arguments: object) -> Any:
-    """What NVML says; None where it has no answer: not supported here, or the device is gone."""
+    """Return NVML's answer; None if it is not supported here, or the device is gone."""
     import pynvml
 
     try:

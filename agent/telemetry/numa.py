@@ -19,7 +19,7 @@ _NODES: Final = Path("/sys/devices/system/node")
 
 @dataclass(frozen=True, slots=True)
 class NumaBinding:
-    """What a worker runs on. Memory of its pages comes from the same node as long as there is some."""
+    """NUMA node and processors of a worker. Memory comes from that node while it has some."""
 
     node: int
     cpus: tuple[int, ...]
@@ -29,10 +29,10 @@ class NumaBinding:
 
 
 def bindings(nodes: Mapping[int, Collection[int]], devices: Sequence[Device]) -> dict[int, NumaBinding]:
-    """By index, the bindings of devices. nodes: the processors of each NUMA node that the agent may use.
+    """Return the bindings of devices by index. nodes: the processors of each NUMA node that the agent may use.
 
-    Empty where there is nothing to choose: with one node, or one device, which gets all processors. A device whose node
-    is not known, or has no processor for the agent, is left out."""
+    Empty with one node, or with one device, which gets all processors. A device is left out if its node is unknown
+    or has no processor for the agent."""
     there = {node: tuple(sorted(cpus)) for node, cpus in nodes.items() if cpus}
     if len(there) < 2 or len(devices) < 2:
         return {}

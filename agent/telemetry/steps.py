@@ -17,7 +17,7 @@ from atoll.v1.common_pb2 import StepSample
 
 @dataclass(slots=True)
 class _RunSums:
-    """By step, what is not told yet. Bounded: of more than MAX_STEPS steps the first are worth the least."""
+    """Unsent sums by step, at most MAX_STEPS: the first ones are worth the least."""
 
     syncs: dict[int, SyncSums] = field(default_factory=dict)
     norms: dict[int, NormSums] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class _RunSums:
 
 
 class StepEstimates:
-    """Of the workers that it was told of. Their steps are sound as messages (`flaw_of_step`)."""
+    """Step estimates of registered workers. Their steps are valid messages (`flaw_of_step`)."""
 
     def __init__(self) -> None:
         self._ranks: dict[WorkerKey, RankEstimator] = {}
@@ -53,7 +53,7 @@ class StepEstimates:
         self._ranks[key] = RankEstimator()
 
     def forget(self, key: WorkerKey) -> None:
-        """What its last steps added up to is still told."""
+        """Stop estimating a worker; the sums of its last steps are still sent."""
         self._ranks.pop(key, None)
 
     def observe(self, key: WorkerKey, view: int, sample: StepSample) -> None:

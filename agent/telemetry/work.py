@@ -78,7 +78,7 @@ async def _rates(devices: Sequence[Device], threads: int | None, files: Mapping[
 
 
 def rates_from(printed: bytes, count: int) -> list[float]:
-    """What the program printed: a rate for each device, or all 0 where it makes no sense."""
+    """Parse the program's output: a rate for each device, or all 0 if it is invalid."""
     try:
         rates = [float(rate) for rate in json.loads(printed)]
     except (ValueError, TypeError):

@@ -18,7 +18,7 @@ class LinkNote:
     rank: int
     """The rank that is dialled."""
     port: int
-    """Where that one listens on its machine."""
+    """Port at which the other worker listens on its machine."""
     seal: bool
 
     def __str__(self) -> str:

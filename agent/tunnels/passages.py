@@ -31,7 +31,7 @@ from atoll.v1.worker_pb2 import OpenPassage, Passage, Welcome
 logger = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 60.0
-"""How long a link that is wanted is tried for: the relay starts again, the other worker is not there yet."""
+"""Seconds for which a wanted link is retried: the relay may restart, or the other worker may not be there yet."""
 IDLE_S: Final = 7200.0
 MAX_LINKS: Final = 512
 _HERE: Final = "127.0.0.1"
@@ -44,7 +44,7 @@ _LOOK_S: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class RelayAccess:
-    """Where the relay is, and the key of this node."""
+    """Address of the relay, and the key of this node."""
 
     address: str
     key: bytes
@@ -55,16 +55,16 @@ class RelayAccess:
 
 @dataclass(frozen=True, slots=True)
 class OwnWorkers:
-    """What passages ask about the workers of this node."""
+    """Queries of passages about the workers of this node."""
 
     welcome: Callable[[WorkerKey], Welcome | None]
     pid: Callable[[WorkerKey], int | None]
     address: Callable[[], str]
-    """Of this node: where its workers listen."""
+    """Address at which this node's workers listen."""
 
 
 class Passages:
-    """On the agent's event loop. `run` until cancelled; then nothing is open any more."""
+    """Tunnels of this node, on the agent's event loop. All are closed when `run` is cancelled."""
 
     def __init__(self, node: str, workers: OwnWorkers) -> None:
         self._node, self._workers = node, workers
@@ -76,7 +76,7 @@ class Passages:
         """Whether the relay would tell us of who dials."""
 
     def use(self, access: RelayAccess) -> None:
-        """From now on; links that are open stay."""
+        """Use this relay for new links; open ones stay."""
         if access != self._access:
             self._access = access
             self._changed.set()
@@ -152,7 +152,7 @@ class Passages:
             pause_s = min(2 * pause_s, _LONGEST_S)
 
     async def _answer(self, access: RelayAccess, frame: dict[str, Any]) -> None:
-        """Somebody dials one of ours."""
+        """Answer a link that another node dials to a worker here."""
         inner: socket.socket | None = None
         try:
             note = LinkNote.parse(str(frame.get("note", "")))
@@ -168,8 +168,8 @@ class Passages:
                 inner.close()
 
     async def _listener(self, key: WorkerKey, note: LinkNote, by: str) -> Welcome:
-        """Once our worker listens there. Raises BadInput where it is none of ours or the dialler is not in its run,
-        TimeoutError."""
+        """Wait until this node's worker listens there. Raises BadInput if it is unknown or the dialler is not in its
+        run, TimeoutError."""
         async with asyncio.timeout(_DIAL_S):
             while True:
                 welcome, pid = self._workers.welcome(key), self._workers.pid(key)
@@ -235,7 +235,7 @@ def _sealer(welcome: Welcome, run: int, own: int, other: int) -> Sealer:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether this process listens on that port: nobody is led to anything else on this machine."""
+    """Return True if this process listens on that port: no link leads to anything else on this machine."""
     with suppress(psutil.Error, OSError):
         found = psutil.Process(pid).net_connections(kind="tcp")
         return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in found)

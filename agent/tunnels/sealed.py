@@ -25,9 +25,10 @@ _MEET_S: Final = 30.0
 
 
 async def join_sealed(plain: socket.socket, link: socket.socket, sealer: Sealer, rank: int) -> None:
-    """Until both ends have closed or either fails; closes both. rank: of the worker at the other end.
+    """Forward data until both ends have closed or either fails; then close both. rank: of the worker at the other
+    end.
 
-    Raises NotAllowed where the other end has not its keys, OSError where a connection fails."""
+    Raises NotAllowed if the other end lacks its keys, OSError if a connection fails."""
     loop = asyncio.get_running_loop()
     for one in (plain, link):
         one.setblocking(False)

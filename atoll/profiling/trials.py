@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from atoll.agent.ports import RendezvousPorts
 from atoll.agent.runtime.step.state.fingerprint import fingerprint_of
-from atoll.agent.supervisor.environment import PLACE
+from atoll.agent.supervisor.environment import TORCHRUN_VARIABLES
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, JobFailed
 from atoll.host import die_with_parent
 from atoll.jobs.exit_codes import PEER_LOST
@@ -217,7 +217,9 @@ class _Workers:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
         threads = str(max(1, (os.cpu_count() or 1) // world_size))
         env = {"OMP_NUM_THREADS": threads, **inherited, **command.env, "PYTHONUNBUFFERED": "1"}
-        env = {name: value for name, value in env.items() if name not in PLACE} | {"ATOLL_PROBE": json.dumps(asked)}
+        env = {name: value for name, value in env.items() if name not in TORCHRUN_VARIABLES} | {
+            "ATOLL_PROBE": json.dumps(asked)
+        }
         if world_size > 1:
             env |= {
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),

@@ -18,7 +18,7 @@ from held_ports import free_port
 
 from atoll.agent import daemon
 from atoll.agent.settings import AgentSettings
-from atoll.agent.supervisor.leftovers import PidFile
+from atoll.agent.supervisor.leftover_processes import PidFile
 from atoll.v1 import agents_pb2, common_pb2
 
 FOREVER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"

@@ -12,7 +12,7 @@ import pytest
 from agent_harness import RunningAgent, ScriptedController, is_alive, until
 
 from atoll.agent.settings import AgentSettings
-from atoll.agent.supervisor.leftovers import PidFile, end_leftovers
+from atoll.agent.supervisor.leftover_processes import PidFile, end_leftovers
 from atoll.errors import BadInput, Conflict
 from atoll.v1 import agents_pb2, common_pb2
 

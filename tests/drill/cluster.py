@@ -21,7 +21,7 @@ from typing import Final, Self
 import psutil
 
 from atoll.agent.supervisor.environment import SECRET
-from atoll.agent.supervisor.leftovers import PidFile
+from atoll.agent.supervisor.leftover_processes import PidFile
 from atoll.agent.supervisor.memory import root_of
 from atoll.controller.state.etcd_binary import environment, find_etcd
 from atoll.errors import BadInput

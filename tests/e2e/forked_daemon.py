@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from atoll.agent.runtime import warm_start
-from atoll.agent.supervisor import fork_server, process, starting
+from atoll.agent.supervisor import fork_server, process, worker_starter
 from atoll.agent.supervisor.environment import SECRET
 from atoll.agent.supervisor.process import BegunProcess
 from atoll.cli.main import main as command_line
@@ -98,7 +98,7 @@ def fork_workers() -> None:
         warm.end(warm.run())
     theirs.close()
     nursery = Nursery(ours)
-    for module in (fork_server, starting):
+    for module in (fork_server, worker_starter):
         vars(module)["executed"] = nursery.executed
     # An agent drops a fork server that misses this deadline. It has one nursery, whose answers would be off by one.
     vars(fork_server)["FORK_S"] = 60.0

@@ -104,12 +104,12 @@ class AgentLink:
 
     @property
     def makes_views(self) -> bool:
-        """Whether those who launched this worker let a run go on without a lost one."""
+        """Return True if the run continues without a lost worker, in a next view."""
         return self.welcome.launch.plan.view >= 1
 
     @property
     def joins(self) -> bool:
-        """Whether this worker was launched beside a view, to be taken into a later one."""
+        """Return True if this worker was launched to join a later view."""
         return self.welcome.launch.HasField("joins")
 
     @property
@@ -124,12 +124,12 @@ class AgentLink:
         return self._newest_view.in_force if self._newest_view is not None else 0
 
     def stand(self, standing: ViewReport) -> None:
-        """How this worker stands towards the views of its run: told at once, and with every sign of life."""
+        """Report this worker's stage in the views of its run, now and with every Alive."""
         self._standing = standing
         self._wake()
 
     def wait_for(self, told: Callable[[], bool], deadline_s: float) -> bool:
-        """Until a view or a stop that came makes this true; whether it did in time."""
+        """Wait until a received view or stop makes `told` true. Return False at the deadline."""
         with self._told:
             return self._told.wait_for(told, deadline_s)
 
@@ -142,7 +142,7 @@ class AgentLink:
         return plans
 
     def tell_strategy(self, body: str) -> None:
-        """To the controller half of the strategy, at once; lost where nobody is there. By any thread."""
+        """Send a message to the controller half of the strategy, or drop it if the agent is gone. From any thread."""
         self._asked.append(body)
         self._wake()
 

@@ -15,8 +15,8 @@ class Outbox:
     """Filled by the training thread, emptied by the link's. No call waits."""
 
     links_so_far: Callable[[], Iterable[LinkSample]] | None = None
-    """What this view's links to peers have carried since it began. The link's thread asks with every report, for a
-    training thread that waits for a link tells nothing; of each peer the newest is sent."""
+    """Traffic of this view's links to peers so far. The link's thread calls it for every report, since a training
+    thread that waits for a link reports nothing. The newest sample of each peer is sent."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,20 +59,21 @@ class Outbox:
             self._buffer.memory(step)
 
     def links(self, samples: Iterable[LinkSample]) -> None:
-        """Of links that were measured by themselves."""
+        """Add samples of links that were measured apart from steps."""
         with self._lock:
             for sample in samples:
                 self._buffer.link(sample)
 
     def begin_view(self, view: int, id: WorkerId) -> None:
-        """What comes from now on is of this one."""
+        """Begin a view: later measurements belong to it."""
         with self._lock:
             if (telemetry := self._take(id)) is not None:
                 self._earlier.append(telemetry)
             self._view, self.urgent, self.links_so_far = view, True, None
 
     def take(self, id: WorkerId) -> WorkerTelemetry | None:
-        """As of TelemetryBuffer; what is of an earlier view comes first, by itself."""
+        """Return the next telemetry to send, as TelemetryBuffer does; that of an earlier view comes first,
+        separately."""
         asked = self.links_so_far
         links = tuple(asked()) if asked is not None else ()  # who tells may wait for a lock, whose holder tells of it
         with self._lock:
@@ -90,6 +91,6 @@ class Outbox:
         return telemetry
 
     def lost(self, telemetry: WorkerTelemetry) -> None:
-        """What `take` gave could not be sent. Its steps count as dropped."""
+        """Count the steps of an unsent telemetry as dropped."""
         with self._lock:
             self._buffer.drop_steps(len(telemetry.steps))

@@ -13,7 +13,7 @@ _HINT = "It is set by torchrun and by Atoll's agent; unset RANK and WORLD_SIZE t
 
 @dataclass(frozen=True, slots=True)
 class AgentEndpoint:
-    """How this worker reaches the agent that started it."""
+    """Address of the agent that started this worker."""
 
     socket: str  # ZeroMQ endpoint, ipc://...
     job: str
@@ -42,7 +42,7 @@ class AgentEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """Where this worker stands among the workers of its run."""
+    """Place of this worker among the workers of its run."""
 
     rank: int
     world_size: int
@@ -57,7 +57,8 @@ class WorkerPlace:
 
     @staticmethod
     def from_environment(env: Mapping[str, str] = os.environ) -> WorkerPlace:
-        """Without RANK and WORLD_SIZE a run of one worker. Raises BadInput naming the variable."""
+        """Read the place from the environment. Without RANK and WORLD_SIZE it is a run of one worker. Raises
+        BadInput naming the variable."""
         agent = AgentEndpoint.from_environment(env)
         if "RANK" not in env and "WORLD_SIZE" not in env:
             if agent is not None:

@@ -33,7 +33,7 @@ class SaveProgress:
                 self._writers -= 1
 
     def add(self, count: int) -> None:
-        """So many bytes more were written, or sent to the object store."""
+        """Count bytes that were written, or sent to the object store."""
         with self._lock:
             self._bytes += count
 
@@ -47,4 +47,4 @@ class SaveProgress:
 
 
 progress: Final = SaveProgress()
-"""Of this process."""
+"""The process's counter of saved bytes."""

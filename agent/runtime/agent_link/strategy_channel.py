@@ -18,11 +18,11 @@ class StrategyChannel:
 
     @property
     def answers(self) -> bool:
-        """Whether there may be a controller half at all."""
+        """Return True if there can be a controller half."""
         return self._link is not None
 
     def tell(self, message: Declared) -> None:
-        """By any thread. message: of the type that the strategy registered."""
+        """Send a message of the type that the strategy registered. From any thread."""
         if self._link is not None:
             self._link.tell_strategy(as_json(message.said()))
 

@@ -44,7 +44,7 @@ def _trains() -> bool:
 
 
 waiting: Final = Waiting()
-"""Of this process."""
+"""The process's state of waiting for other ranks."""
 
 
 class BatchWait:
@@ -83,4 +83,4 @@ class BatchWait:
 
 
 batch_wait: Final = BatchWait()
-"""Of this process."""
+"""The process's time of waiting for batches."""

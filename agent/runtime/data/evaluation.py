@@ -65,7 +65,8 @@ def gathered(group: Group | None, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gathered_parts(group: Group | None, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """As `gathered`, by rank. Collective. Raises BadInput, on all ranks, where they differ in more than n; PeerLost."""
+    """Return the parts that `gathered` concatenates, by rank. Collective. Raises BadInput, on all ranks, where they
+    differ in more than n; PeerLost."""
     own = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
     if group is None:
         return [own.clone()]

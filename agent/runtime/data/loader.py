@@ -40,7 +40,7 @@ MAX_BATCH_WAIT_S: Final = 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
-    """How batches are made. `batch_size` is the whole job's, or of `batch_of` workers where that is not 0."""
+    """Settings of the loader. `batch_size` is the whole job's, or of `batch_of` workers where that is not 0."""
 
     dataset: Dataset[Any]
     batch_size: int
@@ -173,17 +173,17 @@ class Loader(Generic[BatchT]):
 
     @property
     def samples(self) -> int:
-        """Of the epoch under way; 0 of a stream, which does not say."""
+        """Return the samples of the current epoch; 0 for a stream, whose length is unknown."""
         return self.order.samples or 0
 
     @property
     def batches_left(self) -> int:
-        """Of this epoch, from the position, if no other plan comes; of a stream, whether there is one."""
+        """Return the batches left in this epoch under the current plan; for a stream, whether there is one."""
         return self._slicer.batches_left(self.position)
 
     @property
     def at_last_batch(self) -> bool:
-        """Whether the batch last handed out ends its epoch, if no other plan comes."""
+        """Return True if the current batch ends its epoch under the current plan."""
         return self.current is not None and self._slicer.batches_left(after(self.current)) == 0
 
     @property
@@ -198,7 +198,7 @@ class Loader(Generic[BatchT]):
 
     @property
     def share(self) -> float:
-        """What this rank trains of the next whole batch, as BatchSlice.share."""
+        """Return this rank's share of the next whole batch, as BatchSlice.share."""
         return self._slicer.share_at(self.position.step)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -227,9 +227,9 @@ class Loader(Generic[BatchT]):
         self._exhausted = False
 
     def rewind(self, position: Position, rank: int) -> None:
-        """By `boundary`: the iteration under way goes on here, as this rank of those that the schedule knows. Worker
-        processes stay. Raises BadInput where `position` is of another epoch; of a dataset with a length not where the
-        next one begins."""
+        """Move the current iteration to `position`, with this rank's number in the schedule; called by `boundary`.
+        Worker processes stay. Raises BadInput if `position` is of another epoch; for a dataset with a length not
+        at the next epoch's begin."""
         if self.samples and position.epoch == self.position.epoch + 1 and position.consumed == 0:
             # What follows the loop runs first.
             position = Position(self.position.epoch, self.samples, position.step, self.samples)
@@ -245,12 +245,12 @@ class Loader(Generic[BatchT]):
         return self.order.samples is not None and consumed > self.order.samples
 
     def join(self, position: Position, rank: int) -> None:
-        """Before the first iteration: go on from here, as this rank of those that the schedule knows."""
+        """Continue from `position` with this rank's number in the schedule; call before the first iteration."""
         self.seek(position)
         self._slicer.rank, self._seeds = rank, (self._seeds[0], rank)
 
     def show_again(self) -> None:
-        """At an epoch's end: the next pass hands out the batch that led here once more, and nothing else."""
+        """Let the next iteration yield only the epoch's last batch again; call at an epoch's end."""
         made = self._slicer.slice_ending(self.position)
         self.seek(Position(made[0].epoch, made[0].start, made[0].step))
         self._shown_again = made
@@ -367,7 +367,7 @@ class Loader(Generic[BatchT]):
         return try_get
 
     def _slice_ahead(self) -> Iterator[list[Any]]:
-        """What DataLoader draws from, `lead` batches before it hands them out."""
+        """Yield the indices that DataLoader draws, `lead` batches before it returns them."""
         if self._shown_again is not None:
             (batch_slice, indices), self._shown_again = self._shown_again, None
             self._ahead.append(batch_slice)
@@ -441,7 +441,7 @@ def _refuse_all_dropped(order: Order, batch: int, drop_last: bool) -> None:
 
 
 def _all_once(sampler: Iterable[Any]) -> bool:
-    """Whether it is what shuffle=True makes."""
+    """Return True for the sampler that shuffle=True makes."""
     return (
         type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(sampler.data_source)
     )

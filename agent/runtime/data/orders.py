@@ -23,11 +23,11 @@ _NUMPY: Final = "numpy"
 
 
 class Order(Protocol):
-    """What a BatchSlicer cuts batches from."""
+    """Source of sample positions, from which a BatchSlicer cuts batches."""
 
     @property
     def samples(self) -> int | None:
-        """Of the epoch that was begun last; None where that shows at its end only."""
+        """Samples of the newest epoch; None until its end if that is not known before."""
 
     def read_length(self) -> int | None:
         """Return the samples of an epoch that would begin now; None where that shows at its end only."""
@@ -39,23 +39,24 @@ class Order(Protocol):
         """A checkpoint says how many samples this epoch has, which goes on here."""
 
     def left(self, epoch: int, consumed: int, most: int) -> int:
-        """How many samples come behind so many; where that takes reading, it is found out up to `most`."""
+        """Return the number of samples after `consumed`; if that takes reading, at most `most` are read."""
 
     def cut(self, epoch: int, consumed: int, most: int) -> int:
-        """So many samples, `most` where there are as many, become a batch."""
+        """Return the size of the next batch: `most`, or less if fewer samples are left."""
 
     def indices(self, epoch: int, begin: int, end: int) -> list[Any]:
-        """What the dataset is asked for at positions [begin, end), which `left` has found."""
+        """Return the dataset's indices at positions [begin, end), which `left` has found."""
 
     def completed(self, epoch: int, consumed: int) -> None:
         """Training has come to this position."""
 
     def digest(self) -> int:
-        """Below 2^63, equal on ranks that have the same order."""
+        """Return a hash below 2^63, equal on ranks with the same order."""
 
 
 class EpochOrder:
-    """Of a dataset with a length, from (seed, epoch, length) alone. The length is read at each epoch's begin."""
+    """Order of a dataset with a length, a function of (seed, epoch, length). The length is read when an epoch
+    begins."""
 
     def __init__(
         self, length: Callable[[], int], seed: int, shuffle: bool, sampler: Iterable[Any] | None = None
@@ -154,11 +155,11 @@ class EpochOrder:
 
 
 class StreamOrder:
-    """Of a dataset that is iterated. Every rank reads all of it and keeps what is cut for it.
+    """Order of an iterable dataset. Every rank reads all of it and keeps its own parts.
 
-    What was read stays until training is past it, so that a step can be cut anew with other shares. For going back
-    further than that the stream is read again: from where its own state was taken, where it has one, else from its
-    start. Random numbers that it draws are of (seed, epoch), not of the rank."""
+    Read samples stay until training has passed them, so that a step can be cut again with other shares. To go back
+    further, the stream is read again from its last saved state, or from its start if it has none. Random numbers
+    that it draws depend on (seed, epoch), not on the rank."""
 
     def __init__(self, stream: Iterable[Any], seed: int) -> None:
         self._stream, self._seed = stream, seed
@@ -206,7 +207,7 @@ class StreamOrder:
         return [self._buffer[at - self._first] for at in range(begin, end)]
 
     def completed(self, epoch: int, consumed: int) -> None:
-        """What lies before the batch that ended here is dropped."""
+        """Drop the samples before the end of this completed batch."""
         if (epoch, consumed) == self._stands:
             return
         self._stood, self._stands = self._stands, (epoch, consumed)
@@ -216,12 +217,12 @@ class StreamOrder:
         self._states = {at: state for at, state in self._states.items() if at >= oldest}
 
     def digest(self) -> int:
-        """Of the first sample: a stream that gives each rank its own part would lose samples here."""
+        """Return a hash of the first sample: a stream that gives each rank its own part would lose samples here."""
         return _digest(self.indices(0, 0, self.left(0, 0, 1)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Of the stream where training has come to, and a batch before: that is shown again after a resume at an
-        epoch's end."""
+        """Return the stream's state at the trained position and one batch before, which a resume at an epoch's end
+        yields again."""
         reached = self._reached()
         return {"positions": [list(at) for at in reached], "states": [deepcopy(self._states[at]) for at in reached]}
 
@@ -232,7 +233,7 @@ class StreamOrder:
             self._stood, self._stands = min(known), max(known)
 
     def _reached(self) -> list[tuple[int, int]]:
-        """Of the states that are known, the two nearest behind training."""
+        """Return the positions of the two newest known states that training has passed."""
         return sorted(at for at in self._states if at <= self._stands)[-2:]
 
     def _go_to(self, epoch: int, consumed: int) -> None:
@@ -265,7 +266,7 @@ class StreamOrder:
         self._buffer.clear()
 
     def _read(self, end: int, keep_from: int = 0) -> None:
-        """So far, or to the stream's end. keep_from: what lies before it is dropped."""
+        """Read up to `end`, or to the stream's end. Drop samples before `keep_from`."""
         if not self._ended and self._first + len(self._buffer) < end:
             with self._generators.in_place_of_global():
                 while not self._ended and self._first + len(self._buffer) < end:
@@ -283,7 +284,7 @@ class StreamOrder:
 
 
 class StreamedSamples(Dataset[Any]):
-    """In place of a stream, where batches are fetched: what it is asked for is the samples themselves."""
+    """Dataset that stands for a stream in the workers that fetch batches: its indices are the samples themselves."""
 
     def __getitem__(self, sample: Any) -> Any:
         return sample
@@ -319,7 +320,7 @@ class Generators:
 
 
 def is_stream(dataset: object) -> bool:
-    """Whether it can be iterated alone."""
+    """Return True if the dataset can only be iterated."""
     indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     return isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not indexed)
 
@@ -365,7 +366,8 @@ def _digest(value: Any) -> int:
 
 
 def _parts(value: Any) -> Iterator[bytes]:
-    """Of a sample, in its order. What is of no known kind tells of its type alone, for its repr may hold an address."""
+    """Yield a sample's content in order. An unknown type yields its name alone, since its repr may contain an
+    address."""
     if isinstance(value, torch.Tensor):
         yield f"{value.dtype}{tuple(value.shape)}".encode()
         yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

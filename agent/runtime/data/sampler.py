@@ -13,7 +13,7 @@ from atoll.agent.runtime.step.plans.schedule import PlanSchedule
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far the job's data has been trained on. Free of ranks, so that any number of them can go on from it."""
+    """Progress of training through the job's data, independent of ranks: any number of them can continue from it."""
 
     epoch: int
     consumed: int  # samples of this epoch, from the start of its order
@@ -70,7 +70,8 @@ class BatchSlicer:
         return self._schedule.planned_at(step).total_batch or self.own_batch
 
     def own_batches(self) -> int:
-        """Of an epoch that began now, were all as large as the script gave them. Raises TypeError for a stream."""
+        """Return the batches of an epoch that begins now with the script's batch size. Raises TypeError for a
+        stream."""
         samples = self._order.read_length()
         if samples is None:
             raise TypeError("a stream has no length: where its epoch ends shows when it does")
@@ -81,7 +82,7 @@ class BatchSlicer:
         return self._shares_at(step)[self.rank]
 
     def batches_left(self, position: Position) -> int:
-        """Of the epoch, if no other plan comes; of a stream, whether there is one."""
+        """Return the batches left in the epoch under the current plan; for a stream, whether there is one."""
         batch = self.batch_at(position.step)
         left = self._order.left(position.epoch, position.consumed, batch if self._drop_last else 1)
         return self._batches(left, batch)

@@ -21,9 +21,11 @@ from atoll.planning.stage_cut import StageDevice, StageLayer, StageLink, StagesI
 from atoll.v1.common_pb2 import LEVEL_INFO
 
 ALONE_TIMES: Final = 6
-"""What a parameter takes, in its own bytes, in the only pipeline: itself, its gradient, four moments (of Adam)."""
+"""Memory of a parameter in a single pipeline, as a multiple of its bytes: itself, its gradient, four moments (of
+Adam)."""
 BESIDE_OTHERS_TIMES: Final = 14
-"""Beside others also the round's copy of it and its moments, what is averaged of these, and the stashed weight."""
+"""Memory of a parameter with several pipelines: also the round's copy and its moments, their averages, and the
+stashed weight."""
 FREE_LINK: Final = StageLink(bandwidth=1e15, latency=0.0)
 """Links are not measured before training: activations cost nothing in the cut."""
 
@@ -64,8 +66,9 @@ def cut(
 def plan_stages_of(
     layers: Layers, place: StagePlace, costs: Sequence[Sequence[LayerCost]], memory_bytes: Sequence[int]
 ) -> tuple[int, ...]:
-    """By what each rank measured. All pipelines have one cut, for replicas of a stage average: a stage's device counts
-    as fast as the median over the pipelines, against the device of the first stage. Pure. Raises BadInput."""
+    """Choose the layers of each stage by every rank's measurements. All pipelines have one cut, since replicas of a
+    stage are averaged. A stage's device counts as fast as the median over the pipelines, relative to the first
+    stage's device. Pure. Raises BadInput."""
     reference, speeds = costs[0], []
     state_times = ALONE_TIMES if place.pipelines == 1 else BESIDE_OTHERS_TIMES
     for stage in range(place.stages):
@@ -117,7 +120,7 @@ def _seconds(costs: Sequence[LayerCost]) -> float:
 
 
 def _memory_bytes(session: Session) -> int:
-    """That this worker's stage may take."""
+    """Return the memory that this worker's stage may use, in bytes."""
     if session.device.type == "cuda":
         return int(torch.cuda.mem_get_info(session.device)[0])
     node = next((one.node for one in session.members if one.rank == session.place.rank), None)

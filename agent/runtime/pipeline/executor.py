@@ -32,8 +32,8 @@ class MicroBatch:
 
 
 class _UnderWay(NamedTuple):
-    """Of a micro-batch between its two passes. inputs: what came; output: what was made of it. stash: its weights,
-    where an update comes between."""
+    """Micro-batch between its two passes. inputs: received; output: computed from them. stash: its weights if an
+    update comes between."""
 
     inputs: Any
     output: torch.Tensor

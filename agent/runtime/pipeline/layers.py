@@ -38,7 +38,7 @@ class StageModule(nn.Module):
         return inputs
 
     def load_state_dict(self, state_dict: Any, *args: Any, **options: Any) -> Any:
-        """Of the whole model's, what is this stage's."""
+        """Load this stage's part of the whole model's state."""
         own = self.state_dict().keys()
         return super().load_state_dict({name: state_dict[name] for name in own if name in state_dict}, *args, **options)
 
@@ -92,7 +92,7 @@ class Layers:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """Of the whole model."""
+        """Return the fingerprint of the whole model."""
         together = [
             (f"{name}.{key}", tensor)
             for name, layer in zip(self.names, self.described, strict=True)
@@ -137,7 +137,8 @@ class Layers:
             return _materialised(name, given) if isinstance(given, nn.Module) else given()
 
     def stage(self, begin: int, end: int, seed: int) -> StageModule:
-        """Of the layers [begin, end). One that stands there twice is one, and so is a parameter that two have."""
+        """Return the stage of layers [begin, end). A layer that occurs twice is one module, and so is a shared
+        parameter."""
         made: list[nn.Module] = []
         layers: dict[int, nn.Module] = {}
         parameters: dict[int, nn.Parameter] = {}

@@ -20,8 +20,7 @@ TIMES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """Of one micro-batch. activation_bytes: what the layer hands on. kept_bytes: what it keeps for its backward pass
-    on the way."""
+    """Cost of a layer for one micro-batch. activation_bytes: its output. kept_bytes: kept for its backward pass."""
 
     forward_s: float
     backward_s: float
@@ -30,8 +29,8 @@ class LayerCost:
 
 
 def measured(layers: Layers, inputs: Any, seed: int, device: torch.device, throttle: Throttle) -> tuple[LayerCost, ...]:
-    """Of every layer, one after the other: only one is in memory at a time. inputs: of the first layer, on the
-    device. Raises BadInput for a layer whose output is no tensor."""
+    """Measure every layer in turn; only one is in memory at a time. inputs: of the first layer, on the device.
+    Raises BadInput for a layer whose output is no tensor."""
     costs = []
     for number, name in enumerate(layers.names):
         layer = layers.made(number, seed)
@@ -73,7 +72,7 @@ def _of_layer(
 
 
 def _called(layer: nn.Module, given: Any) -> Any:
-    """Its input is no leaf, for it may work in place."""
+    """Call a layer with an input that is no leaf, since it may work in place."""
     return layer(given.clone() if isinstance(given, torch.Tensor) and given.requires_grad else given)
 
 

@@ -23,16 +23,15 @@ class ModelPart:
     whole: Fingerprint
     trained: tuple[str, ...]
     group_sizes: tuple[tuple[int, ...], ...]
-    """By stage, of each parameter group of the optimizer: how many parameters."""
+    """Number of parameters in each parameter group of the optimizer, by stage."""
 
     @property
     def writes(self) -> bool:
-        """Whether this rank writes ordinary checkpoints of its stage."""
+        """Return True if this rank writes ordinary checkpoints of its stage."""
         return self.place.pipeline == 0
 
     def in_view(self, rank: int, world_size: int) -> ModelPart:
-        """Of this worker, where the run has other members now. Raises BadInput where they make up no whole
-        pipelines."""
+        """Return this worker's part after a change of members. Raises BadInput if they form no whole pipelines."""
         return replace(self, place=StagePlace.of(rank, world_size, self.place.stages))
 
     def numbered(self, optimizer: OptimizerState) -> WholeNumbers:
@@ -40,7 +39,8 @@ class ModelPart:
 
 
 def gathered_sizes(group: Group, place: StagePlace, optimizer: OptimizerState) -> tuple[tuple[int, ...], ...]:
-    """Of each stage's optimizer. Collective. Raises BadInput where stages have other groups; PeerLost."""
+    """Gather the group sizes of each stage's optimizer. Collective. Raises BadInput if stages have other groups;
+    PeerLost."""
     own = [len(each["params"]) for each in optimizer.param_groups]
     rows = [json.loads(one) for one in group.gather_bytes(json.dumps(own).encode())]
     sizes = tuple(tuple(row) for row in rows[: place.stages])
@@ -87,7 +87,7 @@ class WholeNumbers:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Of the whole model's, what is this stage's. Raises ValueError where it is that of another one."""
+        """Load this stage's part of the whole model's state. Raises ValueError for the state of another model."""
         groups = state_dict["param_groups"]
         found = [len(group["params"]) for group in groups]
         if found != self._whole:

@@ -24,8 +24,7 @@ class MicroPass(NamedTuple):
 
 
 def until_last_forward(stage: int, stages: int, micro_batches: int, made: int = 0) -> list[MicroPass]:
-    """Of a batch until its last forward pass is made, and the backward passes up to then. made: forward passes that
-    were made ahead."""
+    """Return the passes of a batch up to its last forward pass. made: forward passes made ahead."""
     ahead = _ahead(stage, stages, micro_batches)
     order = [MicroPass(Direction.FORWARD, micro) for micro in range(ahead)]
     for micro in range(micro_batches - ahead):

@@ -47,7 +47,7 @@ class StagePurpose(IntEnum):
 
 
 class StageMessage(NamedTuple):
-    """What a message is of. batch: of this pipeline in the round, from 0. micro: in the batch."""
+    """Key of a message. batch: of this pipeline in the round, from 0. micro: in the batch."""
 
     round: int
     batch: int
@@ -149,8 +149,8 @@ class StageLinks:
         self.mailbox.begin(round_)
 
     def know_ahead(self, claim: Callable[[], int | None]) -> int | None:
-        """Before this batch is over, on all stages but the last: the next one of this pipeline, where there is one now.
-        claim: claims it, on the first stage. `agree_on_batch` gives it again."""
+        """Agree on this pipeline's next batch before the current one ends, on all stages but the last; None if there
+        is none. claim: claims it, on the first stage. `agree_on_batch` returns it again."""
         if self.place.first:
             claimed = claim()
             self._ahead = NO_BATCH_NOW if claimed is None else claimed
@@ -193,7 +193,7 @@ class StageLinks:
         return int(self._take_number(StagePurpose.BATCH, self.batch + ahead, self.place.mates[0], told))
 
     def add_up(self, number: float) -> float:
-        """Its sum over the stages, the same bits on each."""
+        """Return the sum over the stages, the same bits on each."""
         return sum(self._each(StagePurpose.NORM, number))
 
     def last_stages(self, number: float) -> float:
@@ -202,13 +202,13 @@ class StageLinks:
         return self._each(StagePurpose.LOSS, number)[-1]
 
     def send(self, purpose: StagePurpose, batch: int, micro: int, tensor: torch.Tensor) -> None:
-        """To the neighbour that it is for. Raises PeerLost, BadInput for a tensor that cannot be sent."""
+        """Send a tensor to the stage's neighbour. Raises PeerLost, BadInput for a tensor that cannot be sent."""
         to = self.place.rank + (1 if purpose == StagePurpose.FORWARD else -1)
         form = self._form if to in self._thin else "float32"
         self._send(to, self._round, batch, micro, memoryview(packed(purpose, tensor, form)))
 
     def receive(self, purpose: StagePurpose, batch: int, micro: int, device: torch.device) -> torch.Tensor:
-        """From the neighbour that sends it. Raises PeerLost."""
+        """Receive a tensor from the stage's neighbour. Raises PeerLost."""
         sender = self.place.rank + (-1 if purpose == StagePurpose.FORWARD else 1)
         received: torch.Tensor = moved(unpacked(self._take(purpose, batch, micro, sender)), device)
         return received
@@ -239,7 +239,7 @@ class StageLinks:
 
 
 def packed(purpose: int, tensor: torch.Tensor, form: Form = "float32") -> bytearray:
-    """As it travels: any shape, for each message tells its own. Raises BadInput."""
+    """Return a tensor's bytes with its shape, which each message carries. Raises BadInput."""
     if tensor.dtype not in DTYPES or tensor.dim() > MAX_DIMENSIONS or tensor.layout != torch.strided:
         raise BadInput(
             f"a stage's output of {tensor.dtype}, {tensor.dim()} dimensions and layout {tensor.layout} cannot be sent "

@@ -65,8 +65,8 @@ class Channel:
         return membership.islands(self._members)
 
     def all_connected(self) -> None:
-        """In place of `islands`: every rank is everyone's direct peer, between islands too. Collective; raises
-        PeerLost."""
+        """Connect every rank directly to all others, across islands; call it in place of `islands`. Collective;
+        raises PeerLost."""
         nodes = [member.node for member in membership.members(self._session)]
         self._members = topology.members_of(nodes, [""] * len(nodes))
 
@@ -83,12 +83,12 @@ class Channel:
         tensors: Sequence[str],
         continues_without: Callable[[int, str], bool] = lambda rank, reason: False,
     ) -> None:
-        """As `connect`, for what gives its frames to `send`. continues_without: called on
-        the wire's thread with a rank that is lost; returns whether this rank continues without it."""
+        """Connect a receiver of frames whose payloads go through `send`. continues_without: called on the
+        transport's thread with a lost rank; returns whether this rank continues without it."""
         self._connect(receiver, None, tensors, continues_without)
 
     def send(self, to: int, number: int, tensor: int, count: int, payload: bytes | memoryview) -> None:
-        """To one peer: of the same island, or between leaders of islands. As Transport.send."""
+        """Send to one peer, of the same island or between leaders of islands, as Transport.send."""
         assert self._transport is not None  # connect came before, in a run of several
         self._transport.send(to, number, tensor, count, payload)
 

@@ -45,13 +45,13 @@ def collective(doing: str) -> Iterator[None]:
 
 
 def _cause(error: RuntimeError) -> str:
-    """What happened, without the place in gloo's source before it and the general advice after it."""
+    """Return the cause without gloo's source location before it and general advice after it."""
     first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return re.sub(r"^\[[^]]*\]\s*", "", first_line).partition(". This is")[0][:300]
 
 
 class Aborted:
-    """Of a group: whether and when it was aborted. By any thread."""
+    """State of a group: whether and when it was aborted. For any thread."""
 
     def __init__(self) -> None:
         self._at_s = math.inf  # monotonic
@@ -64,7 +64,7 @@ class Aborted:
         self._at_s = min(self._at_s, time.monotonic())
 
     def wait(self, work: dist.Work) -> None:
-        """For a collective of gloo's. Raises RuntimeError as its `wait` does, or because it is left behind."""
+        """Wait for a gloo collective. Raises RuntimeError as its `wait` does, or because it was aborted."""
         with waiting:
             while True:
                 try:
@@ -93,7 +93,7 @@ class Aborted:
             raise RuntimeError("its group was aborted")
 
     def run(self, send_or_receive: Callable[[], object]) -> None:
-        """Where gloo's handle knows no wait with a limit. Raises as `wait`."""
+        """Run a call whose gloo handle has no wait with a timeout. Raises as `wait`."""
         failures: list[RuntimeError] = []
 
         def call() -> None:

@@ -42,7 +42,7 @@ class Digests:
         return None
 
     def check(self) -> int:
-        """How many (sync round, peer) were found equal. Raises WeightsDiffer naming the tensor."""
+        """Compare digests and return how many (sync round, peer) were equal. Raises WeightsDiffer naming the tensor."""
         with self._lock:
             compared = 0
             for number, by_rank in self._known.items():

@@ -33,6 +33,6 @@ class Endpoint:
         return Endpoint(tcp, local)
 
     def within_reach(self) -> bool:
-        """Whether the local socket can be connected from here: names of nodes do not tell of containers."""
+        """Return True if the local socket can be connected from here: equal node names do not mean one container."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
             return probe.connect_ex("\0" + self.local.removeprefix("ipc://@")) == 0

@@ -17,8 +17,8 @@ MAX_PAYLOAD_BYTES: Final = 1 << 30
 
 MAGIC: Final = b"ATLF"
 SHARED_MAGIC: Final = b"ATLS"
-"""In place of MAGIC: the payload lies in shared memory, and only its place follows. The receiver fetches it and puts
-MAGIC back. Not under the checksum, because one header is made for all receivers, and only some share memory."""
+"""Replaces MAGIC if the payload lies in shared memory: only its location follows. The receiver fetches it and
+restores MAGIC. The checksum leaves it out, since one header serves all receivers and only some share memory."""
 
 MAX_ORDER: Final = 2**32 - 1  # the least urgent of its step
 
@@ -49,7 +49,7 @@ class Flaw(StrEnum):
 
 
 class FrameError(BadInput):
-    """What came is no frame of ours."""
+    """Received bytes are no valid frame."""
 
     def __init__(self, reason: Flaw, detail: str) -> None:
         super().__init__(f"{reason}: {detail}. It was dropped")
@@ -106,7 +106,7 @@ def decode(header: bytes, payload: bytes | memoryview) -> Frame:
 
 
 def payload_bytes(header: bytes) -> int:
-    """What the header says of the payload's length, before anything is checked but the header's own length.
+    """Return the payload's length from a header, of which only the length is checked.
 
     Raises FrameError."""
     if len(header) != HEADER_BYTES:

@@ -56,15 +56,15 @@ class GlooAddress:
         return _SIZE.pack(len(host)) + host + _SIZE.pack(len(self.address)) + self.address + self.numbers
 
     def tagged(self, rank: int) -> GlooAddress:
-        """With the number of the rank that puts it: two machines behind gateways may have the same address."""
+        """Add the number of the rank that stores it: two machines behind gateways may have the same address."""
         return replace(self, rank=rank)
 
     def dialled_at(self, port: int) -> GlooAddress:
-        """As the rank sees it that dials a port of its own machine."""
+        """Return the address for a rank that dials a port of its own machine."""
         return self._at(b"\0" * _ADDRESS_BYTES[socket.AddressFamily(self.family)], port)
 
     def never_dialled(self) -> GlooAddress:
-        """As the rank sees it that is dialled by this one."""
+        """Return the address for a rank that this one dials."""
         return self._at(b"\xff" * _ADDRESS_BYTES[socket.AddressFamily(self.family)], 2**16 - 1)
 
     def _at(self, raw: bytes, port: int) -> GlooAddress:
@@ -76,7 +76,7 @@ class GlooAddress:
 
 
 def _cut(value: bytes) -> tuple[bytes, bytes] | tuple[None, None]:
-    """What the length in front says, and what is left."""
+    """Split off the bytes that the length in front counts."""
     if len(value) < _SIZE.size:
         return None, None
     (size,) = _SIZE.unpack_from(value)

@@ -33,7 +33,7 @@ def open_sockets() -> dict[int, int]:
 
 
 class GlooSockets:
-    """Of the groups that were made since `before` was taken."""
+    """Sockets of the groups that were made since `before` was taken."""
 
     def __init__(self, before: Collection[int], everyone: Callable[[Sequence[int]], Set[int]]) -> None:
         """before: inodes. everyone: collective; gives the ports at which any rank's gloo listens, of this rank's."""

@@ -43,7 +43,7 @@ def generate() -> tuple[bytes, bytes]:
 
 
 def keys_of(handed_out: DataKeys, rank: int) -> Keys:
-    """Those that the controller handed out to this rank."""
+    """Return the keys that the controller gave to this rank."""
     public = dict(enumerate(handed_out.public))
     return Keys(secret=handed_out.secret, public=public[rank], of=public)
 
@@ -55,7 +55,7 @@ def secure_server(socket: zmq.Socket[bytes], keys: Keys) -> None:
 
 
 def secure_client(socket: zmq.Socket[bytes], keys: Keys, rank: int) -> None:
-    """For a connection to `rank`."""
+    """Encrypt a connection to `rank`."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, z85.encode(keys.of[rank]))
     socket.setsockopt(zmq.CURVE_PUBLICKEY, z85.encode(keys.public))
     socket.setsockopt(zmq.CURVE_SECRETKEY, z85.encode(keys.secret))

@@ -19,8 +19,8 @@ class Limits:
     is sent."""
 
     send_buffer_bytes: int = 256 * 1024 * 1024
-    """While more than this waits for one peer, nothing more is taken from the engine; a peer for which four times as
-    much (and one payload) waits, relayed from others, is lost."""
+    """Bytes waiting for one peer above which the engine's payloads are not taken. A peer with four times as many
+    (and one payload) waiting, relayed from others, is lost."""
 
     shared_bytes: int = 8 * 1024 * 1024
     """Shared memory towards each worker of the same node, in bytes; 0: none."""

@@ -49,7 +49,7 @@ class OutgoingPayload(Protocol):
 
 
 class Source(Protocol):
-    """Where payloads come from (atoll.kernels.exchange_engine.ExchangeEngine)."""
+    """Source of payloads (atoll.kernels.exchange_engine.ExchangeEngine)."""
 
     def fileno(self) -> int:
         """A descriptor that is readable while `take_outgoing` has something."""
@@ -70,7 +70,8 @@ class LoopCallbacks:
 
 @dataclass(slots=True)
 class Submissions:
-    """What other threads want to have sent, and when to end. Filled under the GIL alone: deque.append is atomic."""
+    """Messages to send and the request to end, from other threads. Filled under the GIL alone: deque.append is
+    atomic."""
 
     wake: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
     frames: deque[tuple[Sequence[int], EncodedFrame]] = field(default_factory=deque)  # with the ranks they go to
@@ -137,7 +138,7 @@ class Loop:
         self._ready_first = {one for one in zeromq if one is not None}  # their descriptors may have told already
 
     def run(self) -> None:
-        """Until the submissions say so; an error of this thread itself is a loss too, and goes on to its owner."""
+        """Run until the submissions end it. An error of this thread is a loss too, and reaches its owner."""
         try:
             while not self._over(time.monotonic()):
                 try:

@@ -56,8 +56,8 @@ def join_again(
     given_up: Callable[[float], bool],
     links: RelayedLinks | None = None,
 ) -> Group | None:
-    """As `join`, with the members of a later view at `port` of its master; the group before is closed. given_up: waits
-    for so long; whether the meeting is not to be waited for any more. Raises PeerLost."""
+    """Join the members of a later view at `port` of its master, as `join` does; closes the group before. given_up:
+    waits the given seconds; returns True if this rendezvous was cancelled. Raises PeerLost."""
     address = place.master_address
     if links is not None and place.world_size > 1:
         address, port = links.meeting(address, port)

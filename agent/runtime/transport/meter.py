@@ -24,11 +24,11 @@ class LinkCounts:
     rank: int
     bytes_sent: int
     bytes_left: int
-    """As the kernel has it where it counts: acknowledged, and with what encryption and framing add. ZeroMQ takes a
+    """Bytes acknowledged by the peer's kernel, where it counts them, with encryption and framing. ZeroMQ takes a
     message at once, for which a thin link needs seconds."""
     bytes_received: int
     bytes_shared: int
-    """Of bytes_sent, what went through shared memory."""
+    """Bytes of bytes_sent that went through shared memory."""
     frames_sent: int
     frames_received: int
     busy_s: float
@@ -41,21 +41,21 @@ class LinkCounts:
 
 @dataclass(frozen=True, slots=True)
 class LinksInUse:
-    """Of connections to other islands, as of now."""
+    """State of the connections to other islands."""
 
     waits: bool
     """Something waits to leave, or is on its way and not acknowledged."""
     busy_s: Mapping[int, float]
-    """By peer, from the start of the run; empty where this rank has none there."""
+    """Busy seconds by peer since the run began; empty if this rank has no connection to another island."""
     left_bytes: int = 0
-    """To all of them, acknowledged, from the start of the run."""
+    """Acknowledged bytes to all of them since the run began."""
     beyond: frozenset[int] = frozenset()
     """Ranks of other islands: what goes to them takes the same link."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCounts:
-    """What the kernel says of one connection."""
+    """The kernel's counters of one connection."""
 
     waiting_bytes: int  # written and not acknowledged (TCP) or not read (Unix)
     acked_bytes: int | None  # None: not TCP

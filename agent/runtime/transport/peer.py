@@ -211,8 +211,8 @@ class Peer:
         return not self.queue and self.writable and (counts is None or counts.waiting_bytes == 0)
 
     def in_use(self) -> tuple[bool, float, int] | None:
-        """From any thread: whether something waits to leave or is on its way, for how long that has been so since the
-        run began, and bytes that left. None where the peer is on this machine, or gone."""
+        """Return whether data waits or is in flight, the busy seconds since the run began, and bytes sent. None if
+        the peer is on this machine, or gone. From any thread."""
         if self._local or self.gone:
             return None
         counts = self._counts()
@@ -221,7 +221,7 @@ class Peer:
         return len(self.queue) > 0 or counts.waiting_bytes > 0, counts.busy_s, counts.acked_bytes
 
     def give_up(self) -> None:
-        """It left, or is lost and the others go on without it: nothing is sent to it any more."""
+        """Send nothing more: the peer left, or is lost and the others continue without it."""
         self.gone = True
         self.queue.clear()
 
@@ -259,12 +259,12 @@ class Peer:
             self._connection = None
 
     def close_sockets(self) -> None:
-        """Before the context ends."""
+        """Close the sockets before the context ends."""
         self.dealer.disable_monitor()
         self.monitor.close(linger=0)
 
     def close(self) -> None:
-        """After the context ended: what ZeroMQ still flushed has left."""
+        """Release the rest after the context ended, when ZeroMQ has flushed."""
         self._release()
         if self.arena is not None:
             self.arena.close()

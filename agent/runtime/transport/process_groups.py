@@ -140,7 +140,7 @@ class Group:
             self.close()
 
     def expect_answers_within(self, seconds: float) -> None:
-        """From now on a collective that takes longer has failed."""
+        """Set the timeout of all further collectives."""
         self._timeout_s = seconds
         for group in (self.data, self.control):
             _set_pg_timeout(timedelta(seconds=seconds), group)
@@ -161,16 +161,16 @@ class Group:
         ended.clear()  # whose destructors join the threads; torch has let go of them
 
     def begin_sum(self, tensor: torch.Tensor, doing: str) -> UnderWay:
-        """Over all ranks, in place, beside what the caller goes on with. Raises PeerLost, as its `wait` does."""
+        """Begin a sum over all ranks, in place. Raises PeerLost, as its `wait` does."""
         return self._begin(doing, tensor, lambda: dist.all_reduce(tensor, group=self.data, async_op=True))
 
     def begin_least(self, numbers: torch.Tensor, doing: str) -> UnderWay:
-        """As `begin_sum`, of small CPU tensors, the least of each number."""
+        """Begin an elementwise minimum of small CPU tensors, as `begin_sum`."""
         least, group = dist.ReduceOp.MIN, self.control
         return self._begin(doing, numbers, lambda: dist.all_reduce(numbers, op=least, group=group, async_op=True))
 
     def sum_in_place(self, tensor: torch.Tensor, doing: str) -> None:
-        """Over all ranks, on the CPU; contiguous. Raises PeerLost."""
+        """Sum a contiguous CPU tensor over all ranks. Raises PeerLost."""
         flat = tensor.view(-1)
         for piece in self._in_pieces(flat.numel(), flat.element_size()):
             summed = flat[piece]
@@ -301,7 +301,7 @@ class Group:
 
 
 def gathered_rows(group: Group | None, row: Sequence[int]) -> list[list[int]]:
-    """As Group.gather_rows; of a rank that is alone its own. Collective."""
+    """Return all ranks' rows, as Group.gather_rows; the own row alone without a group. Collective."""
     return [list(row)] if group is None else group.gather_rows(row)
 
 

@@ -106,7 +106,7 @@ class BroadcastProposals:
 
     @property
     def differs(self) -> str | None:
-        """Why a peer is not in the same pass as this rank, once a proposal said so."""
+        """Return why a peer is in another pass than this rank, once a proposal showed it."""
         with self._changed:
             return self._differs
 
@@ -136,8 +136,8 @@ class BroadcastProposals:
         return [(f"rank {rank}", heard[rank]) for rank in range(self._world_size)]
 
     def _compare(self, number: int) -> None:
-        """Whoever began this pass has made all updates before it. Where this rank did not begin it, for it waits for an
-        update, it has made fewer than it will have then."""
+        """Compare updates. A rank that began this pass has made all updates before it. A rank that waits for an
+        update has not begun the pass, and has made fewer than it will have then."""
         heard = self._heard[number]
         for rank, theirs in heard.items():
             own = heard.get(self._rank) or replace(

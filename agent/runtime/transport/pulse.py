@@ -18,7 +18,7 @@ class Pulse:
 
     interval_s: float
     patience_s: float
-    """For an answer, once the heartbeat is there."""
+    """Seconds to wait for an answer once the heartbeat is there."""
     _heard_bytes: int = -1
     _heard_s: float = 0.0
     _due_bytes: int | None = None  # acknowledged, these tell that a heartbeat after the last answer was delivered

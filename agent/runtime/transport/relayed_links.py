@@ -13,8 +13,9 @@ HERE: Final = "127.0.0.1"
 
 
 def relayed(one: Member, other: Member) -> bool:
-    """Inside an island everyone dials everyone. Between islands one end that cannot be dialled is enough: who is behind
-    the same gateway as the controller looks reachable and is not, from elsewhere."""
+    """Return True if two members connect through the relay. Inside an island all dial directly. Between islands one
+    end behind NAT is enough: a node behind the controller's own gateway looks reachable and is not, from
+    elsewhere."""
     return _island(one) != _island(other) and (one.behind_nat or other.behind_nat)
 
 
@@ -23,7 +24,7 @@ def _island(member: Member) -> str:
 
 
 class RelayedLinks:
-    """Of one worker in one view. Used by its training thread."""
+    """Relayed links of one worker in one view. Used by its training thread."""
 
     def __init__(self, members: Sequence[Member], own: int, open_port: Callable[[int, int, bool], int]) -> None:
         """members: by position in the view. own: this worker's position. open_port: from the number in the run, the
@@ -35,7 +36,7 @@ class RelayedLinks:
         """Of this machine, that lead to others."""
 
     def crosses(self, position: int) -> bool:
-        """Whether this worker reaches that one through the relay."""
+        """Return True if this worker reaches that one through the relay."""
         return position < len(self._members) and relayed(self._members[self._own], self._members[position])
 
     def port(self, position: int, port: int, *, seal: bool) -> int:
@@ -46,11 +47,11 @@ class RelayedLinks:
         return found
 
     def endpoint(self, position: int, tcp: str) -> str:
-        """Where to dial what that worker said that it listens on ("tcp://HOST:PORT", encrypted by itself)."""
+        """Return where to dial another worker's listener ("tcp://HOST:PORT", which encrypts by itself)."""
         if not self.crosses(position):
             return tcp
         return f"tcp://{HERE}:{self.port(position, int(tcp.rpartition(':')[2]), seal=False)}"
 
     def meeting(self, address: str, port: int) -> tuple[str, int]:
-        """Where to dial the rendezvous that the first worker keeps at this address."""
+        """Return where to dial the rendezvous of the first worker at this address."""
         return (HERE, self.port(0, port, seal=True)) if self.crosses(0) else (address, port)

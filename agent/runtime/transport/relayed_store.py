@@ -12,7 +12,7 @@ from atoll.agent.runtime.transport.relayed_links import RelayedLinks
 
 
 class RelayedStore(dist.Store):  # type: ignore[name-defined, misc]
-    """As `inner`, which all ranks of a run share. Each of them uses it through one of these."""
+    """Store around `inner`, which all ranks of a run share. Each rank uses its own RelayedStore."""
 
     def __init__(self, inner: Any, rank: int, links: RelayedLinks) -> None:
         super().__init__()

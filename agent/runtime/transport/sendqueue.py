@@ -29,9 +29,9 @@ class EncodedFrame:
 
 @dataclass(slots=True)
 class SendQueue:
-    """By (step, order), so that a late message for a layer that is needed soon overtakes what came before it.
+    """Queue sorted by (step, order), so that a late message for an urgent layer overtakes earlier ones.
 
-    CONTROL is ahead of everything; GOODBYE behind, because it says that nothing else will come."""
+    CONTROL comes first. GOODBYE comes last, since nothing else may follow it."""
 
     bytes: int = 0
     _heap: list[tuple[int, int, int, EncodedFrame]] = field(default_factory=list)
@@ -69,7 +69,7 @@ class SendQueue:
         return batch
 
     def waited_s(self, now_s: float) -> float:
-        """How long the oldest has waited, in seconds; 0 if there is none."""
+        """Return the seconds that the oldest message has waited; 0 if there is none."""
         return now_s - next(iter(self._since_s.values()), now_s)
 
     def clear(self) -> None:

@@ -26,7 +26,7 @@ class Member:
 
 
 def members_of(nodes: Sequence[str], islands: Sequence[str]) -> tuple[Member, ...]:
-    """By rank, from the name of each rank's node and of its island. Islands are numbered as they appear."""
+    """Return members by rank, from each rank's node and island. Islands are numbered in order of appearance."""
     index: dict[str, int] = {}
     members = []
     for rank, (node, island) in enumerate(zip(nodes, islands, strict=True)):
@@ -44,7 +44,7 @@ class Topology:
     mates: tuple[int, ...]
     """The others of my island."""
     leaders: tuple[int, ...]
-    """Of the other islands; empty where I do not lead, because then I am not connected with them."""
+    """Leaders of the other islands; empty if this rank does not lead, since it is not connected with them."""
     my_leader: int
     islands: int
 
@@ -70,11 +70,11 @@ class Topology:
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """Whom I am connected with."""
+        """Return the connected ranks."""
         return (*self.mates, *self.leaders)
 
     def routes(self, kind: Kind) -> tuple[int, ...]:
-        """Where a message of my own goes; one that is DIRECT or TO_OWNER says so itself."""
+        """Return the destinations of an own message; a DIRECT or TO_OWNER message names its own."""
         match kind:
             case Kind.PART:
                 return self.mates
@@ -84,7 +84,7 @@ class Topology:
                 return self.peers
 
     def relays(self, kind: Kind, sender: int) -> tuple[int, ...]:
-        """Where a message goes on to that the peer `sender` brought."""
+        """Return the ranks to which a message from the peer `sender` is relayed."""
         if not self.me.leader or kind in {Kind.PART, Kind.HELLO, Kind.DIRECT, Kind.TO_OWNER}:
             return ()
         if self.members[sender].island != self.me.island:
@@ -92,8 +92,8 @@ class Topology:
         return () if kind in {Kind.SUM, Kind.FROM_OWNER} else self.leaders
 
     def accepts(self, kind: Kind, origin: int, sender: int) -> bool:
-        """Whether the peer `sender` may bring a message of `origin`: a mate speaks for itself, a leader for its island,
-        and my own leader for all other islands."""
+        """Return True if the peer `sender` may deliver a message of `origin`: a mate its own, a leader its island's,
+        and the own leader all other islands'."""
         there = self.members[sender]
         mate = there.island == self.me.island
         match kind:

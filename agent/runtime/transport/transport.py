@@ -72,7 +72,7 @@ class Transport:
 
     @property
     def peers(self) -> Sequence[int]:
-        """Whom it connects with."""
+        """Return the ranks that it connects with."""
         return self._topology.peers
 
     def bind(self) -> Endpoint:
@@ -161,7 +161,7 @@ class Transport:
             raise self._failure
 
     def broadcast(self, kind: Kind, step: int, payload: bytes, count: int = 0) -> None:
-        """To all ranks, from any thread; does not wait. Raises PeerLost after a loss, BadInput if too large."""
+        """Send to all ranks, from any thread, without waiting. Raises PeerLost after a loss, BadInput if too large."""
         if kind not in {Kind.CONTROL, Kind.DIGEST, Kind.GOODBYE} or len(payload) > MAX_BROADCAST_BYTES:
             raise BadInput(
                 f"{kind.name} of {len(payload)} bytes cannot be broadcast: CONTROL, DIGEST and GOODBYE of at most "
@@ -171,8 +171,8 @@ class Transport:
         self._submit(self._topology.routes(kind), frame)
 
     def send(self, to: int, step: int, tensor: int, count: int, payload: bytes | memoryview) -> None:
-        """To one peer, from any thread; does not wait, so the caller bounds what is under way. The payload stays as it
-        is until it has left. Raises PeerLost after a loss, BadInput if too large or where `to` is no peer."""
+        """Send to one peer, from any thread, without waiting: the caller bounds what is in flight. The payload must
+        not change until it is sent. Raises PeerLost after a loss, BadInput if too large or if `to` is no peer."""
         if to not in self._peers:
             raise BadInput(f"rank {to} is no direct peer of rank {self._topology.me.rank}: {sorted(self._peers)} are")
         frame = Frame(Kind.DIRECT, self._run, step, tensor, tensor, self._topology.me.rank, count, payload)
@@ -214,7 +214,7 @@ class Transport:
         return [peer.meter.link(rank) for rank, peer in self._peers.items()]
 
     def in_use(self) -> LinksInUse:
-        """Of connections to other islands, from any thread."""
+        """Return the state of connections to other islands. From any thread."""
         leaders = [(rank, self._peers[rank]) for rank in self._topology.leaders if rank in self._peers]
         used = {rank: use for rank, peer in leaders if (use := peer.in_use()) is not None}
         waits, left_bytes = any(one[0] for one in used.values()), sum(one[2] for one in used.values())

@@ -1,1 +1,1 @@
-"""Virtual environments of jobs: what a job's workers import beside what their agent has."""
+"""Virtual environments of jobs: packages that a job's workers import in addition to the agent's."""

@@ -1,4 +1,4 @@
-"""The agent's packages under an environment of a job: found after the job's own, and counted as installed."""
+"""Layer of the agent's packages below a job's environment: found after the job's own, and counted as installed."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _INSTALLER: Final = "atoll-agent"
 
 
 def site_folders() -> list[Path]:
-    """Where this interpreter has its packages."""
+    """Return the folders with this interpreter's packages."""
     return [Path(entry) for entry in sys.path if Path(entry).name in _SITE and Path(entry).is_dir()]
 
 
 def digest() -> str:
-    """Of this interpreter and the packages that it has now."""
+    """Return a hash of this interpreter and its installed packages."""
     installed = sorted(found.name for folder in site_folders() for found in folder.glob("*.dist-info"))
     return hashlib.sha256("\n".join([sys.version, sys.prefix, *installed]).encode()).hexdigest()
 
 
 def lay_under(venv: Path) -> None:
-    """Have the environment's interpreter look here for what it has not got itself, also through what these folders say
-    of others, as where a package is worked on."""
+    """Let the environment's interpreter find this interpreter's packages after its own. Path files in these folders are
+    followed too, so editable installations work."""
     lines = [f"import site; site.addsitedir({str(folder)!r})\n" for folder in site_folders()]
     (_packages(venv) / _PATH_FILE).write_text("".join(lines))
 
 
 @contextmanager
 def seen_by_installers(venv: Path) -> Iterator[None]:
-    """Name the agent's packages in the environment meanwhile: an installer that looks nowhere else (uv) would install
-    torch once more. What it replaces it takes away itself; the rest is taken away here."""
+    """List the agent's packages in the environment while an installer runs; else uv, which looks only there, would
+    install torch again. The installer removes what it replaces; the rest is removed here."""
     packages = _packages(venv)
     for folder in reversed(site_folders()):  # the first one counts
         for found in folder.glob("*.dist-info"):

@@ -1,10 +1,9 @@
-"""Makes a job's environment: a virtual one on top of what the agent has, with the job's requirements, then its setup.
+"""Build a job's environment: a virtual one on top of the agent's, with the job's requirements, then its setup.
 
-FOLDER/venv    what workers run with
-FOLDER/code    a copy of the job's code, where requirements or setup may read it
-FOLDER/log     what the installer and the setup printed
-FOLDER/whole   there once all of it is
-"""
+FOLDER/venv    the workers' environment
+FOLDER/code    a copy of the job's code, if requirements or setup may read it
+FOLDER/log     the output of installer and setup
+FOLDER/whole   present once the environment is complete"""
 
 from __future__ import annotations
 
@@ -26,15 +25,15 @@ from atoll.agent.supervisor.environments import base
 from atoll.agent.supervisor.environments.installers import install_command
 from atoll.agent.supervisor.environments.recipe import Recipe
 from atoll.agent.supervisor.exits import last_lines
-from atoll.agent.supervisor.leftovers import PidFile, end_escaped
+from atoll.agent.supervisor.leftover_processes import PidFile, end_escaped
 from atoll.errors import EnvironmentFailed
 from atoll.host import die_with_parent
 from atoll.jobs.job_spec import ENVIRONMENT_S
 
 MAX_BYTES: Final = 32 << 30
 LEAST_FREE_BYTES: Final = 1 << 30
-"""Left on the disk, for checkpoints and logs."""
-TOLD_LINES: Final = 3
+"""Disk space that a build leaves free, for checkpoints and logs."""
+QUOTED_LINES: Final = 3
 _POLL_S: Final = 0.05
 _LOOK_S: Final = 2.0
 _OUTPUT_BYTES: Final = 64 * 1024
@@ -46,19 +45,19 @@ def is_whole(folder: Path) -> bool:
 
 
 def interpreter(folder: Path) -> Path:
-    """The environment's Python."""
+    """Return the environment's Python."""
     return folder / "venv" / "bin" / "python"
 
 
 def activated(folder: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """Variables under which programs of the environment come first."""
+    """Return `env` with the environment's programs first in PATH."""
     venv = folder / "venv"
     path = os.pathsep.join((str(venv / "bin"), env.get("PATH", os.defpath)))
     return {**env, "VIRTUAL_ENV": str(venv), "PATH": path}
 
 
 class Building:
-    """One environment in the making, on a thread. Whoever sets `stopped` ends it within moments."""
+    """One environment being built, on a thread. Setting `stopped` ends the build within moments."""
 
     def __init__(self, folder: Path, pid_file: Path, env: Mapping[str, str]) -> None:
         """env: the agent's variables, and the job's own."""
@@ -70,8 +69,10 @@ class Building:
         self.stopped = threading.Event()
 
     def make(self, recipe: Recipe, code: Path) -> Path:
-        """The folder, whole. Raises EnvironmentFailed with the last lines of what failed, OSError; then nothing of it
-        is left. The thread that calls must live as long as what is run: the kernel ends that with it."""
+        """Build the environment and return its folder. The calling thread must outlive the build: the kernel ends child
+        processes with it.
+
+        Raises EnvironmentFailed with the last lines of the failed command, OSError; then the folder is removed."""
         self._ends_s = time.monotonic() + ENVIRONMENT_S
         shutil.rmtree(self._folder, ignore_errors=True)  # torn, of an agent that was killed
         try:
@@ -125,7 +126,7 @@ class Building:
             raise self._failed(f"{what} ended with exit code {process.returncode}")
 
     def _wait(self, what: str, pid: int) -> None:
-        """Until it has ended. Raises EnvironmentFailed where that takes too long, or too much of the disk."""
+        """Wait until the command has ended. Raises EnvironmentFailed if it takes too long or too much disk."""
         looked_s = time.monotonic()
         while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             if self.stopped.wait(_POLL_S):
@@ -144,12 +145,12 @@ class Building:
         with (self._folder / "log").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
             output = file.read()
-        said = " | ".join(last_lines(output, TOLD_LINES)) or "it printed nothing"
+        said = " | ".join(last_lines(output, QUOTED_LINES)) or "it printed nothing"
         return EnvironmentFailed(f"the job's environment could not be made: {why}: {said}", output)
 
 
 def bytes_below(folder: Path) -> int:
-    """Of all files; what goes meanwhile counts as nothing."""
+    """Return the size of all files in bytes. Files that vanish meanwhile count as 0."""
     total = 0
     for where, _, names in os.walk(folder):
         for name in names:

@@ -13,7 +13,7 @@ from atoll.errors import NotFound
 
 
 def install_command(python: Path, requirements: Path, env: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Its name and its command line. Raises NotFound where there is none."""
+    """Return the installer's name and command line. Raises NotFound if there is none."""
     own = Path(sys.executable).parent
     if uv := shutil.which("uv", path=os.pathsep.join((env.get("PATH", os.defpath), str(own)))):
         return "uv pip", [uv, "pip", "install", "--python", str(python), "--requirement", str(requirements)]

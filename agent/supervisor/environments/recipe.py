@@ -1,4 +1,4 @@
-"""Things that a job's environment is made from, and the digest that tells environments apart. Pure."""
+"""Inputs of a job's environment, and the digest that identifies an environment. Pure."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _OF_THE_INSTALLER: Final = ("PIP_", "UV_")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Two jobs with equal ones share an environment."""
+    """Inputs of an environment. Jobs with equal recipes share one."""
 
     requirements: tuple[str, ...]
     setup: str
     code_sha256: str
-    """Of the job's code, where any of this may read it; else empty: other code needs no other environment."""
+    """Digest of the job's code if requirements or setup may read it, else empty."""
     installer: Mapping[str, str]
-    """The job's variables that say where packages come from."""
+    """The job's variables that configure package indexes."""
     base: str
-    """Digest of the interpreter and the packages that the agent has."""
+    """Digest of the agent's interpreter and packages."""
 
     @property
     def digest(self) -> str:
@@ -37,7 +37,7 @@ class Recipe:
 
 
 def recipe_of(spec: JobSpec, base: str) -> Recipe:
-    """base: digest of what the agent has."""
+    """base: digest of the agent's interpreter and packages."""
     reads_code = bool(spec.setup) or not all(map(is_from_an_index, spec.requirements))
     return Recipe(
         requirements=tuple(spec.requirements),
@@ -49,5 +49,5 @@ def recipe_of(spec: JobSpec, base: str) -> Recipe:
 
 
 def is_from_an_index(requirement: str) -> bool:
-    """Whether this line of a requirements file names nothing in the job's code for sure."""
+    """Return True if this requirement certainly names nothing in the job's code."""
     return bool(_FROM_AN_INDEX.fullmatch(requirement)) and not _ARCHIVE.fullmatch(requirement)

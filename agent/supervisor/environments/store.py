@@ -1,4 +1,4 @@
-"""Environments of jobs on this node: made once for all workers and jobs that want the same, the newest few kept."""
+"""Cache of the environments of jobs on this node: built once for equal recipes; the newest few are kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from atoll.agent.supervisor.code import delete, retire
+from atoll.agent.supervisor.code_store import delete, retire
 from atoll.agent.supervisor.environment import may_set
 from atoll.agent.supervisor.environments import base
 from atoll.agent.supervisor.environments.building import Building, is_whole
@@ -20,9 +20,9 @@ from atoll.agent.supervisor.environments.recipe import Recipe, recipe_of
 from atoll.network.message_limits import SHA256
 from atoll.v1.common_pb2 import JobSpec
 
-KEPT: Final = 4
-AT_ONCE: Final = 4
-"""Environments in the making; others wait."""
+MAX_ENVIRONMENTS: Final = 4
+MAX_BUILDS: Final = 4
+"""Concurrent builds; further ones wait."""
 _CACHES: Final = {"UV_CACHE_DIR": "uv", "PIP_CACHE_DIR": "pip"}
 
 
@@ -41,20 +41,20 @@ class EnvironmentStore:
         self._folder = folder
         self._pids = pids
         self._making: dict[str, _InTheMaking] = {}
-        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="atoll-environment")
+        self._threads = ThreadPoolExecutor(MAX_BUILDS, thread_name_prefix="atoll-environment")
         folder.mkdir(parents=True, exist_ok=True)
         for each in folder.iterdir():
             if each.name.startswith(".") or (SHA256.fullmatch(each.name) and not is_whole(each)):
                 shutil.rmtree(each, ignore_errors=True)
 
     async def get(
-        self, spec: JobSpec, code: Path, in_use: Callable[[], Collection[str]], tell: Callable[[str], None]
+        self, spec: JobSpec, code: Path, in_use: Callable[[], Collection[str]], notify: Callable[[str], None]
     ) -> Path | None:
-        """The environment's folder; None where the job has none of its own. Workers that ask for the same one share its
-        making, which is stopped when none waits any more.
+        """Return the environment's folder; None if the job needs none. Concurrent calls for one recipe share the build,
+        which is stopped when no caller waits any more.
 
-        code: the job's. in_use: names of folders that are kept. tell: people, what happens. Raises EnvironmentFailed
-        with the cause, NotFound where there is no installer, OSError."""
+        code: the job's. in_use: names of folders that are kept. notify: called with sentences for the user. Raises
+        EnvironmentFailed with the cause, NotFound without an installer, OSError."""
         if not spec.requirements and not spec.setup:
             return None
         loop = asyncio.get_running_loop()
@@ -66,7 +66,7 @@ class EnvironmentStore:
                 os.utime(folder)
                 return folder
             making = self._begin(recipe, spec, code, in_use)
-            tell("makes the job's own environment; the next run finds it")
+            notify("builds the job's own environment; the next run reuses it")
         making.waiters += 1
         try:
             return await asyncio.shield(making.result)
@@ -99,6 +99,6 @@ class EnvironmentStore:
         del self._making[digest]
         if result.cancelled() or result.exception() is not None:
             return
-        # Chosen and renamed here, on the loop that also hands folders out; only the deleting takes long.
-        doomed = retire(self._folder, KEPT, {*in_use(), *making})
+        # Renamed on the event loop, which also gives folders to workers. Only deletion takes long.
+        doomed = retire(self._folder, MAX_ENVIRONMENTS, {*in_use(), *making})
         self._threads.submit(delete, doomed)

@@ -19,7 +19,7 @@ from made_wheels import make_wheel
 from atoll.agent.supervisor.environments import building, installers
 from atoll.agent.supervisor.environments.building import activated, interpreter
 from atoll.agent.supervisor.environments.recipe import is_from_an_index, recipe_of
-from atoll.agent.supervisor.environments.store import KEPT, EnvironmentStore
+from atoll.agent.supervisor.environments.store import MAX_ENVIRONMENTS, EnvironmentStore
 from atoll.errors import EnvironmentFailed, NotFound
 from atoll.v1.common_pb2 import JobSpec
 
@@ -195,10 +195,10 @@ async def test_the_newest_are_kept_and_those_in_use(
         os.utime(found, (number, number))
         made.append(found)
 
-    for number in range(KEPT + 2):
+    for number in range(MAX_ENVIRONMENTS + 2):
         await make(number, lambda: {made[0].name} if made else set())
     await store.close()
-    assert [path.is_dir() for path in made] == [True, False, *[True] * KEPT]
+    assert [path.is_dir() for path in made] == [True, False, *[True] * MAX_ENVIRONMENTS]
 
 
 async def test_torn_ones_are_removed_at_the_start(tmp_path: Path) -> None:

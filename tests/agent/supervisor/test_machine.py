@@ -30,7 +30,7 @@ from atoll.agent.supervisor.events import (
     Ticked,
 )
 from atoll.agent.supervisor.exits import classify
-from atoll.agent.supervisor.machine import REMEMBERED, Phase, State, Worker, handle
+from atoll.agent.supervisor.machine import MAX_REMEMBERED, Phase, State, Worker, handle
 from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_TRAINING, ViewReport, ViewTimes
 
@@ -249,15 +249,15 @@ def test_exit_is_kept_until_it_is_forgotten_and_the_living_are_not_forgotten() -
 
 def test_memory_is_bounded_over_any_number_of_jobs() -> None:
     state = State()
-    for number in range(REMEMBERED + 50):
+    for number in range(MAX_REMEMBERED + 50):
         key = WorkerKey(f"job-{number}", 1, 0)
         state, _ = play(LaunchRequested(key, 60), StartFailed(key, "no"), state=state)
         last = WorkerKey("last", number + 1, 0)
         state, _ = play(*running(last), ended(last), state=state)
     state, todo = play(LaunchRequested(A, 60), state=state)
-    assert len(state.workers) <= REMEMBERED + 1
-    assert WorkerKey("last", REMEMBERED + 50, 0) in state.workers
-    assert len(state.fences) <= 2 * REMEMBERED
+    assert len(state.workers) <= MAX_REMEMBERED + 1
+    assert WorkerKey("last", MAX_REMEMBERED + 50, 0) in state.workers
+    assert len(state.fences) <= 2 * MAX_REMEMBERED
     assert any(isinstance(instruction, Release) for instruction in todo)
 
 

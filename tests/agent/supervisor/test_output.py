@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from atoll.agent.supervisor.exits import last_words
-from atoll.agent.supervisor.flood import BURST_BYTES, RATE_BYTES_PER_S, TAIL_BYTES, FloodGate
 from atoll.agent.supervisor.logs import BATCH_BYTES, RESEND_S, LogStream
 from atoll.agent.supervisor.output import Captured, OutputPump
+from atoll.agent.supervisor.output_limiter import BURST_BYTES, RATE_BYTES_PER_S, TAIL_BYTES, OutputLimiter
 from atoll.agent.supervisor.spool import Spool, prune
 from atoll.jobs.worker_key import WorkerKey
 from atoll.network.message_limits import MAX_REASON
@@ -27,12 +27,12 @@ def told(kept: bytes) -> int:
 
 
 def test_ordinary_output_passes_unchanged() -> None:
-    gate = FloodGate(0.0)
+    gate = OutputLimiter(0.0)
     assert [gate.take(b"a\n", 0.1), gate.take(b"b\n", 0.2), gate.flush(0.3)] == [b"a\n", b"b\n", b""]
 
 
 def test_flood_is_cut_its_end_kept_and_every_byte_accounted_for() -> None:
-    gate, blocks, kept = FloodGate(0.0), BURST_BYTES // 4096 + 28, b""
+    gate, blocks, kept = OutputLimiter(0.0), BURST_BYTES // 4096 + 28, b""
     for _ in range(blocks):
         kept += gate.take(b"0123456789abcde\n" * 256, 0.0)
     last = b"Traceback\nValueError: x\n"
@@ -44,13 +44,13 @@ def test_flood_is_cut_its_end_kept_and_every_byte_accounted_for() -> None:
 
 
 def test_little_more_than_the_burst_loses_nothing() -> None:
-    gate = FloodGate(0.0)
+    gate = OutputLimiter(0.0)
     data = b"x" * (BURST_BYTES + TAIL_BYTES)
     assert gate.take(data, 0.0) + gate.flush(0.0) == data
 
 
 def test_endless_flood_is_kept_at_the_rate_and_sampled() -> None:
-    gate, kept, second = FloodGate(0.0), 0, 0
+    gate, kept, second = OutputLimiter(0.0), 0, 0
     for second in range(1, 61):
         for part in range(10):
             kept += len(gate.take(b"x" * 1_000_000, second + part / 10))
@@ -59,7 +59,7 @@ def test_endless_flood_is_kept_at_the_rate_and_sampled() -> None:
 
 
 def test_what_could_not_be_kept_is_told_with_the_next() -> None:
-    gate = FloodGate(0.0)
+    gate = OutputLimiter(0.0)
     gate.lost(123)
     assert gate.take(b"on\n", 0.1) == "\n… 123 bytes of output dropped …\non\n".encode()
     assert gate.flush(0.2) == b""
@@ -113,9 +113,9 @@ def test_next_piece_waits_for_the_acknowledgement(stream: LogStream) -> None:
     assert last is not None
     assert (last.offset, last.data) == (BATCH_BYTES, b"xxxxx"), "what was not sent cannot be acknowledged"
     stream.ack(0)
-    assert not stream.is_told
+    assert not stream.is_fully_sent
     stream.ack(BATCH_BYTES + 5)
-    assert stream.is_told
+    assert stream.is_fully_sent
     assert stream.next_batch(99.0) is None
 
 

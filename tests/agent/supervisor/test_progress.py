@@ -12,11 +12,11 @@ from atoll.agent.supervisor.events import (
     HelloReceived,
     Instruction,
     LaunchRequested,
+    Notify,
     SendSignal,
     SendStop,
     SignOfLife,
     Started,
-    Tell,
     Ticked,
 )
 from atoll.agent.supervisor.machine import HANG_GRACE_S, Phase, State, handle
@@ -56,22 +56,22 @@ def test_a_script_that_hangs_is_told_of_once_and_left_alone() -> None:
     """Steps of 2 s, then none: 30 s later one word, with what a step took; steps come again, and stop for longer than
     ever: another."""
     state, todo = play(begun(), *alive(1, 30, step_s=2.0, step=10), *alive(30, 200, step=24))
-    (told,) = [one for one in todo if isinstance(one, Tell)]
+    (told,) = [one for one in todo if isinstance(one, Notify)]
     assert "no step for 31 s after step 24; one took 2 s before, 2 s at most. It waits for no other rank." in told.text
     assert state.workers[A].phase is Phase.RUNNING
     _, todo = play(state, *alive(200, 230, step_s=2.0, step=25), *alive(230, 800, step=39))
-    assert len([one for one in todo if isinstance(one, Tell)]) == 1
+    assert len([one for one in todo if isinstance(one, Notify)]) == 1
 
 
 def test_what_took_long_once_is_waited_for_three_times_as_long() -> None:
     """Steps of 2 s with an evaluation of 40 s between two of them: an hour later 120 s are nothing new."""
     evaluation = [*alive(1, 30, step_s=2.0, step=10), *alive(30, 69, step=24)]
     state, todo = play(begun(), *evaluation, *alive(69, 3600, step_s=2.0, step=25))
-    assert len([one for one in todo if isinstance(one, Tell)]) == 1  # it was the first
+    assert len([one for one in todo if isinstance(one, Notify)]) == 1  # it was the first
     told_s = []
     for second in range(3600, 3800):
         state, todo = play(state, *alive(second, second + 1, step=1790))
-        told_s += [second - 3600 for one in todo if isinstance(one, Tell)]
+        told_s += [second - 3600 for one in todo if isinstance(one, Notify)]
     assert len(told_s) == 1
     assert 118 <= told_s[0] <= 126
 
@@ -81,11 +81,11 @@ def test_a_worker_without_a_first_step_is_reported_once() -> None:
     state, todo = play(begun(), *alive(1, 300, step=0))
     assert todo == []
     (told,) = play(state, *alive(300, 900, step=0))[1]
-    assert isinstance(told, Tell)
+    assert isinstance(told, Notify)
     assert "no step for 301 s since it began, at step 0. It waits for no other rank" in told.text
     assert play(begun(), *alive(1, 600, step=0, waits=True))[1] == []
     (told,) = play(begun(), *alive(1, 900, step=0, waits=True))[1]
-    assert isinstance(told, Tell)
+    assert isinstance(told, Notify)
     assert "It waits for other ranks, and so do they" in told.text
 
 
@@ -95,13 +95,13 @@ def test_whoever_the_others_wait_for_is_told_of_and_they_are_not() -> None:
     other = WorkerKey("job-1", 1, 1)
     steps = alive(1, 30, step_s=1.0, step=1, key=other)
     (told,) = play(begun(other), *steps, *alive(30, 70, step=29, key=other))[1]
-    assert isinstance(told, Tell)
+    assert isinstance(told, Notify)
     assert "It waits for no other rank." in told.text
     assert play(begun(other), *steps, *alive(30, 300, step=29, key=other, waits=True))[1] == []
     first = alive(1, 30, step_s=1.0, step=1)
     assert play(begun(), *first, *alive(30, 85, step=29, waits=True))[1] == []
     (told,) = play(begun(), *first, *alive(30, 95, step=29, waits=True))[1]
-    assert isinstance(told, Tell)
+    assert isinstance(told, Notify)
     assert "It waits for other ranks, and so do they" in told.text
 
 
@@ -131,7 +131,7 @@ def test_who_hands_its_state_over_does_not_hang() -> None:
         view = ViewReport(view=1, handed_bytes=second // 20)
         moves += [SignOfLife(A, 29, 1, float(second), view=view), Ticked(float(second))]
     state, todo = play(begun(hang_s=50), *steps, *moves)
-    assert not [one for one in todo if isinstance(one, SendStop | Tell)]
+    assert not [one for one in todo if isinstance(one, SendStop | Notify)]
     assert any(isinstance(one, SendStop) for one in play(state, *alive(630, 690, step=29))[1])
 
 

@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 from agent_harness import until
 
-from atoll.agent.supervisor.workers import WorkerSocket
+from atoll.agent.supervisor.worker_socket import WorkerSocket
 from atoll.agent.telemetry.collect import Collector
 from atoll.jobs.worker_key import WorkerKey
 from atoll.telemetry.telemetry_limits import MAX_METRICS, MAX_REPORTS, MAX_STEPS

@@ -1,7 +1,6 @@
-"""Workers of a predecessor that was killed: found by the pids it left on disk, and ended before anything new starts.
+"""End the workers of a killed predecessor before anything new starts, by the pid files that it left on disk.
 
-The kernel kills each worker when its agent dies, but not what the worker itself had started.
-"""
+The kernel kills each worker when its agent dies, but not the worker's own children."""
 
 from __future__ import annotations
 
@@ -28,23 +27,23 @@ class ProcessFacts:
     group: int
     session: int
     started_ticks: int
-    """Since boot."""
+    """Ticks since boot."""
 
 
 class PidFile:
-    """Says which process group was started: pid, when it began, in which boot. So that no reused pid is ever killed."""
+    """File that identifies a process group by pid, start time and boot, so that no reused pid is ever killed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def write(self, pid: int, secret: str) -> None:
-        """secret: the worker's own, by which also those are known who leave the group."""
+        """secret: the worker's own, which also identifies processes that left the group."""
         facts = facts_of(pid)
         if facts is not None:
             self._path.write_text(f"{pid} {facts.started_ticks} {_BOOT_ID.read_text().strip()} {secret}\n")
 
     def read(self) -> tuple[int, int, str] | None:
-        """(pid, start in ticks, secret), or None for one of an earlier boot or one that was torn."""
+        """Return (pid, start in ticks, secret), or None if the file is torn or of an earlier boot."""
         try:
             pid, started_ticks, boot_id, secret = self._path.read_text().split()
             return (int(pid), int(started_ticks), secret) if boot_id == _BOOT_ID.read_text().strip() else None
@@ -56,7 +55,7 @@ class PidFile:
 
 
 def facts_of(pid: int) -> ProcessFacts | None:
-    """What /proc says, or None where the process is gone."""
+    """Return the process's entry in /proc, or None if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -66,10 +65,10 @@ def facts_of(pid: int) -> ProcessFacts | None:
 
 
 def group_members(pid: int, started_ticks: int) -> list[int]:
-    """The living processes of the group that `pid` led, if it is still the one that began at `started_ticks`."""
+    """Return the living processes of the group that `pid` led, if it still is the one that began at `started_ticks`."""
     leader = facts_of(pid)
     if leader is not None and leader.started_ticks != started_ticks:
-        return []  # the pid is somebody else's now
+        return []  # another process has this pid now
     members = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (facts := facts_of(int(entry.name))) is not None:
@@ -80,8 +79,8 @@ def group_members(pid: int, started_ticks: int) -> list[int]:
 
 
 def end_escaped(secret: str) -> None:
-    """Kill what left its worker's process group (a daemon that the script made): known by the worker's secret in its
-    environment."""
+    """Kill processes that left their worker's process group (a daemon that the script made), found by the worker's
+    secret in their environment."""
     mark = f"ATOLL_WORKER_SECRET={secret}".encode()
     for entry in Path("/proc").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # gone, or another user's
@@ -91,9 +90,9 @@ def end_escaped(secret: str) -> None:
 
 
 def end_leftovers(folder: Path, deadline_s: float = _GONE_S) -> int:
-    """Kill the process groups that the pid files in `folder` name; return how many there were.
+    """Kill the process groups that the pid files in `folder` name; return their number.
 
-    Raises DeadlineExceeded if one does not go (a process in an uninterruptible wait)."""
+    Raises DeadlineExceeded if one does not end (a process in an uninterruptible wait)."""
     ended = 0
     for path in sorted(folder.glob("*.pid")):
         pid_file = PidFile(path)

@@ -1,4 +1,4 @@
-"""Limits the output that is kept of a worker that prints more than anyone can read. Pure: time comes in."""
+"""Limit the kept output of a worker that prints too fast. Pure: time is an argument."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ TAIL_BYTES: Final = 64 * 1024
 _RESUME_BYTES: Final = 4 * TAIL_BYTES
 
 
-class FloodGate:
-    """Lets BURST_BYTES through at once and RATE_BYTES_PER_S in the long run. Of what it drops it keeps the end, which
-    says why a program failed, and tells how much is missing."""
+class OutputLimiter:
+    """Token bucket that passes BURST_BYTES at once and RATE_BYTES_PER_S in the long run. It keeps the end of dropped
+    output, which says why a program failed, and counts the dropped bytes."""
 
     def __init__(self, now_s: float) -> None:
         self._allowed = float(BURST_BYTES)
@@ -21,7 +21,7 @@ class FloodGate:
         self._tail = bytearray()
 
     def take(self, data: bytes, now_s: float) -> bytes:
-        """Returns what is to be kept now; the rest may come with a later call."""
+        """Return the bytes to keep now; the rest may come with a later call."""
         self._refill(now_s)
         resumed = self.flush(now_s) if self._allowed >= _RESUME_BYTES else b""
         if self._dropped or self._tail:
@@ -33,7 +33,7 @@ class FloodGate:
         return resumed + kept
 
     def flush(self, now_s: float) -> bytes:
-        """The flood is over, or the output has ended: what was withheld, after a line that says what is missing."""
+        """Return the withheld bytes after a line that counts the dropped ones. Call it when output pauses or ends."""
         self._refill(now_s)
         if not self._dropped and not self._tail:
             return b""
@@ -48,7 +48,7 @@ class FloodGate:
         return kept
 
     def lost(self, count: int) -> None:
-        """`count` bytes that were to be kept could not be (disk full): they are told with the next that can."""
+        """Count bytes that could not be written (disk full); the next written output reports them."""
         self._dropped += count
 
     def _hold(self, data: bytes) -> None:
@@ -63,6 +63,6 @@ class FloodGate:
 
 
 def dropped_line(count: int) -> bytes:
-    """The line that stands for `count` bytes of output."""
+    """Return the line that replaces `count` dropped bytes."""
     amount = f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count} bytes"
     return f"\n… {amount} of output dropped …\n".encode()

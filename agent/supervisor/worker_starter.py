@@ -1,4 +1,4 @@
-"""Makes a worker's process: by a fork server for just such launches where there is one, else a new interpreter."""
+"""Start a worker's process: by a fork server with the same interpreter if there is one, else by a new interpreter."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from atoll.agent.settings import AgentSettings
 from atoll.agent.supervisor import on_numa_node
 from atoll.agent.supervisor.environment import launch_variables, worker_environment
 from atoll.agent.supervisor.environments.building import activated, interpreter
+from atoll.agent.supervisor.fork_servers import ForkServers
 from atoll.agent.supervisor.interpreter import Interpreter, can_wait
 from atoll.agent.supervisor.preparation import Prepared
 from atoll.agent.supervisor.process import WorkerProcess, executed
-from atoll.agent.supervisor.spares import Spares
 from atoll.agent.telemetry.devices import Device
 from atoll.agent.telemetry.numa import bindings, read_nodes
 from atoll.jobs.worker_key import WorkerKey
@@ -26,22 +26,22 @@ from atoll.v1.agents_pb2 import Launch
 
 
 class WorkerStarter:
-    """On the event loop. `spares` is to be closed when no worker is started any more."""
+    """Starter of workers, on the event loop. Close `fork_servers` when no worker is started any more."""
 
     def __init__(self, settings: AgentSettings, devices: Sequence[Device], pids: Path, agent_socket: str) -> None:
-        """pids: the folder of pid files. agent_socket: where workers speak."""
+        """pids: the folder of pid files. agent_socket: the address to which workers connect."""
         self._settings = settings
         self._devices = {device.index: device for device in devices}
         self._bindings = bindings(read_nodes(), devices)
         self._pids = pids
         self._agent_socket = agent_socket
-        self.spares = Spares(pids)
+        self.fork_servers = ForkServers(pids)
 
     def wait_for_launches(self, address: str) -> None:
-        """Of jobs without variables of their own, at first. address: this node's, on whose interface workers meet."""
+        """Prepare fork servers for jobs without own variables. address: this node's, whose interface workers use."""
         place = {device: rank for rank, device in enumerate(self._devices)}
         idle = {device: self._interpreter(device, place[device], {}, address=address) for device in self._devices}
-        self.spares.open(idle, time.monotonic())
+        self.fork_servers.open(idle, time.monotonic())
 
     def start(
         self, key: WorkerKey, launch: Launch, prepared: Prepared, *, address: str, on_exit: Callable[[], None]
@@ -60,7 +60,7 @@ class WorkerStarter:
         order = LaunchOrder(argv, str(prepared.code), variables, launch.spec.module)
         pid_file = self._pids / f"{key.job}.{key.run}.{key.rank}.pid"
         waits = wanted if can_wait(wanted.env, own) else None
-        return self.spares.start(
+        return self.fork_servers.start(
             launch.device, waits, key, order, secret=secret, pid_file=pid_file, on_exit=on_exit
         ) or WorkerProcess(
             executed([*wanted.command, *order.arguments], folder=prepared.code, env={**wanted.env, **variables}),

@@ -1,4 +1,4 @@
-"""Code bundles of jobs: fetched once, checked, unpacked once, the newest few kept."""
+"""Cache of code bundles: fetched once, checked, unpacked once; the newest few are kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from atoll.network.rpc import MAX_CODE_BYTES
 
 logger = logging.getLogger(__name__)
 
-KEPT: Final = 8
+MAX_BUNDLES: Final = 8
 FETCH_DEADLINE_S: Final = 60.0
 _RETRY_S: Final = 0.5
 
@@ -32,7 +32,7 @@ Fetch = Callable[[str], AsyncIterator[bytes]]
 
 
 class CodeStore:
-    """Unpacked bundles at folder/SHA. Owns its tasks and its one thread."""
+    """Cache of unpacked bundles at folder/SHA. Owns its tasks and its one thread."""
 
     def __init__(self, folder: Path, fetch: Fetch) -> None:
         """fetch: yields a bundle's bytes. Raises OSError."""
@@ -45,7 +45,7 @@ class CodeStore:
             shutil.rmtree(torn, ignore_errors=True)
 
     async def get(self, sha256: str, in_use: Callable[[], Collection[str]]) -> Path:
-        """The folder with this bundle's files. Workers that ask for the same one share the fetch.
+        """Return the folder with this bundle's files. Concurrent calls for one bundle share the fetch.
 
         in_use: bundles of living workers, which are kept. Raises AtollError with the cause."""
         folder = self._folder / sha256
@@ -75,13 +75,13 @@ class CodeStore:
         bundle = await self._fetch_whole(sha256)
         loop = asyncio.get_running_loop()
         folder = await loop.run_in_executor(self._thread, unpack, bundle, self._folder, sha256)
-        # Chosen and renamed here, on the loop that also hands folders out; only the deleting takes long.
-        doomed = retire(self._folder, KEPT, {*in_use(), sha256})
+        # Renamed on the event loop, which also gives folders to workers. Only deletion takes long.
+        doomed = retire(self._folder, MAX_BUNDLES, {*in_use(), sha256})
         await loop.run_in_executor(self._thread, delete, doomed)
         return folder
 
     async def _fetch_whole(self, sha256: str) -> bytes:
-        """A controller that is away is waited for; the deadline is FETCH_DEADLINE_S."""
+        """Fetch the bundle; retry while the controller is unreachable, up to FETCH_DEADLINE_S."""
         ends_s = time.monotonic() + FETCH_DEADLINE_S
         while True:
             try:
@@ -122,8 +122,8 @@ def unpack(bundle: bytes, parent: Path, sha256: str) -> Path:
 
 
 def _place(folder: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-    """By hand: extraction filters came with Python 3.11.4, and Debian 12 ships 3.11.2. Only plain files and folders
-    are made, so no name can lead out of the folder through a link."""
+    """Write one file or folder. tarfile's extraction filters need Python 3.11.4, and Debian 12 ships 3.11.2. Only plain
+    files and folders are made, so no name can lead out of the folder through a link."""
     path = folder / member.name
     content = archive.extractfile(member)
     if content is None:
@@ -136,10 +136,9 @@ def _place(folder: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> N
 
 
 def retire(folder: Path, kept: int, in_use: Collection[str]) -> list[Path]:
-    """Take what was not used for longest, beyond so many, out of use; never what is in use. Returns what is to be
-    deleted.
+    """Rename the least recently used folders, beyond `kept` of them, out of the way; return those to delete.
 
-    folder: has folders named by digests."""
+    folder: has folders named by digests. in_use: names that are never taken."""
     found = [path for path in folder.iterdir() if SHA256.fullmatch(path.name)]
     newest_first = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
     doomed = (path for path in newest_first[kept:] if path.name not in in_use)
@@ -152,7 +151,7 @@ def delete(folders: Collection[Path]) -> None:
 
 
 def find_script(folder: Path, script: str) -> Path:
-    """The script inside the unpacked bundle. Raises BadInput."""
+    """Return the script's path inside the unpacked bundle. Raises BadInput."""
     path = folder / script
     if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
         there = sorted(p.name for p in folder.iterdir())[:10]

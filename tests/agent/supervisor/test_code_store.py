@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from agent_harness import bundle_of
 
-from atoll.agent.supervisor import code
-from atoll.agent.supervisor.code import CodeStore, find_script, retire, unpack
+from atoll.agent.supervisor import code_store
+from atoll.agent.supervisor.code_store import CodeStore, find_script, retire, unpack
 from atoll.errors import BadInput, ControllerUnreachable, DeadlineExceeded, NotFound
 
 BUNDLE = bundle_of({"train.py": "print('hi')", "lib/model.py": "x = 1"})
@@ -52,7 +52,7 @@ async def test_workers_of_one_job_share_a_fetch(tmp_path: Path) -> None:
 async def test_controller_that_goes_away_meanwhile_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code, "_RETRY_S", 0.01)
+    monkeypatch.setattr(code_store, "_RETRY_S", 0.01)
     answer, asked = fetch(ControllerUnreachable("gone"), ControllerUnreachable("gone"), BUNDLE)
     store = CodeStore(tmp_path / "code", answer)
     assert (await store.get(SHA, set)).is_dir()
@@ -61,8 +61,8 @@ async def test_controller_that_goes_away_meanwhile_is_asked_again(
 
 
 async def test_fetch_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "_RETRY_S", 0.01)
-    monkeypatch.setattr(code, "FETCH_DEADLINE_S", 0.1)
+    monkeypatch.setattr(code_store, "_RETRY_S", 0.01)
+    monkeypatch.setattr(code_store, "FETCH_DEADLINE_S", 0.1)
     answer, _ = fetch(*[ControllerUnreachable("nobody there")] * 100)
     store = CodeStore(tmp_path / "code", answer)
     with pytest.raises(DeadlineExceeded, match="nobody there"):

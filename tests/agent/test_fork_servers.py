@@ -18,14 +18,14 @@ from agent_harness import until as until_by
 from test_processes import OBEDIENT
 
 from atoll.agent.settings import AgentSettings
-from atoll.agent.supervisor import fork_server, spares
+from atoll.agent.supervisor import fork_server, fork_servers
 from atoll.agent.supervisor.fork_server import ForkServer
+from atoll.agent.supervisor.fork_servers import NO_HELLO_S, QUIET_BEFORE_IMPORT_S, DeviceForkServer, backoff_s, is_due
 from atoll.agent.supervisor.interpreter import Interpreter, can_wait
-from atoll.agent.supervisor.leftovers import PidFile
+from atoll.agent.supervisor.leftover_processes import PidFile
 from atoll.agent.supervisor.liveness import Life
 from atoll.agent.supervisor.machine import Phase, Worker
 from atoll.agent.supervisor.progress import Progress
-from atoll.agent.supervisor.spares import PLAIN_S, REST_S, DeviceSpare, backoff_s, is_due
 from atoll.jobs.worker_key import WorkerKey
 from atoll.v1 import common_pb2
 from atoll.v1.agents_pb2 import StopWorkers
@@ -58,17 +58,17 @@ def test_the_next_one_is_made_when_the_worker_trains() -> None:
     greeted = Worker(KEY, Phase.RUNNING, life=Life(heard_at_s=101.0), progress=Progress(step=7, since_s=101.0))
     trains = replace(greeted, progress=greeted.progress.at(8, 102.0))
     for after in (trains, replace(greeted, phase=Phase.EXITED), None):
-        slot = DeviceSpare(MADE, due_s=100.0, user=KEY)
+        slot = DeviceForkServer(MADE, due_s=100.0, user=KEY)
         assert not is_due(slot, {KEY: fetching}, 101.0)
         assert not is_due(slot, {KEY: greeted}, 1e6)
         workers = {KEY: after} if after is not None else {}
         assert not is_due(slot, workers, 102.0)
-        assert not is_due(slot, workers, 101.9 + REST_S)
-        assert is_due(slot, workers, 102.0 + REST_S)
-    slot = DeviceSpare(MADE, due_s=100.0, user=KEY)
-    assert not is_due(slot, {KEY: fetching}, 99.9 + PLAIN_S)
-    assert is_due(slot, {KEY: fetching}, 100.0 + PLAIN_S)
-    assert not is_due(DeviceSpare(MADE, due_s=100.0), {}, 99.0)
+        assert not is_due(slot, workers, 101.9 + QUIET_BEFORE_IMPORT_S)
+        assert is_due(slot, workers, 102.0 + QUIET_BEFORE_IMPORT_S)
+    slot = DeviceForkServer(MADE, due_s=100.0, user=KEY)
+    assert not is_due(slot, {KEY: fetching}, 99.9 + NO_HELLO_S)
+    assert is_due(slot, {KEY: fetching}, 100.0 + NO_HELLO_S)
+    assert not is_due(DeviceForkServer(MADE, due_s=100.0), {}, 99.0)
     assert [backoff_s(count) for count in (1, 2, 3, 100)] == [1.0, 2.0, 4.0, 600.0]
 
 
@@ -97,15 +97,20 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ForkServer]:
     )
     monkeypatch.setattr(fork_server, "PROGRAM", str(program))
     monkeypatch.setattr(fork_server, "FORK_S", 30.0)  # whoever takes longer is ended, and the launch is none of its
-    for constant, value in (("REST_S", 0.0), ("POLITE_S", 0.0), ("_LOOK_S", 0.1), ("_BACKOFF_S", (0.1, 0.1))):
-        monkeypatch.setattr(spares, constant, value)
+    for constant, value in (
+        ("QUIET_BEFORE_IMPORT_S", 0.0),
+        ("LOW_PRIORITY_S", 0.0),
+        ("_LOOK_S", 0.1),
+        ("_BACKOFF_S", (0.1, 0.1)),
+    ):
+        monkeypatch.setattr(fork_servers, constant, value)
 
     class Recorded(ForkServer):
         def __init__(self, *arguments: Any, **fields: Any) -> None:
             super().__init__(*arguments, **fields)
             made.append(self)
 
-    monkeypatch.setattr(spares, "ForkServer", Recorded)
+    monkeypatch.setattr(fork_servers, "ForkServer", Recorded)
     return made
 
 
@@ -177,7 +182,7 @@ async def test_launches_are_forked_from_what_waits_for_them(
     controller.launch("print('x')", job="job-2", run=4, **secret)
     await until("run 4 has ended", lambda: controller.has_exited(job="job-2", run=4))
     await until("one waits for job-2", lambda: "KEY" in variables(waits(settings)))
-    monkeypatch.setattr(spares, "KEPT_S", 0.0)
+    monkeypatch.setattr(fork_servers, "KEEP_JOB_VARIABLES_S", 0.0)
     await until("nothing waits with its secret", lambda: "KEY" not in (variables(waits(settings)) or {"KEY"}))
     await agent.end()
     assert not children()
@@ -213,7 +218,7 @@ async def test_small_machines_keep_none(
     caplog.set_level(logging.INFO)
     agent = RunningAgent(settings)
     pid = await until("a process waits", lambda: waits(settings))
-    monkeypatch.setattr(spares, "available_bytes", lambda: spares.SPARE_BYTES)
+    monkeypatch.setattr(fork_servers, "available_bytes", lambda: fork_servers.FORK_SERVER_BYTES)
     await until("it is gone", lambda: not is_alive(pid))
     controller.launch("print('x')")
     ended = await until("a worker has ended", controller.has_exited)

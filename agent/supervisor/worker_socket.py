@@ -1,4 +1,4 @@
-"""The agent's end of worker.proto: a ZeroMQ ROUTER on a Unix socket, where its workers say how they are."""
+"""Agent's end of worker.proto: a ZeroMQ ROUTER on a Unix socket for its workers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Expected:
 
 
 class WorkerSocket:
-    """Knows the workers by their secrets. What it was given to call is called on the event loop."""
+    """Socket of all workers, identified by their secrets. Callbacks run on the event loop."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class WorkerSocket:
         self._workers: dict[WorkerKey, _Expected] = {}
         self._outgoing: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue(_HWM)
         self.dropped: Counter[str] = Counter()
-        """Messages that were not for us, by reason."""
+        """Number of rejected messages by reason."""
         self._folder: Path | None = None
         self._path = state_dir / "agent.sock"
         if len(os.fsencode(self._path)) > _PATH_CHARACTERS:
@@ -85,15 +85,15 @@ class WorkerSocket:
         return f"ipc://{self._path}"
 
     def expect(self, key: WorkerKey, secret: str, welcome: Welcome) -> None:
-        """A worker with this secret is about to start."""
+        """Accept a worker with this secret, which is about to start."""
         self._workers[key] = _Expected(secret, welcome)
 
     def release(self, key: WorkerKey) -> None:
-        """The worker is gone; whoever speaks in its name from now on is dropped."""
+        """Drop all further messages in the name of this worker: it has ended."""
         self._workers.pop(key, None)
 
     def welcome_of(self, key: WorkerKey) -> Welcome | None:
-        """What a worker that is not released was told, with the newest view."""
+        """Return the Welcome of a worker that is not released, with the newest view."""
         worker = self._workers.get(key)
         return worker.welcome if worker is not None else None
 
@@ -105,7 +105,7 @@ class WorkerSocket:
                 self._post(key, SupervisorMessage(stop=worker.stop))
 
     def send_plan(self, message: PlanForJob) -> None:
-        """To every worker of the plan's run; with its Welcome where it has not said Hello. Repeats are dropped."""
+        """Send a plan to every worker of its run, in Welcome before its Hello. Repeats are dropped."""
         for key, worker in self._workers.items():
             if (key.job, key.run) != (message.job, message.plan.run) or not _is_newer(message.plan, worker.welcome):
                 continue
@@ -115,7 +115,7 @@ class WorkerSocket:
                 self._post(key, SupervisorMessage(plan=message.plan))
 
     def send_view(self, view: View) -> None:
-        """To every worker of its run; with its Welcome where it has not said Hello. Repeats are dropped."""
+        """Send a view to every worker of its run, in Welcome before its Hello. Repeats are dropped."""
         for key, worker in self._workers.items():
             known = worker.welcome.view
             if (key.job, key.run) != (view.job, view.run) or (view.view, view.in_force) <= (known.view, known.in_force):
@@ -125,7 +125,7 @@ class WorkerSocket:
                 self._post(key, SupervisorMessage(view=view))
 
     def send_strategy(self, key: WorkerKey, message: StrategyMessage) -> None:
-        """To this worker, unless it is of another run or has not said Hello."""
+        """Send a strategy's message to this worker, unless it is of another run or has not sent Hello."""
         worker = self._workers.get(key)
         if worker is not None and worker.greeted:
             self._post(key, SupervisorMessage(strategy=message))
@@ -200,7 +200,7 @@ class WorkerSocket:
         self._on_hello(key)
 
     def _drop(self, why: str, key: WorkerKey | None = None) -> None:
-        """Say it once per cause, count it always."""
+        """Count a rejected message, and log the first of each cause."""
         self.dropped[why] += 1
         if self.dropped[why] == 1:
             logger.warning("a message on the workers' socket was dropped (%s)%s", why, f", as of {key}" if key else "")

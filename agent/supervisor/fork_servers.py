@@ -1,9 +1,9 @@
-"""Fork servers, one for each device: processes that have imported what workers import, and fork one for each launch.
+"""Fork servers, one for each device: processes that have imported the workers' modules, and fork one for each launch.
 
-A server is made for what its device was last used for, or before that for a job without variables of its own. Nobody's
-code runs in it. A worker that finds none is started without, or is one that is about to be a server; the next one is
-made when that worker trains, so that importing takes no processor from a recovery; with the lowest priority, where that
-can be undone."""
+A server is made for the last use of its device, or at first for a job without own variables. It runs no user code. A
+worker without a server is started afresh, or takes over a process that is still importing. The next server is made once
+that worker trains, so that imports take no processor from a recovery; it imports at the lowest priority, where that can
+be undone."""
 
 from __future__ import annotations
 
@@ -29,76 +29,75 @@ from atoll.jobs.worker_key import WorkerKey
 
 logger = logging.getLogger(__name__)
 
-SPARE_BYTES: Final = 350 << 20
-"""Resident in a process that waits: torch 2.13 for CPUs, measured 326 MB."""
-LEAST_FREE_BYTES: Final = 4 * SPARE_BYTES
-"""None is made where less is available; one that waits is ended below half of it."""
-REST_S: Final = 5.0
-"""From the agent's registration to its first: a job that waits starts before. And from the first steps of who was
-started on the device last, or its end: a run that begins or goes on has the processor, a short job pays for none."""
-PLAIN_S: Final = 60.0
-"""A worker that tells of no steps is left alone for so long."""
-KEPT_S: Final = 30.0
-"""A job's own variables are kept for so long after its last worker here: it starts again within that, or is over."""
-POLITE_S: Final = 5.0
-"""It imports with the lowest priority for so long: where others leave no processor, it would never be ready."""
+FORK_SERVER_BYTES: Final = 350 << 20
+"""Resident memory of a fork server: torch 2.13 for CPUs, measured 326 MB."""
+LEAST_FREE_BYTES: Final = 4 * FORK_SERVER_BYTES
+"""No server is made with less memory available; one is ended below half of it."""
+QUIET_BEFORE_IMPORT_S: Final = 5.0
+"""Seconds from the agent's registration, a worker's first step or its end to the next server. A run that begins or
+resumes has the processor, and a short job pays for none."""
+NO_HELLO_S: Final = 60.0
+"""Seconds after which a worker that reports no steps no longer delays the next server."""
+KEEP_JOB_VARIABLES_S: Final = 30.0
+"""Seconds for which a job's own variables are kept after its last worker here, for a restart."""
+LOW_PRIORITY_S: Final = 5.0
+"""Seconds of importing at the lowest priority; without a limit a busy machine would never finish it."""
 _BACKOFF_S: Final = (1.0, 600.0)
 _LOOK_S: Final = 1.0
 _TRIED_S: Final = 1.0
 
 
 @dataclass(slots=True)
-class DeviceSpare:
-    """One device: what waits there, and for whom the next one is made."""
+class DeviceForkServer:
+    """One device: its server, and the interpreter of the next one."""
 
     wanted: Interpreter
     due_s: float
     user: WorkerKey | None = None
-    """Who was started on the device last, until it trains or is gone."""
+    """Last worker that was started on the device, until it trains or ends."""
     used_s: float = 0.0
-    """When a worker of `wanted.job` was here last."""
+    """Time at which a worker of `wanted.job` was last here."""
     failures: int = 0
     polite_until_s: float = math.inf
     server: ForkServer | None = None
 
 
-def is_due(slot: DeviceSpare, workers: Mapping[WorkerKey, Worker], now_s: float) -> bool:
-    """Whether to make one: not while who was started on the device last is on its way to its first step, nor at once
-    after it."""
+def is_due(slot: DeviceForkServer, workers: Mapping[WorkerKey, Worker], now_s: float) -> bool:
+    """Return True once the device's last worker trains or has ended, and QUIET_BEFORE_IMPORT_S have passed."""
     if slot.user is not None:
         worker = workers.get(slot.user)
         if worker is None or worker.phase is Phase.EXITED or worker.progress.steps_s:
-            slot.user, slot.due_s = None, max(slot.due_s, now_s + REST_S)
-        elif not worker.greeted and now_s >= slot.due_s + PLAIN_S:
+            slot.user, slot.due_s = None, max(slot.due_s, now_s + QUIET_BEFORE_IMPORT_S)
+        elif not worker.greeted and now_s >= slot.due_s + NO_HELLO_S:
             slot.user = None
     return slot.user is None and now_s >= slot.due_s
 
 
 def backoff_s(failures: int) -> float:
-    """Until one that ended by itself is made again."""
+    """Return the delay before a server that ended by itself is made again."""
     first_s, longest_s = _BACKOFF_S
     return min(longest_s, first_s * 2.0 ** min(failures - 1, 20))
 
 
-class Spares:
-    """Owns what waits, on the event loop: until it is taken, ends by itself, or `close`."""
+class ForkServers:
+    """Owner of the fork servers, on the event loop: until one is taken, ends by itself, or `close`."""
 
     def __init__(self, pids: Path) -> None:
         """pids: the folder of pid files."""
         self._pids = pids
         self._idle: Mapping[int, Interpreter] = {}
-        self._slots: dict[int, DeviceSpare] = {}
+        self._slots: dict[int, DeviceForkServer] = {}
         self._living: set[ForkServer] = set()
         self._enabled = importlib.util.find_spec("torch") is not None
         self._lowers = self._enabled and _priority_can_be_restored()
         self._looked_s = 0.0
 
     def open(self, idle: Mapping[int, Interpreter], now_s: float) -> None:
-        """By device, what is waited with where nobody's is wanted. Said again where the agent's address may be another
-        one."""
+        """Set the interpreter of each device that no job claims. Call it again when the agent's address may have
+        changed."""
         self._idle = idle
         for device, interpreter in idle.items():
-            slot = self._slots.setdefault(device, DeviceSpare(interpreter, now_s + REST_S))
+            slot = self._slots.setdefault(device, DeviceForkServer(interpreter, now_s + QUIET_BEFORE_IMPORT_S))
             if not slot.wanted.job:
                 slot.wanted = interpreter
 
@@ -113,8 +112,8 @@ class Spares:
         pid_file: Path,
         on_exit: Callable[[], None],
     ) -> WorkerProcess | None:
-        """A worker, by the server of its device. None: start it without, and the next server is made for that. wanted:
-        None where none can have imported before."""
+        """Start a worker by its device's server. None: start it without; the next server is made for `wanted`. wanted:
+        None if no process can have imported for it."""
         slot, now_s = self._slots.get(device), time.monotonic()
         if slot is None:
             return None
@@ -142,12 +141,12 @@ class Spares:
             return None
 
     def tick(self, now_s: float, workers: Mapping[WorkerKey, Worker]) -> None:
-        """Make what is due, end what is of no use any more."""
+        """Make servers that are due, end those of no use."""
         jobs = {key.job for key, worker in workers.items() if worker.phase is not Phase.EXITED}
         for device, slot in self._slots.items():
             if slot.wanted.job in jobs:
                 slot.used_s = now_s
-            elif slot.wanted.job and now_s - slot.used_s > KEPT_S:
+            elif slot.wanted.job and now_s - slot.used_s > KEEP_JOB_VARIABLES_S:
                 slot.wanted = self._idle[device]
             if slot.server is None:
                 continue
@@ -166,16 +165,16 @@ class Spares:
                 self._end(slot)
             elif slot.server is None and free_bytes >= LEAST_FREE_BYTES and is_due(slot, workers, now_s):
                 self._make(device, slot, now_s)
-                free_bytes -= SPARE_BYTES
+                free_bytes -= FORK_SERVER_BYTES
 
     def forget(self, job: str) -> None:
-        """The job is over: what waits with its variables is ended."""
+        """End the server with the variables of a finished job."""
         for device, slot in self._slots.items():
             if slot.wanted.job == job:
                 slot.wanted = self._idle[device]
 
     def close(self) -> None:
-        """End all; make none any more."""
+        """End all servers; make none any more."""
         self._slots.clear()
         living, self._living = self._living, set()
         for server in living:
@@ -183,7 +182,7 @@ class Spares:
         for server in living:
             server.reap()
 
-    def _make(self, device: int, slot: DeviceSpare, now_s: float) -> None:
+    def _make(self, device: int, slot: DeviceForkServer, now_s: float) -> None:
         try:
             server = ForkServer(slot.wanted, pids=self._pids, device=device, on_exit=lambda: self._exited(slot, server))
         except OSError as error:
@@ -192,30 +191,30 @@ class Spares:
         slot.server = server
         self._living.add(server)
         if self._lowers:
-            slot.polite_until_s = now_s + POLITE_S
+            slot.polite_until_s = now_s + LOW_PRIORITY_S
             with suppress(ProcessLookupError):
                 os.sched_setscheduler(server.process.pid, os.SCHED_IDLE, os.sched_param(0))
 
-    def _end(self, slot: DeviceSpare) -> None:
+    def _end(self, slot: DeviceForkServer) -> None:
         assert slot.server is not None
         slot.server.kill()  # it is reaped when it is gone
         slot.server = None
 
-    def _exited(self, slot: DeviceSpare, server: ForkServer) -> None:
+    def _exited(self, slot: DeviceForkServer, server: ForkServer) -> None:
         self._living.remove(server)
         code = server.reap()
         if slot.server is server:
             slot.server = None
             self._failed(slot, time.monotonic(), f"it ended with {code}")
 
-    def _failed(self, slot: DeviceSpare, now_s: float, why: str) -> None:
+    def _failed(self, slot: DeviceForkServer, now_s: float, why: str) -> None:
         slot.failures += 1
         slot.due_s = now_s + backoff_s(slot.failures)
         logger.debug("no process waits for launches: %s. The next one in %g s", why, backoff_s(slot.failures))
 
 
 def _priority_can_be_restored() -> bool:
-    """Whether this user may take back SCHED_IDLE; tried on a thread that ends at once, since many may not."""
+    """Return True if this user may take back SCHED_IDLE; tried on a thread that ends at once, since many may not."""
     allowed: list[bool] = []
 
     def attempt() -> None:
@@ -233,7 +232,7 @@ def _priority_can_be_restored() -> bool:
 
 
 def _restore_priority(pid: int) -> None:
-    """Of all its threads: the first one first, which makes the others."""
+    """Restore the priority of all threads of a process: the first one first, since it makes the others."""
     with suppress(ProcessLookupError, FileNotFoundError):
         os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
         for name in os.listdir(f"/proc/{pid}/task"):
