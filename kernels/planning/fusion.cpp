@@ -7,7 +7,7 @@ namespace {
 
 struct Label {
     double computed_s, sent_s;
-    std::size_t prefix, label;  // what it extends
+    std::size_t prefix, label;  // that it extends
 };
 
 class Fusion {
@@ -19,14 +19,14 @@ class Fusion {
         }
     }
 
-    // First with only the most promising labels: what that finds bounds the search among all.
+    // A first search keeps only the most promising labels. Its result bounds the search among all.
     Fused run() {
-        limit_s_ = extended(narrow).end_s * (1 + 1e-9);  // what ends at the limit is still found
+        limit_s_ = extended(narrow).end_s * (1 + 1e-9);  // a grouping that ends at the limit is still found
         return extended(Timeline::never);
     }
 
   private:
-    static constexpr double narrow = 2;
+    static constexpr double narrow = 2;  // labels of a prefix in the first search
 
     Fused extended(double most_labels) {
         prefixes_.assign(tensors_.size() + 1, {});
@@ -43,14 +43,14 @@ class Fusion {
         prefixes_[end].erase(std::max_element(prefixes_[end].begin(), prefixes_[end].end(), later));
     }
 
-    // Nothing that extends the label ends sooner.
+    // Returns a lower bound of the end of all that extends the label.
     double ends_s(std::size_t end, const Label& label) const {
         if (end == tensors_.size()) return label.sent_s;
         return std::max(label.computed_s + at_least_s(end), label.sent_s + communicate_(rest_[end].bytes));
     }
 
     void extend_to(std::size_t end) {
-        // The next group computes for this long at least; until then it is nothing to it whether the link is free.
+        // The next group computes for this long at least. Until then it does not matter whether the link is free.
         const bool is_last = end == tensors_.size();
         const double next_s = is_last ? 0 : tensors_[end].backward_s + compress_(tensors_[end].bytes);
         double bytes = 0, backward_s = 0;
@@ -69,13 +69,13 @@ class Fusion {
         }
     }
 
-    // From the end of computing on: the rest as one group is the least there is to compute.
+    // Returns the least seconds after the end of computing: the rest as one group computes least.
     double at_least_s(std::size_t end) const {
         if (end == tensors_.size()) return 0;
         return rest_[end].backward_s + compress_(rest_[end].bytes) + communicate_(0);
     }
 
-    // Keeps those that no other equals or beats in both, by the end of computing.
+    // Adds a label unless another equals or beats it in both; removes those that it beats. Sorted by computed_s.
     static void add(std::vector<Label>& labels, const Label& label) {
         const auto after = std::upper_bound(labels.begin(), labels.end(), label, [](const Label& a, const Label& b) {
             return a.computed_s < b.computed_s;

@@ -37,7 +37,7 @@ double Timeline::end_s(const Choice& choice, double limit) {
     }
 }
 
-// The backward passes and what the device compresses between them. Returns the end of the last.
+// Runs the backward passes and the compression between them. Returns the end of the last.
 double Timeline::run_device(const Choice& choice) {
     option_ = choice.data();
     for (Resource& resource : resources_) {
@@ -62,7 +62,7 @@ double Timeline::run_device(const Choice& choice) {
     return backward_end_s_ = now_s;
 }
 
-// Nothing ends before a resource has served all that it will be given.
+// Returns a lower bound of the end: each resource must serve all of its tasks.
 double Timeline::lower_bound() const {
     double bound_s = backward_end_s_ + resources_[device].total_s;
     for (const Resource& resource : resources_) {
@@ -94,7 +94,7 @@ bool Timeline::can_begin(std::size_t resource, double now_s) const {
     return own.busy_until_s == never && own.has_waiting() && (resource != device || now_s >= backward_end_s_);
 }
 
-// The idle resource at whose head the earliest tensor waits with a task that takes no time.
+// Returns the idle resource whose next task takes no time, of the earliest tensor; null if there is none.
 Timeline::Resource* Timeline::instant(double now_s) {
     Resource* found = nullptr;
     for (std::size_t i = 0; i < resources_.size(); ++i) {
@@ -106,7 +106,7 @@ Timeline::Resource* Timeline::instant(double now_s) {
     return found;
 }
 
-// Idle resources begin what waits for them. What takes no time goes first, as it may bring more that is ready now.
+// Begins the next task of each idle resource. Tasks that take no time come first: more may be ready after them.
 void Timeline::serve(double now_s) {
     while (Resource* const resource = instant(now_s)) {
         resource->serving = resource->queue[resource->head++];

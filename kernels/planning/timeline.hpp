@@ -19,31 +19,30 @@ struct TensorWork {
 
 using Choice = std::vector<std::uint16_t>;
 
-// One backward pass and the synchronisation of its tensors, simulated: every resource serves one task at a time to its
+// Simulates one backward pass and the synchronisation of its tensors. Every resource serves one task at a time, to its
 // end.
 //
 // Backward passes run on resource 0, the device, in the order of the tensors. A tensor's tasks run one after the other,
 // the first when its backward pass has ended. On the device, tasks before the tensor's first task elsewhere are served
-// before any later backward pass; the others wait until the last of both has ended. Every resource but the device, and
-// the device from then on, serves by the time at which a task became ready, ties by tensor.
+// before any later backward pass, and its other tasks after all of these. Apart from that, every resource serves tasks in
+// the order in which they became ready, ties by tensor.
 // Source: Espresso (Wang, 2023), Section 4.6, for the resources; the order of service is ours.
 class Timeline {
   public:
     static constexpr std::size_t device = 0;
     static constexpr double never = std::numeric_limits<double>::infinity();
 
-    // resources: how many there are; every task's is below. options: the tasks of each, for any tensor.
+    // options: the tasks of each option, for any tensor. resources: their number; every task's resource is below it.
     Timeline(std::vector<TensorWork> tensors, std::vector<std::vector<Task>> options, std::size_t resources);
 
     std::size_t tensors() const { return tensors_.size(); }
     std::size_t options() const { return first_.size() - 1; }
     const std::vector<TensorWork>& work() const { return tensors_; }
 
-    // Seconds from the first backward pass's begin to the end of everything, with option choice[i] for tensor i; `never`
-    // where that is no less than `limit`.
+    // Returns the seconds until everything has ended, with option choice[i] for tensor i; `never` if that reaches `limit`.
     double end_s(const Choice& choice, double limit = never);
 
-    // Tasks looked at since construction: what a search has cost, on every machine the same.
+    // Number of tasks simulated since construction: the cost of a search, the same on every machine.
     std::uint64_t tasks_served() const { return served_; }
 
   private:
@@ -56,7 +55,7 @@ class Timeline {
         std::size_t head = 0;
         Waiting serving{};
         double busy_until_s = never;  // `never`: idle
-        double total_s = 0, first_s = never;  // what it will serve in all, and when that can begin
+        double total_s = 0, first_s = never;  // of all tasks that it will serve: their time, and the earliest begin
         bool has_waiting() const { return head < queue.size(); }
     };
     struct Entry {
@@ -80,12 +79,12 @@ class Timeline {
     std::vector<TensorWork> tensors_;
     std::vector<Task> tasks_;           // of all options, one after the other
     std::vector<std::size_t> first_;    // of each option, its first task; and the end
-    std::vector<std::size_t> leading_;  // of each option, how many tasks stand before the first elsewhere
+    std::vector<std::size_t> leading_;  // of each option, how many tasks precede the first elsewhere
     std::vector<double> durations_;     // [tensor][task]
 
     const std::uint16_t* option_ = nullptr;
     std::vector<Resource> resources_;
-    std::vector<Entry> entries_;  // of each tensor, when it leaves the backward pass, and its next task
+    std::vector<Entry> entries_;  // of each tensor: when it leaves the backward pass, and its next task
     double backward_end_s_ = 0, end_s_ = 0;
     std::uint64_t served_ = 0;
 };
