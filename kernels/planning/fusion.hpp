@@ -18,11 +18,11 @@ struct Fused {
     double end_s;
 };
 
-// Returns the groups of consecutive tensors with the earliest end. Exact. A group is compressed by one call, on the device
-// of the backward pass, and sent as one message.
+// Returns the groups of consecutive tensors with the earliest end. Exact. A group is compressed by one call, on the
+// device of the backward pass, and sent as one message.
 //
-// The state after a prefix of groups is the pair (end of computing, end of sending). Only pairs that no other pair beats
-// in both are extended. O(N^2 L), with L the largest number of pairs of a prefix (few).
+// The state after a prefix of groups is the pair (end of computing, end of sending). Only pairs that no other pair
+// beats in both are extended. O(N^2 L), with L the largest number of pairs of a prefix (few).
 // Source: Cupcake (Wang, 2023), Section 5.3, for the costs; the search is ours.
 Fused fuse(const std::vector<TensorWork>& tensors, const Cost& compress, const Cost& communicate);
 

@@ -9,7 +9,8 @@ Timeline::Timeline(std::vector<TensorWork> tensors, std::vector<std::vector<Task
     : tensors_(std::move(tensors)), resources_(resources), entries_(tensors_.size()) {
     for (const std::vector<Task>& option : options) {
         first_.push_back(tasks_.size());
-        const auto elsewhere = std::find_if(option.begin(), option.end(), [](const Task& t) { return t.resource != device; });
+        const auto elsewhere =
+            std::find_if(option.begin(), option.end(), [](const Task& t) { return t.resource != device; });
         leading_.push_back(static_cast<std::size_t>(elsewhere - option.begin()));
         tasks_.insert(tasks_.end(), option.begin(), option.end());
     }
@@ -50,7 +51,8 @@ double Timeline::run_device(const Choice& choice) {
     for (std::size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
         now_s += tensors_[tensor].backward_s;
         std::size_t task = first_[choice[tensor]];
-        for (const std::size_t end = task + leading_[choice[tensor]]; task < end; ++task) now_s += duration(tensor, task);
+        const std::size_t elsewhere = task + leading_[choice[tensor]];
+        for (; task < elsewhere; ++task) now_s += duration(tensor, task);
         entries_[tensor] = {now_s, task};
         for (; task < last_task(tensor); ++task) {
             Resource& resource = resources_[tasks_[task].resource];

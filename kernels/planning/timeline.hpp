@@ -24,8 +24,8 @@ using Choice = std::vector<std::uint16_t>;
 //
 // Backward passes run on resource 0, the device, in the order of the tensors. A tensor's tasks run one after the other,
 // the first when its backward pass has ended. On the device, tasks before the tensor's first task elsewhere are served
-// before any later backward pass, and its other tasks after all of these. Apart from that, every resource serves tasks in
-// the order in which they became ready, ties by tensor.
+// before any later backward pass, and its other tasks after all of these. Apart from that, every resource serves tasks
+// in the order in which they became ready, ties by tensor.
 // Source: Espresso (Wang, 2023), Section 4.6, for the resources; the order of service is ours.
 class Timeline {
   public:
@@ -39,7 +39,8 @@ class Timeline {
     std::size_t options() const { return first_.size() - 1; }
     const std::vector<TensorWork>& work() const { return tensors_; }
 
-    // Returns the seconds until everything has ended, with option choice[i] for tensor i; `never` if that reaches `limit`.
+    // Returns the seconds until everything has ended, with option choice[i] for tensor i; `never` if that reaches
+    // `limit`.
     double end_s(const Choice& choice, double limit = never);
 
     // Number of tasks simulated since construction: the cost of a search, the same on every machine.
