@@ -53,9 +53,3 @@ def advance(job: JobRecord, after: JobPhase, reason: str, unix_s: float) -> JobR
         history=(*job.status.history, change)[-KEPT_CHANGES:],
     )
     return replace(job, status=status)
-
-
-def phases_table() -> str:
-    """EDGES as a markdown table, for docs/architecture.md."""
-    rows = [f"| {before} | {after} | {cause} |" for (before, after), cause in EDGES.items()]
-    return "\n".join(["| from | to | when |", "|---|---|---|", *rows]) + "\n"
