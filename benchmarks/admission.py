@@ -48,10 +48,10 @@ def verdict(cluster: Cluster, job: str, node: str) -> str:
     """What the job said of the node's device, waited for."""
 
     def said(_: pb.Job) -> bool:
-        return any(event.text.startswith(f"{node}/0 ") for event in cluster.client.events(job))
+        return any(event.device == f"{node}/0" for event in cluster.client.events(job))
 
     cluster.wait_for(job, f"a verdict on {node}", said, JOIN_S)
-    return next(event.text for event in cluster.client.events(job) if event.text.startswith(f"{node}/0 "))
+    return next(event.text for event in cluster.client.events(job) if event.device == f"{node}/0")
 
 
 def until_settled(cluster: Cluster, job: str, run: int, seconds: float) -> None:

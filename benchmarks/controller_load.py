@@ -181,8 +181,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 async def planned(stub: jobs_pb2_grpc.JobServiceAsyncStub, job: str) -> dict[str, float]:
     """When each of its plans was told, by number; the first, which comes with the launch, is not."""
     events = stub.Events(jobs_pb2.EventsRequest(job=job), timeout=DEADLINE_S)
-    plans = [event async for event in events if event.kind == "plan"]
-    return {event.text.split()[1]: event.unix_s for event in plans}  # "plan 3 from step ..."
+    return {str(event.plan): event.unix_s async for event in events if event.kind == common_pb2.EVENT_KIND_PLAN_ISSUED}
 
 
 def report_pushes(born: dict[str, dict[str, float]], receipts: dict[str, list[float]]) -> None:

@@ -41,7 +41,6 @@ import json
 import math
 import os
 import random
-import re
 import signal
 import statistics
 import sys
@@ -71,9 +70,6 @@ from atoll.v1 import jobs_pb2 as pb
 RUNS, REPLICAS = 100, 10
 SIGNAL = as_json(GroupsMessage(rank=77, workers=REPLICAS, signal=88).said()).replace("77", "%d").replace("88", "%d")
 RULES = ("all", "pairs", "static", "scheduled")
-WENT_ON = re.compile(  # what a view took but for its first round
-    r"from step \d+: ([\d.]+) noticed, ([\d.]+) aborted, ([\d.]+) told, ([\d.]+) formed, ([\d.]+) agreed, .*lost"
-)
 
 
 class Clock:
@@ -297,15 +293,18 @@ def lost(stages: int, kills: int, *, cold: bool) -> None:
             os.kill(pids[workers - 1], signal.SIGKILL)
 
             def stood_still(job: str = job) -> float | None:
-                told = [match for event in cluster.client.events(job) if (match := WENT_ON.search(event.text))]
-                return sum(float(part) for part in told[0].groups()) if told else None
+                """Return the pause of the first loss, without the first round."""
+                lost = (event for event in cluster.client.events(job) if event.parts and event.lost)
+                if (event := next(lost, None)) is None:
+                    return None
+                return sum(part.seconds for part in event.parts if part.name != "first step")
 
             cluster.wait_for(job, "the next view", lambda _: stood_still() is not None, deadline_s=60)
             pause_s = stood_still()
             assert pause_s is not None
 
             def back(seen: pb.Job, job: str = job) -> bool:
-                joined = any("; rank" in one.text and "joined" in one.text for one in cluster.client.events(job))
+                joined = any(one.parts and one.joined for one in cluster.client.events(job))
                 return joined or (seen.run > 1 and len(seen.workers) == workers and seen.progress.step > 3)
 
             cluster.wait_for(job, "all workers", back, deadline_s=120)

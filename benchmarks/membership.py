@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import re
 import signal
 import statistics
 import sys
@@ -33,15 +32,10 @@ import torch
 from cluster import Cluster
 from lab.machine import processor
 
-from atoll.v1.common_pb2 import CheckpointPolicy
+from atoll.v1 import common_pb2 as common
 
-PARTS = ("noticed", "aborted", "told", "formed", "agreed", "first_step")
-SENTENCE = re.compile(
-    r"went on in place after [\d.]+ s from step (?P<step>\d+): "
-    + ", ".join(rf"(?P<{part}>[\d.]+) {part.replace('_', ' ')}" for part in PARTS)
-)
+PARTS = ("noticed", "aborted", "told", "formed", "agreed", "first step")
 TRAINS_AT = 20
-JOINED = re.compile(r"3 workers paused for [\d.]+ s from step (?P<step>\d+): .*joined")
 
 
 def completed(path: Path, step: int, killed_s: float) -> tuple[float, int]:
@@ -67,13 +61,13 @@ def joined(path: Path, broken: int, step: int, killed_s: float) -> tuple[float, 
 
 def went_on(
     cluster: Cluster, folder: Path, victim: int, step_s: float, strategy: str
-) -> tuple[float, int, re.Match[str], list[tuple[float, float]]]:
+) -> tuple[float, int, dict[str, float], list[tuple[float, float]]]:
     """Of one job: from the kill to the survivors' next completed step, complete steps that were trained again, the
     parts, and of each survivor what the joiner cost. Raises SystemExit where the run did not go on in place."""
     out = folder / f"out-{time.monotonic_ns()}"
     out.mkdir()
     script = str(HERE / "scripts" / "membership_train.py")
-    checkpoint = CheckpointPolicy(keep=3, memory_replicas=2)
+    checkpoint = common.CheckpointPolicy(keep=3, memory_replicas=2)
     job = cluster.submit(script, str(out), str(step_s), workers=(2, 3), checkpoint=checkpoint, strategy=strategy)
     before = cluster.wait_for_step(job, TRAINS_AT)
     pids = {worker.rank: worker.status.pid for worker in before.workers}
@@ -81,26 +75,35 @@ def went_on(
         raise SystemExit(f"{job} trains on {len(pids)} workers, not on three")
     killed_s = time.time()
     os.kill(pids[victim], signal.SIGKILL)
-    cluster.wait_for(job, "the change in place", lambda _: told(cluster, job) is not None or over(cluster, job))
-    seen = told(cluster, job)
+    cluster.wait_for(
+        job,
+        "the change in place",
+        lambda _: changed(cluster, job, common.EVENT_KIND_CHANGED_IN_PLACE) is not None or over(cluster, job),
+    )
+    seen = changed(cluster, job, common.EVENT_KIND_CHANGED_IN_PLACE)
     if seen is None:
         raise SystemExit(f"{job} was started again:\n{cluster.story(job)}")
     survivors = [out / str(rank) for rank in pids if rank != victim]
-    ends = [completed(path, int(seen["step"]), killed_s) for path in survivors]
+    ends = [completed(path, seen.step, killed_s) for path in survivors]
     costs = []
     if strategy == "dense":
-        cluster.wait_for(job, "who joins", lambda _: told(cluster, job, JOINED) is not None or over(cluster, job))
-        if (taken_in := told(cluster, job, JOINED)) is None:
+        cluster.wait_for(
+            job,
+            "who joins",
+            lambda _: changed(cluster, job, common.EVENT_KIND_CHANGED_AT_BOUNDARY) is not None or over(cluster, job),
+        )
+        if (taken_in := changed(cluster, job, common.EVENT_KIND_CHANGED_AT_BOUNDARY)) is None:
             raise SystemExit(f"{job} was started again:\n{cluster.story(job)}")
-        costs = [joined(path, int(seen["step"]) + 1, int(taken_in["step"]), killed_s) for path in survivors]
+        costs = [joined(path, seen.step + 1, taken_in.step, killed_s) for path in survivors]
     cluster.client.cancel(job)
     cluster.wait_for_end(job)
-    return max(end_s for end_s, _ in ends) - killed_s, max(steps for _, steps in ends), seen, costs
+    parts = {part.name: part.seconds for part in seen.parts}
+    return max(end_s for end_s, _ in ends) - killed_s, max(steps for _, steps in ends), parts, costs
 
 
-def told(cluster: Cluster, job: str, sentence: re.Pattern[str] = SENTENCE) -> re.Match[str] | None:
-    """The controller's sentence of a change in place, by its parts."""
-    found = [match for event in cluster.client.events(job) if (match := sentence.search(event.text))]
+def changed(cluster: Cluster, job: str, kind: common.EventKind.ValueType) -> common.Event | None:
+    """Return the newest change of members of that kind."""
+    found = [event for event in cluster.client.events(job) if event.kind == kind]
     return found[-1] if found else None
 
 
@@ -124,16 +127,13 @@ def main() -> None:
             costs += cost
             took.append(one_s)
             parts.append(of)
-            print(f"  {number + 1} of {given.kills}: {one_s:.3f} s, {of[0]}", file=sys.stderr, flush=True)
+            print(f"  {number + 1} of {given.kills}: {one_s:.3f} s, {of}", file=sys.stderr, flush=True)
     print(f"{datetime.date.today()}, {processor()}, {os.cpu_count()} cores, torch {torch.__version__}, gloo")
     print(
         f"{given.strategy}, {len(took)} kills, steps of {given.step_s} s: median {statistics.median(took):.2f} s, "
         f"most {max(took):.2f} s; trained again: median {statistics.median(again):g} steps, most {max(again)}"
     )
-    print(
-        "parts, medians: "
-        + ", ".join(f"{statistics.median(float(of[part]) for of in parts):.2f} {part}" for part in PARTS)
-    )
+    print("parts, medians: " + ", ".join(f"{statistics.median(of[part] for of in parts):.2f} {part}" for part in PARTS))
     if costs:
         pauses, meanwhile = zip(*costs, strict=True)
         print(

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import re
 import signal
 import statistics
 import sys
@@ -31,16 +30,17 @@ import torch
 from cluster import Cluster
 from fork_servers import wait_for_fork_servers
 from lab.machine import processor
-from membership import PARTS, completed, over, told
+from membership import PARTS, changed, completed, over
 
-from atoll.v1.common_pb2 import CheckpointPolicy
+from atoll.v1 import common_pb2 as common
 
 AGENTS = 4
 
 
-def replaced(cluster: Cluster, job: str, out: Path, number: int, *, calm: bool) -> tuple[float, re.Match[str]]:
+def replaced(cluster: Cluster, job: str, out: Path, number: int, *, calm: bool) -> tuple[float, dict[str, float]]:
     """Kill one worker: how long the others stand still, and the parts. Raises SystemExit where the run is another."""
-    changes = told(cluster, job)
+    kind = common.EVENT_KIND_CHANGED_IN_PLACE
+    before = changed(cluster, job, kind)
     trains = cluster.wait_for_step(job, cluster.job(job).progress.step + 20)
     pids = {one.rank: one.status.pid for one in trains.workers if one.status.pid and psutil.pid_exists(one.status.pid)}
     if calm:
@@ -49,17 +49,16 @@ def replaced(cluster: Cluster, job: str, out: Path, number: int, *, calm: bool) 
     killed_s = time.time()
     os.kill(pids[victim], signal.SIGKILL)
 
-    def changed(_: object) -> bool:
-        found = told(cluster, job)
-        return found is not None and (changes is None or found.string != changes.string)
-
-    cluster.wait_for(job, "the change in place", lambda seen: changed(seen) or over(cluster, job), 120)
-    found = told(cluster, job)
+    cluster.wait_for(
+        job, "the change in place", lambda _: changed(cluster, job, kind) != before or over(cluster, job), 120
+    )
+    found = changed(cluster, job, kind)
     if found is None or over(cluster, job):
         raise SystemExit(f"{job} was started again:\n{cluster.story(job)}")
-    cluster.wait_for_step(job, int(found["step"]) + 5)
+    cluster.wait_for_step(job, found.step + 5)
+    parts = {part.name: part.seconds for part in found.parts}
     survivors = [out / str(rank) for rank in pids if rank != victim]
-    return max(completed(path, int(found["step"]), killed_s)[0] for path in survivors) - killed_s, found
+    return max(completed(path, found.step, killed_s)[0] for path in survivors) - killed_s, parts
 
 
 def main() -> None:
@@ -76,13 +75,13 @@ def main() -> None:
         out.mkdir()
         job = cluster.submit(
             str(HERE / "scripts" / "membership_train.py"), str(out), str(given.step_s), workers=(3, 3),
-            checkpoint=CheckpointPolicy(keep=3), env={"PYTHONHASHSEED": "0"} if given.cold else {},
+            checkpoint=common.CheckpointPolicy(keep=3), env={"PYTHONHASHSEED": "0"} if given.cold else {},
         )  # fmt: skip
         for number in range(given.kills):
             took_s, found = replaced(cluster, job, out, number, calm=not given.cold)
             took.append(took_s)
             parts.append(found)
-            print(f"  {number + 1} of {given.kills}: {took_s:.2f} s, {found[0]}", file=sys.stderr, flush=True)
+            print(f"  {number + 1} of {given.kills}: {took_s:.2f} s, {found}", file=sys.stderr, flush=True)
         cluster.client.cancel(job)
         cluster.wait_for_end(job)
     print(f"{datetime.date.today()}, {processor()}, {os.cpu_count()} cores, load {load:.0f}, torch {torch.__version__}")
@@ -90,7 +89,7 @@ def main() -> None:
         f"{'cold' if given.cold else 'with processes that wait'}, {len(took)} kills, steps of {given.step_s} s: "
         f"median {statistics.median(took):.2f} s, most {max(took):.2f} s"
     )
-    print("medians: " + ", ".join(f"{statistics.median(float(of[part]) for of in parts):.2f} {part}" for part in PARTS))
+    print("medians: " + ", ".join(f"{statistics.median(of[part] for of in parts):.2f} {part}" for part in PARTS))
 
 
 if __name__ == "__main__":

@@ -318,6 +318,22 @@ def test_nothing_sleeps_in_place_of_waiting_for_a_condition() -> None:
     assert [where for where in sleeps if where.partition(":")[0] not in MAY_SLEEP] == []
 
 
+READS_TEXT = ("search", "match", "fullmatch", "findall", "finditer", "sub", "split", "partition", "rpartition")
+READS_TEXT += ("startswith", "endswith", "removeprefix", "removesuffix", "index", "find")
+
+
+def test_no_code_reads_the_sentence_of_an_event() -> None:
+    """Events have fields. Whoever parsed a sentence would keep its words from ever being changed."""
+    wrong = []
+    for where, _, call in calls([*PACKAGES, "benchmarks", "tests/drill"], *READS_TEXT):
+        parts = [call.func.value] if isinstance(call.func, ast.Attribute) else []
+        for part in (node for top in (*parts, *call.args) for node in ast.walk(top)):
+            named = isinstance(part, ast.Attribute) and part.attr == "text" and isinstance(part.value, ast.Name)
+            if named and part.value.id in {"event", "happened", "one", "told", "e"}:
+                wrong.append(f"{where}: {ast.unparse(call)}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_modules_are_named_for_what_they_hold() -> None:
     vague = {"utils", "util", "helpers", "helper", "manager", "managers", "common", "misc"}
     folders = [*PACKAGES, "examples", "benchmarks", "tests"]

@@ -114,7 +114,7 @@ def event(happened: Event) -> dict[str, Any]:
         "sequence": happened.sequence,
         "unix_s": happened.unix_s,
         "level": wire.level(happened),
-        "kind": happened.kind,
+        "kind": wire.event_kind(happened),
         "text": happened.text,
     }
 

@@ -12,7 +12,6 @@ from typing import Final
 
 from atoll.controller.jobs.agents.sessions import RESEND_S, AgentSession, DeviceTaken, NameTaken
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
-from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.jobs.records import wire
 from atoll.controller.services.checks import (
     check_inventory,
@@ -25,6 +24,7 @@ from atoll.controller.services.checks import (
 from atoll.controller.services.curves import CurveStore
 from atoll.controller.services.gate import AGENT_ROLES, Context, KnownLeader, WrongToken, caller_identity
 from atoll.controller.services.logs import LogStore, run
+from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import Level
 from atoll.errors import BadInput, DeadlineExceeded, NotAllowed, StoreUnavailable
 from atoll.network.message_limits import SHA256
@@ -238,7 +238,7 @@ class AgentServicer(AgentServiceServicer):
             self._full = True
             logger.error("%s cannot be kept: %s. Free space on the controller's disk", what, error)
             text = f"{what} cannot be kept: {error.strerror or error}. Free space on the controller's disk"
-            epoch.reconciler.add_cluster_event(NewEvent(Level.ERROR, "notice", text))
+            epoch.reconciler.add_cluster_event(NewEvent(kind=EventKind.NOTICE, level=Level.ERROR, cause=text))
 
     def _append(self, batch: pb.LogBatch) -> int:
         return self._logs.rank(batch.id.job, batch.id.rank).append(batch.id.run, batch.offset, batch.data)
@@ -254,7 +254,9 @@ class AgentServicer(AgentServiceServicer):
         """An event of the cluster, once for each cause: agents come back every second."""
         if (kind, node) not in self._warned and len(self._warned) < 1024:
             self._warned.add((kind, node))
-            epoch.reconciler.add_cluster_event(NewEvent(Level.WARNING, "node", text))
+            epoch.reconciler.add_cluster_event(
+                NewEvent(kind=EventKind.NODE, level=Level.WARNING, node=node, cause=text)
+            )
             epoch.nudge()
 
     async def FetchCode(self, request: pb.FetchCodeRequest, context: Context) -> None:  # type: ignore[override]

@@ -329,14 +329,3 @@ class NodeRecord(EtcdRecord):
     shards_key: str = ""
     volunteer: bool = False
     behind_nat: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventRecord(EtcdRecord):
-    sequence: int
-    unix_s: float
-    level: Level
-    job: str
-    run: int
-    kind: str
-    text: str

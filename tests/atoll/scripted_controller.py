@@ -54,7 +54,8 @@ class Script:
         after.MergeFrom(pb.Job(**fields))
         self.jobs[job] = after
 
-    def happened(self, job: str, kind: str, text: str, level: common.Level.ValueType = common.LEVEL_INFO) -> None:
+    def happened(self, job: str, name: str, text: str, level: common.Level.ValueType = common.LEVEL_INFO) -> None:
+        kind = common.EventKind.Value(f"EVENT_KIND_{name}")
         sequence = 1 + sum(event.job == job for event in self.events)
         self.events.append(common.Event(sequence=sequence, unix_s=1.7e9, level=level, job=job, kind=kind, text=text))
 

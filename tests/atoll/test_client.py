@@ -207,22 +207,22 @@ async def test_watch_gives_up_when_the_controller_stays_away(controller: Scripte
 async def test_events_come_once_and_in_order_over_a_restart(controller: ScriptedController) -> None:
     controller.script.add("vit-1")
     for number in range(3):
-        controller.script.happened("vit-1", "plan", f"plan {number}")
+        controller.script.happened("vit-1", "PLAN_ISSUED", f"plan {number}")
     async with AsyncClient([controller.address]) as client:
         events = client.events("vit-1", follow=True)
         seen = [(await next_of(events)).text for _ in range(3)]
         await asyncio.to_thread(controller.kill)
-        controller.script.happened("vit-1", "plan", "plan 3")
+        controller.script.happened("vit-1", "PLAN_ISSUED", "plan 3")
         await asyncio.to_thread(controller.start)
         seen.append((await next_of(events)).text)
-        controller.script.happened("vit-1", "plan", "plan 4")
+        controller.script.happened("vit-1", "PLAN_ISSUED", "plan 4")
         controller.script.change("vit-1", phase=pb.PHASE_DONE)
         seen += [event.text async for event in events]
     assert seen == [f"plan {number}" for number in range(5)]
 
 
 async def test_events_of_the_cluster_end_without_follow(controller: ScriptedController) -> None:
-    controller.script.happened("", "node", "local-0 joined")
+    controller.script.happened("", "NODE", "local-0 joined")
     async with AsyncClient([controller.address]) as client:
         assert [event.text async for event in client.events()] == ["local-0 joined"]
 
@@ -291,7 +291,7 @@ def test_the_client_without_an_event_loop_does_the_same(controller: ScriptedCont
     with Client([controller.address]) as client:
         job = client.submit(common.JobSpec(name="vit"), b"code")
         controller.script.write(b"hello\n")
-        controller.script.happened(job, "phase", "started")
+        controller.script.happened(job, "RUNNING", "started")
         assert [found.id for found in client.jobs()] == [job]
         assert client.cancel(job).phase == pb.PHASE_STOPPING
         with pytest.raises(DeadlineExceeded, match=r"did not end within 0\.2 s"):

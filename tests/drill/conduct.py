@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from atoll.cli.render import wire
 from atoll.client.client import ENDED, AsyncClient
+from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 from drill import evidence as evidence_
 from drill import invariants, overflow, training
@@ -100,7 +102,8 @@ async def conduct(settings: Settings, folder: Path, note: Callable[[str], None])
         step_s=median_step_s(observed.evidence, observed.began_s, observed.ended_s),
         length_s=observed.ended_s - observed.began_s,
         story=tuple(
-            f"{e.unix_s:.3f} [{e.kind}] run {e.run}: {e.text}" for _, e in sorted(observed.watch.events.items())
+            f"{e.unix_s:.3f} [{wire.event_kind(e)}] run {e.run}: {e.text}"
+            for _, e in sorted(observed.watch.events.items())
         ),
     )
 
@@ -114,7 +117,11 @@ def _of_strategy(settings: Settings, observed: _Observed) -> list[InvariantResul
     killed = sum(len(hit.victims) for hit in observed.hits if hit.strike.takes_workers)
     per_rank = max((len(one.samples) for one in begun), default=0)
     events = observed.watch.events.values()
-    lost = [event.text for event in events if event.kind == "notice" and "the residual of rank" in event.text]
+    lost = [
+        event.text
+        for event in events
+        if event.kind == common.EVENT_KIND_WORKER_NOTICE and "the residual of rank" in event.text
+    ]
     return invariants.of_sparse(
         observed.evidence, settings.workers, samples, killed=killed, per_rank=per_rank, lost=lost
     )

@@ -56,7 +56,9 @@ class Watch:
         if not hit.strike.takes_workers:
             return Noticed(hit, None)
         after = (event for event in self.in_order() if event.unix_s > hit.at_s)
-        return Noticed(hit, next((event.unix_s for event in after if event.kind == "worker"), None))
+        return Noticed(
+            hit, next((event.unix_s for event in after if event.kind == common.EVENT_KIND_WORKER_ENDED), None)
+        )
 
     def in_order(self) -> list[common.Event]:
         """The job's events, each after those before it."""

@@ -20,6 +20,7 @@ from held_ports import free_port
 from warm import WarmStock, WarmWorker
 
 from atoll.agent.supervisor.memory import root_of
+from atoll.cli.render import wire
 from atoll.client.client import Client
 from atoll.jobs.code_bundle import pack
 from atoll.v1 import common_pb2 as common
@@ -214,7 +215,9 @@ class Cluster:
 
     def story(self, job: str) -> str:
         events = self.client.events(job)
-        return "\n".join(f"{event.sequence} [{event.kind}] run {event.run}: {event.text}" for event in events)
+        return "\n".join(
+            f"{event.sequence} [{wire.event_kind(event)}] run {event.run}: {event.text}" for event in events
+        )
 
     def log(self, job: str, rank: int | None = None) -> str:
         return b"".join(chunk.data for chunk in self.client.logs(job, rank=rank)).decode(errors="replace")

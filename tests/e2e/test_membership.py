@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 from cluster import Cluster, hurry, kill, kill_quietly
 from test_failures import check_every_sample_once
 
+from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 from atoll.v1.common_pb2 import CheckpointPolicy
 
-IN_PLACE = re.compile(
-    r"view (\d+): (\d+) workers went on in place after ([\d.]+) s from step (\d+): [\d.]+ noticed, [\d.]+ aborted, "
-    r"[\d.]+ told, [\d.]+ formed, [\d.]+ agreed, [\d.]+ first step; rank (\d+) on \S+ lost"
-)
 
-
-def went_on(cluster: Cluster, job: str) -> re.Match[str] | None:
-    """The sentence of the newest change in place."""
-    found = [match for event in cluster.client.events(job) if (match := IN_PLACE.match(event.text))]
+def changed_in_place(cluster: Cluster, job: str) -> common.Event | None:
+    """Return the newest change in place."""
+    found = [event for event in cluster.client.events(job) if event.kind == common.EVENT_KIND_CHANGED_IN_PLACE]
     return found[-1] if found else None
+
+
+PARTS = ["noticed", "aborted", "told", "formed", "agreed", "first step"]
 
 
 @pytest.mark.parametrize("strategy", ["dense", "stale-sparse"])
@@ -41,13 +39,14 @@ def test_the_survivors_of_a_killed_worker_keep_their_processes_and_every_sample_
     pids = {worker.rank: worker.status.pid for worker in before.workers if worker.rank != 1}
     trio.kill(lost.node)
     kill_quietly(lost.status.pid)
-    trio.wait_for(job, "the change in place", lambda _: went_on(trio, job) is not None)
+    trio.wait_for(job, "the change in place", lambda _: changed_in_place(trio, job) is not None)
     now = trio.job(job)
     assert {worker.rank: worker.status.pid for worker in now.workers} == pids
     assert (now.phase, now.run) == (pb.PHASE_RUNNING, 1)
-    told = went_on(trio, job)
+    told = changed_in_place(trio, job)
     assert told is not None
-    assert (told[1], told[2], told[5]) == ("2", "2", "1")
+    assert (told.view, told.workers, [part.name for part in told.parts]) == (2, 2, PARTS)
+    assert told.lost[0].startswith("rank 1 on ")
     trio.restart(lost.node)
     grown = trio.wait_for(job, "three workers again", lambda now: now.view == 3 and len(now.workers) == 3, 90)
     assert {worker.rank: worker.status.pid for worker in grown.workers if worker.rank != 3} == pids
@@ -72,10 +71,11 @@ def test_a_killed_worker_is_replaced_in_place_and_no_bit_of_the_result_is_anothe
     before = trio.wait_for_step(job, 20)
     pids = {worker.rank: worker.status.pid for worker in before.workers}
     kill(pids.pop(1))
-    trio.wait_for(job, "the change in place", lambda _: went_on(trio, job) is not None, deadline_s=90)
-    told = went_on(trio, job)
+    trio.wait_for(job, "the change in place", lambda _: changed_in_place(trio, job) is not None, deadline_s=90)
+    told = changed_in_place(trio, job)
     assert told is not None
-    assert (told[1], told[2], told[5]) == ("2", "3", "1")
+    assert (told.view, told.workers, [part.name for part in told.parts]) == (2, 3, PARTS)
+    assert told.lost[0].startswith("rank 1 on ")
     now = trio.job(job)
     ranks = [worker.rank for worker in now.workers]
     assert (now.phase, now.run, now.view, ranks) == (pb.PHASE_RUNNING, 1, 2, [0, 3, 2]), trio.story(job)

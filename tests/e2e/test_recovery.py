@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import signal
 from pathlib import Path
@@ -11,12 +10,8 @@ from cluster import Cluster, hurry, kill
 from test_failures import check_every_sample_once
 from test_memory import SLOW, SLOWER, in_memory, memory_of
 
+from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
-
-SENTENCE = re.compile(
-    r"recovered in [\d.]+ s: [\d.]+ detecting, [\d.]+ ending, (?:[\d.]+ waiting for devices, )?[\d.]+ starting; "
-    r"from (?:memory|disk), step (\d+), (?:(?:no steps|1 step|\d+ steps) lost|steps lost unknown)"
-)
 
 
 def recovered(cluster: Cluster, job: str, run: int) -> pb.Job:
@@ -25,10 +20,11 @@ def recovered(cluster: Cluster, job: str, run: int) -> pb.Job:
     seen = found.recovery
     times = [seen.seen_unix_s, seen.detected_unix_s, seen.ended_unix_s, seen.launched_unix_s, seen.resumed_unix_s]
     assert times == sorted(times)
-    (told,) = (e.text for e in cluster.client.events(job) if e.kind == "recovery" and e.run == run)
-    sentence = SENTENCE.match(told)
-    assert sentence is not None, told
-    assert int(sentence[1]) == seen.step
+    events = cluster.client.events(job)
+    (told,) = (one for one in events if one.kind == common.EVENT_KIND_RECOVERED and one.run == run)
+    names = [part.name for part in told.parts if part.name != "waiting for devices"]
+    assert (names, told.step) == (["detecting", "ending", "starting"], seen.step), told.text
+    assert told.tier in ("memory", "disk")
     return found
 
 

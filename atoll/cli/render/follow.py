@@ -134,10 +134,25 @@ def verdict(job: Job) -> None:
     raise JobFailed(f"{job.id} failed:{who} {reason}. Its output: atoll logs {job.id}")
 
 
-def _said_otherwise(event: Event) -> bool:
-    """Whether a screen shows it already: phases with the job itself, what rank 0 has to tell in its output."""
-    told = event.kind == "notice" and wire.level(event) == "info" and event.text.startswith("rank 0: ")
-    return event.kind == "phase" or told
+_PHASES: Final = frozenset(
+    {
+        "submitted",
+        "queued",
+        "starting",
+        "running",
+        "stopping",
+        "done",
+        "failed",
+        "cancelled",
+        "cancel_requested",
+    }
+)
+
+
+def _is_shown_elsewhere(event: Event) -> bool:
+    """Return whether the screen shows it otherwise: phases with the job, rank 0's notices in its output."""
+    kind = wire.event_kind(event)
+    return kind in _PHASES or (kind == "worker_notice" and wire.level(event) == "info" and event.rank == 0)
 
 
 class PlainScreen:
@@ -160,7 +175,7 @@ class PlainScreen:
             terminal.note(line)
 
     def event(self, event: Event) -> None:
-        if not _said_otherwise(event):
+        if not _is_shown_elsewhere(event):
             terminal.note(views.event_line(event))
 
     def line(self, run: int, rank: int, text: str) -> None:
@@ -223,7 +238,7 @@ class LiveScreen:
     def event(self, event: Event) -> None:
         from rich.text import Text
 
-        if not _said_otherwise(event):
+        if not _is_shown_elsewhere(event):
             self._console.print(Text(views.event_line(event), terminal.STYLES.get(wire.level(event), "")))
 
     def line(self, run: int, rank: int, text: str) -> None:

@@ -413,9 +413,9 @@ def load_text(node: Node) -> str:
 
 
 def event_line(event: Event) -> str:
-    """'12:31:07 warning plan     text'."""
+    """'12:31:07 warning plan_issued      text'."""
     clock = time.strftime("%H:%M:%S", time.localtime(event.unix_s))
-    return f"{clock} {wire.level(event):7} {event.kind:10} {printable(event.text)}"
+    return f"{clock} {wire.level(event):7} {wire.event_kind(event):16} {printable(event.text)}"
 
 
 def _alive(job: Job) -> int:

@@ -69,6 +69,11 @@ def state(status: Any) -> str:
     return enum_word(status.DESCRIPTOR.fields_by_name["state"].enum_type, status.state) or "unknown"
 
 
+def event_kind(event: Any) -> str:
+    """Return an event's kind in lower case."""
+    return enum_word(event.DESCRIPTOR.fields_by_name["kind"].enum_type, event.kind) or "unknown"
+
+
 def level(event: Any) -> str:
     """An event's level in one lower-case word."""
     return enum_word(event.DESCRIPTOR.fields_by_name["level"].enum_type, event.level) or "info"

@@ -16,21 +16,31 @@ Changes of a run's members are children of the run. Every other event is a momen
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from atoll.cli.render import wire
-from atoll.cli.traces.sentences import RecordedPause, is_first_step, pause_in
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
 Attributes = dict[str, str | int | float]
 
 ROOT: Final = "job"
-_LAUNCHED: Final = re.compile(r"run (\d+): (.*)", re.DOTALL)
-_PHASE: Final = re.compile(r"(queued|running|stopping|done|failed|cancelled): (.*)", re.DOTALL)
+_PHASES: Final = (
+    common.EVENT_KIND_QUEUED,
+    common.EVENT_KIND_RUNNING,
+    common.EVENT_KIND_STOPPING,
+    common.EVENT_KIND_DONE,
+    common.EVENT_KIND_FAILED,
+    common.EVENT_KIND_CANCELLED,
+)
+_PAUSES: Final[dict[int, str]] = {
+    common.EVENT_KIND_CHANGED_IN_PLACE: "change in place",
+    common.EVENT_KIND_CHANGED_AT_BOUNDARY: "change at a boundary",
+    common.EVENT_KIND_RECOVERED: "recovery",
+    common.EVENT_KIND_RESIZED: "resize",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,26 +105,27 @@ class _SpanBuilder:
         self._from_submit = False
 
     def add(self, event: common.Event) -> None:
-        """The next event."""
-        if event.kind == "phase" and (launched := _LAUNCHED.match(event.text)):
-            self._launched(int(launched[1]), launched[2], event)
-        elif event.kind == "phase" and (phase := _PHASE.match(event.text)):
-            self._entered(phase[1], phase[2], event)
-        elif event.kind == "phase" and event.text.startswith("submitted "):
+        """Take the next event."""
+        if event.kind == common.EVENT_KIND_SUBMITTED:
             self._from_submit = True
             self._next("queued", self._root, event, "")
-        elif event.kind in ("membership", "recovery") and (pause := pause_in(event.text)):
-            self._paused(pause, event)
-        elif event.kind == "membership" and is_first_step(event.text):
+        elif event.kind == common.EVENT_KIND_STARTING:
+            self._launched(event)
+        elif event.kind in _PHASES:
+            self._entered(wire.event_kind(event), event.cause, event)
+        elif event.kind in _PAUSES:
+            self._paused(_PAUSES[event.kind], event)
+        elif event.kind == common.EVENT_KIND_FIRST_STEP:
             self._stepped(event)
         else:
             attributes: Attributes = {"atoll.text": event.text, "atoll.level": wire.level(event)}
-            self._phase.moments.append(SpanMoment(name=event.kind, unix_s=event.unix_s, attributes=attributes))
+            name = wire.event_kind(event)
+            self._phase.moments.append(SpanMoment(name=name, unix_s=event.unix_s, attributes=attributes))
 
-    def _launched(self, number: int, reason: str, event: common.Event) -> None:
-        name = f"run {number}"
-        self._run = self._open(name, ROOT, name, event.unix_s, {"atoll.run": number})
-        self._next("starting", self._run, event, reason)
+    def _launched(self, event: common.Event) -> None:
+        name = f"run {event.run}"
+        self._run = self._open(name, ROOT, name, event.unix_s, {"atoll.run": event.run})
+        self._next("starting", self._run, event, event.cause)
 
     def _entered(self, phase: str, reason: str, event: common.Event) -> None:
         within = self._run or self._root
@@ -158,20 +169,20 @@ class _SpanBuilder:
             waited_s = round(event.unix_s - self._root.start_unix_s, 6)
             self._root.attributes.setdefault("atoll.job.submit_to_first_step_s", waited_s)
 
-    def _paused(self, pause: RecordedPause, event: common.Event) -> None:
-        """Spans of what has just ended: its parts lie one after the other, and the last ends with it."""
-        start_unix_s = event.unix_s - pause.total_s
-        within = self._run if pause.view and self._run is not None else self._root
+    def _paused(self, name: str, event: common.Event) -> None:
+        """Add the spans of a pause that has just ended. Its parts follow each other; the last one ends with it."""
+        start_unix_s = event.unix_s - max(event.total_s, 0.0)
+        within = self._run if event.view and self._run is not None else self._root
         attributes: Attributes = {"atoll.text": event.text, "atoll.run": event.run}
-        attributes |= {"atoll.view": pause.view} if pause.view else {}
-        whole = self._open(f"{pause.name} {event.sequence}", within.key, pause.name, start_unix_s, attributes)
+        attributes |= {"atoll.view": event.view} if event.view else {}
+        whole = self._open(f"{name} {event.sequence}", within.key, name, start_unix_s, attributes)
         whole.close(event.unix_s)
         at_s = start_unix_s
-        parts = [(name, seconds) for name, seconds in pause.parts if seconds > 0]
-        for name, seconds in parts:
-            part = self._open(f"{whole.key} {name}", whole.key, name, at_s, {})
-            at_s = min(at_s + seconds, event.unix_s)
-            part.close(event.unix_s if name == parts[-1][0] else at_s)
+        parts = [part for part in event.parts if part.seconds > 0]
+        for number, part in enumerate(parts, 1):
+            span = self._open(f"{whole.key} {part.name}", whole.key, part.name, at_s, {})
+            at_s = min(at_s + part.seconds, event.unix_s)
+            span.close(event.unix_s if number == len(parts) else at_s)
 
     def _open(self, key: str, parent: str, name: str, start_unix_s: float, attributes: Attributes) -> JobSpan:
         of_job: Attributes = {"atoll.job.id": self._job.id}

@@ -22,9 +22,10 @@ from atoll.controller.jobs.admission.admitting import (
     answer,
     dispensable,
 )
-from atoll.controller.jobs.lifecycle.observed import GROW_STABLE_S, NewEvent, ObservedJob, PassClock
+from atoll.controller.jobs.lifecycle.observed import GROW_STABLE_S, ObservedJob, PassClock
 from atoll.controller.jobs.lifecycle.policy import policy_of
 from atoll.controller.jobs.lifecycle.start import FreeDevice, same_work
+from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import (
     AdmissionRecord,
     Cause,
@@ -138,7 +139,7 @@ def _offered(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice], 
     text = f"growing from {len(run.members)} to {len(run.members) + len(take)} workers: devices are free on "
     text += ", ".join(nodes[:8])
     events += tuple(
-        NewEvent(Level.INFO, "admission", f"{name} is admitted: {found.admitted.get(name, _UNKNOWN)}") for name in take
+        NewEvent(kind=EventKind.DEVICE_ADMITTED, device=name, cause=found.admitted.get(name, _UNKNOWN)) for name in take
     )
     standby = {name: standby for name, standby in job.learned.standby.items() if name not in take}
     job = replace(job, learned=replace(job.learned, growth=_growth(observed, run, take), standby=standby))
@@ -249,7 +250,7 @@ def stood_by(
     every = {**job.learned.standby, **new}
     kept = sorted(every, key=lambda name: (name not in new, name not in present, name))[:KEPT_STANDBYS]
     events = tuple(
-        NewEvent(Level.INFO, "admission", f"{name} waits as a standby: {new[name].reason}")
+        NewEvent(kind=EventKind.DEVICE_STANDBY, device=name, cause=new[name].reason)
         for name in [name for name in new if name not in job.learned.standby][:KEPT_STANDBYS]
     )
     standby = {name: every[name] for name in sorted(kept)}
@@ -339,11 +340,13 @@ def _compared(observed: ObservedJob, run: RunRecord, clock: PassClock) -> Device
     doubt = min(2 * math.hypot(growth.error, _error(profile)), MOST_DOUBT)
     if now * worth >= before * (1 - max(SLOWER, doubt)):
         text = f"grown from {growth.workers} to {len(run.members)} workers: {rates}"
-        return DeviceAssessment(job=compared, events=(NewEvent(Level.INFO, "admission", text),))
+        return DeviceAssessment(job=compared, events=(NewEvent(kind=EventKind.DEVICES_ASSESSED, cause=text),))
     dropped = _slowest_half(added, profile)
     if len(run.members) - len(dropped) < job.spec.min_workers:
         text = f"slower with {', '.join(added)} ({rates}), but fewer workers were not asked for"
-        return DeviceAssessment(job=compared, events=(NewEvent(Level.WARNING, "admission", text),))
+        return DeviceAssessment(
+            job=compared, events=(NewEvent(kind=EventKind.DEVICES_ASSESSED, level=Level.WARNING, cause=text),)
+        )
     left = tuple(name for name in growth.added if name in added and name not in dropped)
     if left:
         growth = replace(growth, run=run.run, view=_view(observed), added=left)

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from atoll.controller.jobs.admission.growing import is_steady
-from atoll.controller.jobs.lifecycle.observed import NewEvent, ObservedJob, PassClock
+from atoll.controller.jobs.lifecycle.observed import ObservedJob, PassClock
 from atoll.controller.jobs.membership.members import members_of
 from atoll.controller.planners.islands.one_island import MIN_SAVING, IslandTimes, OneIslandInput, OneIslandPlan
 from atoll.controller.planners.registry import ONE_ISLAND, Decision
+from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import JobPhase, JobRecord, Level, OneIsland, PlanRecord, RunMember, RunRecord
 from atoll.step_estimators.estimates import RankProfile
 from atoll.strategies import registry
@@ -54,10 +55,10 @@ def advise(observed: ObservedJob, run: RunRecord, clock: PassClock) -> tuple[Obs
                 reason=_reason(observed, compared),
                 input=compared.decision.input,
             )
-            return _with(observed, told), (NewEvent(Level.WARNING, "notice", told.reason),)
+            return _with(observed, told), (NewEvent(kind=EventKind.ADVICE, level=Level.WARNING, cause=told.reason),)
         if before is not None and planned.alone_s > planned.together_s:
             text = f"one island alone is no longer sooner: {_times(compared.decision)}"
-            return _with(observed, None), (NewEvent(Level.INFO, "notice", text),)
+            return _with(observed, None), (NewEvent(kind=EventKind.ADVICE, cause=text),)
     return observed, ()
 
 

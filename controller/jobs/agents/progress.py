@@ -16,9 +16,9 @@ from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.jobs.agents.reported import NewPoints, Reported
-from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.jobs.membership.members import members_of
 from atoll.controller.jobs.records.wire import level_from_wire
+from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import Level, RunRecord
 from atoll.controller.state.recovery import CommitRecord
 from atoll.controller.state.views import ViewRecord
@@ -325,16 +325,17 @@ class ProgressBoard:
         first = not any(other.dropped_steps for other in found.ranks.values())
         rank.dropped_steps = max(rank.dropped_steps, telemetry.dropped_steps)
         if first:
-            text = (
-                f"rank {telemetry.id.rank}: measurements of {telemetry.dropped_steps} steps were dropped on their way "
-                "here. Training is not touched; plans rest on the steps that came. `atoll status` counts them"
+            cause = (
+                f"measurements of {telemetry.dropped_steps} steps were dropped on their way to the controller. "
+                "Training is not touched; plans rest on the steps that came. `atoll status` counts them"
             )
-            self._notice(found, NewEvent(Level.WARNING, "notice", text))
+            warning = NewEvent(kind=EventKind.WORKER_NOTICE, level=Level.WARNING, rank=telemetry.id.rank, cause=cause)
+            self._notice(found, warning)
 
     def schedulers_notice(self, job: str, run: int, text: str) -> None:
         """What the scheduler of a run's strategy says. Of a run that is not current: nothing happens."""
         if (found := self.of(job, run)) is not None:
-            self._notice(found, NewEvent(Level.INFO, "notice", text))
+            self._notice(found, NewEvent(kind=EventKind.NOTICE, cause=text))
 
     @staticmethod
     def _notice(found: RunProgress, event: NewEvent) -> None:
@@ -346,8 +347,10 @@ class ProgressBoard:
         found.checkpoint_step = max(found.checkpoint_step, telemetry.checkpoint_step)
         found.memory_step = max(found.memory_step, telemetry.memory_step)
         for notice in telemetry.notices:
-            text = f"rank {telemetry.id.rank}: {notice.text[:1000]}"
-            self._notice(found, NewEvent(level_from_wire(notice.level), "notice", text))
+            level, rank = level_from_wire(notice.level), telemetry.id.rank
+            self._notice(
+                found, NewEvent(kind=EventKind.WORKER_NOTICE, level=level, rank=rank, cause=notice.text[:1000])
+            )
 
     def take_notices(self, job: str, run: int) -> tuple[NewEvent, ...]:
         """Notices since the last call, at most KEPT_NOTICES; then they are the caller's to write."""
@@ -356,8 +359,11 @@ class ProgressBoard:
             return ()
         notices = tuple(found.notices)
         if found.notices_dropped:
-            first = notices[0]
-            notices = (NewEvent(first.level, "notice", f"{found.notices_dropped} older notices were dropped"), *notices)
+            dropped = found.notices_dropped
+            event = NewEvent(
+                kind=EventKind.DROPPED, level=notices[0].level, count=dropped, cause="older notices were dropped"
+            )
+            notices = (event, *notices)
         found.notices.clear()
         found.notices_dropped = 0
         return notices

@@ -12,13 +12,13 @@ from atoll.controller.jobs.lifecycle.observed import (
     PARTED_S,
     RETURN_GRACE_S,
     WORKER_DEATH_S,
-    NewEvent,
     ObservedJob,
     ObservedNode,
     PassClock,
     WorkerPhase,
 )
 from atoll.controller.jobs.membership.observed_views import ViewStage
+from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import ExitRecord, JobPhase, Level, RunMember, RunRecord, WorkerExitKind
 from atoll.jobs.worker_key import WorkerKey
 
@@ -125,11 +125,18 @@ def exit_events(before: RunRecord, after: RunRecord) -> Iterator[NewEvent]:
     if len(ends) > EXIT_EVENTS:
         ends.sort(key=lambda end: end[1].kind in _GOOD_ENDS)
     for member, exit in ends[:EXIT_EVENTS]:
-        text = f"run {after.run}: rank {member.rank} on {member.node} {in_words(exit)}"
-        yield NewEvent(Level.INFO if exit.kind in _GOOD_ENDS else Level.WARNING, "worker", text)
+        yield NewEvent(
+            kind=EventKind.WORKER_ENDED,
+            level=Level.INFO if exit.kind in _GOOD_ENDS else Level.WARNING,
+            run=after.run,
+            rank=member.rank,
+            node=member.node,
+            step=exit.step,
+            cause=in_words(exit),
+        )
     if rest := [exit.kind for _, exit in ends[EXIT_EVENTS:]]:
         counts = ", ".join(f"{rest.count(kind)} {kind.lower()}" for kind in sorted(set(rest)))
-        yield NewEvent(Level.INFO, "worker", f"run {after.run}: {len(rest)} more workers ended: {counts}")
+        yield NewEvent(kind=EventKind.WORKERS_ENDED, run=after.run, count=len(rest), cause=counts)
 
 
 def in_words(exit: ExitRecord) -> str:

@@ -13,12 +13,13 @@ from atoll.controller.jobs.admission.growing import learned, stood_by
 from atoll.controller.jobs.agents.replica_placement import first_placement, is_same, shared_hosts, without_room
 from atoll.controller.jobs.lifecycle.awaited_memory import awaited_memory
 from atoll.controller.jobs.lifecycle.connectivity import told_of_relay
-from atoll.controller.jobs.lifecycle.observed import JobStep, NewEvent, ObservedJob, PassClock
+from atoll.controller.jobs.lifecycle.observed import JobStep, ObservedJob, PassClock
 from atoll.controller.jobs.lifecycle.phases import advance
 from atoll.controller.jobs.lifecycle.policy import begun_with, planned_total
 from atoll.controller.jobs.lifecycle.recovery import recovery_at_launch
 from atoll.controller.jobs.lifecycle.start import StartDecision, StartRequest, decide_start
 from atoll.controller.jobs.membership.members import limited_to
+from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import (
     JobPhase,
     JobRecord,
@@ -72,7 +73,7 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
     started = advance(job, JobPhase.STARTING, decision.reason, clock.unix_s)
     started = replace(started, status=replace(started.status, run=number, view=1, retry_delay_s=0.0))
     started, told = _update_standbys(started, decision, places)
-    where = ", ".join(f"{m.node}/{m.device}" for m in run.members[:16])
+    devices = tuple(f"{m.node}/{m.device}" for m in run.members[:16])
     nodes = {m.node: observed.nodes[m.node].record for m in run.members}
     before, refused = observed.plans.placement, ""
     try:
@@ -88,11 +89,11 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
     except NoFeasiblePlan as error:
         placement, refused = None, f"no copies in memory of others' state: {error}"
     events = (
-        NewEvent(Level.INFO, "phase", f"run {number}: {decision.reason} ({where})"),
-        NewEvent(Level.INFO, "plan", f"plan 1 ({plan.planner}): {plan.reason}"),
-        *([NewEvent(Level.WARNING, "plan", refused)] if refused else _placement_events(before, placement)),
-        *(NewEvent(Level.INFO, "plan", text) for text in [told_of_relay(run.members)] if text),
-        *([NewEvent(Level.WARNING, "plan", observed.devices.unreachable)] if observed.devices.unreachable else []),
+        NewEvent(kind=EventKind.STARTING, run=number, cause=decision.reason, devices=devices),
+        NewEvent(kind=EventKind.PLAN_ISSUED, plan=1, planner=plan.planner, cause=plan.reason),
+        *([_placement_warning(refused)] if refused else _placement_events(before, placement)),
+        *(NewEvent(kind=EventKind.CONNECTIVITY, cause=text) for text in [told_of_relay(run.members)] if text),
+        *_unreachable_events(observed),
         *told,
     )
     return JobStep(started, run, plan, events, placement=placement, views=(_first_view(run, clock),))
@@ -128,17 +129,26 @@ def _placement_events(before: PlacementRecord | None, now: PlacementRecord | Non
     if now is None:
         return
     said = set() if before is None else set(without_room(before))
-    yield from (NewEvent(Level.WARNING, "plan", text) for text in without_room(now) if text not in said)
+    yield from (_placement_warning(text) for text in without_room(now) if text not in said)
     if before is not None and is_same(before, now):
         return
-    yield NewEvent(Level.INFO, "plan", f"placement: {now.reason}")
+    yield NewEvent(kind=EventKind.PLACEMENT, cause=f"placement: {now.reason}")
     hosts = shared_hosts(now)
     if hosts and (before is None or shared_hosts(before) != hosts):
         text = (
             f"copies in memory are on the host that they are to outlive ({', '.join(hosts[:8])} and others there): "
             "its loss goes back to the disk. More hosts would help"
         )
-        yield NewEvent(Level.WARNING, "plan", text)
+        yield _placement_warning(text)
+
+
+def _placement_warning(text: str) -> NewEvent:
+    return NewEvent(kind=EventKind.PLACEMENT, level=Level.WARNING, cause=text)
+
+
+def _unreachable_events(observed: ObservedJob) -> Iterator[NewEvent]:
+    if cause := observed.devices.unreachable:
+        yield NewEvent(kind=EventKind.CONNECTIVITY, level=Level.WARNING, cause=cause)
 
 
 def _update_standbys(

@@ -15,7 +15,7 @@ from atoll.controller.deciding.given import Pins
 from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
 from atoll.controller.jobs.agents.strategy_relay import StrategyRelay
-from atoll.controller.jobs.lifecycle.observed import JobStep, NewEvent
+from atoll.controller.jobs.lifecycle.observed import JobStep
 from atoll.controller.jobs.lifecycle.policy import pins_of
 from atoll.controller.jobs.lifecycle.reconciler import Reconciler
 from atoll.controller.jobs.records.code_bundles import CodeBundles
@@ -23,8 +23,9 @@ from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state import keys
 from atoll.controller.state.codec import encode
+from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.leases import LeaseKeeper
-from atoll.controller.state.records import JobPhase, JobPins, JobRecord, JobStatus, Level, NodeRecord, PlanRecord
+from atoll.controller.state.records import JobPhase, JobPins, JobRecord, JobStatus, NodeRecord, PlanRecord
 from atoll.controller.state.store import Fence, Put, StateStore
 from atoll.errors import BadInput, Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
 from atoll.jobs.job_spec import JobSpec, check_shares, check_total_batch
@@ -158,7 +159,8 @@ class LeaderEpoch:
                 "spec.secrets: this controller serves other machines without TLS, where anyone on the way could read "
                 "them. Give it certificates (`atoll certs`), or leave the secrets out"
             )
-        text = f"submitted ({by}): {spec.script} on {spec.min_workers} to {spec.max_workers} workers"
+        cause = f"{spec.script} on {spec.min_workers} to {spec.max_workers} workers"
+        submitted = NewEvent(kind=EventKind.SUBMITTED, by=by, cause=cause)
         async with self.ledger.writing:  # held over all, so that retention does not remove the code in between
             self.ledger.check_room()
             await self._remove_unused_code()
@@ -169,7 +171,7 @@ class LeaderEpoch:
                 if known := await self.requested(request_id):
                     return known
                 try:
-                    await self.ledger.add(job, NewEvent(Level.INFO, "phase", text))
+                    await self.ledger.add(job, submitted)
                 except Conflict as error:
                     taken = error
                     continue
@@ -203,10 +205,9 @@ class LeaderEpoch:
             progress = self.progress.of(job.id, job.status.run)
             step, adapts = progress.next_step if progress else 0, bool(job.spec.adapt.max_batch)
             plan = pinned_plan(current, pins_of(job), step, adapts=adapts, by=by)
-            events = [NewEvent(Level.INFO, "plan", f"plan {plan.id}: {plan.reason}")] if plan else []
+            events = [NewEvent(kind=EventKind.PLAN_ISSUED, plan=plan.id, cause=plan.reason)] if plan else []
             if unpin:
-                text = f"{', '.join(sorted(unpin))}: left to the controller again (asked by {by})"
-                events.append(NewEvent(Level.INFO, "plan", text))
+                events.append(NewEvent(kind=EventKind.UNPINNED, by=by, cause=", ".join(sorted(unpin))))
             if plan or job != state.job:
                 await self._write(state, JobStep(job, state.run, plan, tuple(events)))
         self.nudge()
@@ -220,7 +221,7 @@ class LeaderEpoch:
             if job.status.phase.ended and not job.cancel:
                 raise Conflict(f"job {job.id} is {job.status.phase.lower()} already: {job.status.reason}")
             if not job.cancel:
-                event = NewEvent(Level.INFO, "phase", f"cancel was asked for ({by})")
+                event = NewEvent(kind=EventKind.CANCEL_REQUESTED, by=by)
                 await self._write(
                     state, JobStep(replace(job, cancel=True, cancelled_by=by), state.run, events=(event,))
                 )
@@ -248,7 +249,7 @@ class LeaderEpoch:
         async with self.ledger.writing:
             await self._latest(name)
             job = self.removable(name).job
-            await self.ledger.remove(self.ledger.jobs[job.id], NewEvent(Level.INFO, "notice", text))
+            await self.ledger.remove(self.ledger.jobs[job.id], NewEvent(kind=EventKind.NOTICE, cause=text))
         self.reconciler.forget(job.id)
         self.nudge()
 

@@ -11,11 +11,11 @@ from typing import Final, NamedTuple, TypeAlias
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.lifecycle.start import FreeDevice
 from atoll.controller.jobs.membership.observed_views import ObservedViews, WorkerStanding
+from atoll.controller.state.events import NewEvent
 from atoll.controller.state.records import (
     AdmissionRecord,
     ExitRecord,
     JobRecord,
-    Level,
     NodeRecord,
     PlacementRecord,
     PlanRecord,
@@ -233,15 +233,6 @@ class DropMemory:
 
 
 Action: TypeAlias = LaunchWorkers | StopRun | ForgetWorker | SendPlan | SendView | DropMemory
-
-
-@dataclass(frozen=True, slots=True)
-class NewEvent:
-    """An event before it has its number."""
-
-    level: Level
-    kind: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ from atoll.controller.jobs.lifecycle.launching import begin_run
 from atoll.controller.jobs.lifecycle.observed import (
     LEFT_EARLY_S,
     JobStep,
-    NewEvent,
     ObservedJob,
     PassClock,
     WorkerPhase,
@@ -44,6 +43,7 @@ from atoll.controller.jobs.membership.members import by_position, joiners, limit
 from atoll.controller.jobs.membership.next_view import left_out, next_view
 from atoll.controller.jobs.membership.proposing import ViewStep
 from atoll.controller.jobs.records.offline_profile import offline_profile
+from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import Cause, JobPhase, JobRecord, Level, PlanRecord, RunRecord, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewState
 from atoll.errors import BadInput, NoFeasiblePlan
@@ -118,7 +118,7 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
         back = f"its {job.spec.max_restarts} restarts are back" if job.status.restarts else "its losses count anew"
         text = f"trained for {GOOD_RUN_S / 60:.0f} minutes without a failure: {back}"
         job = replace(job, status=replace(job.status, restarts=0, last_failure=last and replace(last, times=1)))
-        return JobStep(job, run, events=(NewEvent(Level.INFO, "notice", text),))
+        return JobStep(job, run, events=(NewEvent(kind=EventKind.NOTICE, cause=text),))
     assessment = _assess(observed, run, clock)
     if assessment.cause is not None and joining.can_change(observed, run):
         return _in_place(observed, run, assessment, clock)
@@ -127,8 +127,7 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
         return replace(stop, events=(*assessment.events, *stop.events), judged=True, admission=assessment.admission)
     plan, refusal = _replan(observed, clock)
     if plan is not None:
-        text = f"plan {plan.id} from step {plan.from_step}: {plan.reason}"
-        event = NewEvent(Level.INFO, "plan", text)
+        event = NewEvent(kind=EventKind.PLAN_ISSUED, plan=plan.id, step=plan.from_step, cause=plan.reason)
         sent = tuple(
             orders.plans(replace(observed, plans=replace(observed.plans, issued=(*observed.plans.issued, plan))), run)
         )  # now: another pass takes its time
@@ -180,7 +179,7 @@ def _recognised(observed: ObservedJob) -> tuple[ObservedJob, tuple[NewEvent, ...
         f"{entries:,} entries on {training.samples:,} samples. Names, shapes and the optimizer's settings count too. "
         f"Make one of this job: atoll profile {job.spec.script}"
     )
-    return observed, (NewEvent(Level.WARNING, "plan", text),)
+    return observed, (NewEvent(kind=EventKind.PROFILE_REFUSED, level=Level.WARNING, cause=text),)
 
 
 def _assess(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:
@@ -214,7 +213,7 @@ def _changed(observed: ObservedJob, run: RunRecord, change: ViewStep, clock: Pas
     if change.again:
         text = _blamed(observed, run) or change.again
         stop = _stop(observed, run, Cause.LOSS, text, clock)
-        why = NewEvent(Level.INFO, "membership", f"run {run.run} does not go on in place: {change.again}")
+        why = NewEvent(kind=EventKind.RESTART_NEEDED, run=run.run, cause=change.again)
         return replace(stop, events=(why, *stop.events))
     return JobStep(
         change.job or observed.job,
@@ -261,8 +260,8 @@ def _replan(observed: ObservedJob, clock: PassClock) -> tuple[PlanRecord | None,
     except (NoFeasiblePlan, BadInput) as error:
         if observed.plans.refused == (current.run, current.id):
             return None, ()
-        text = f"plan {current.id} stays: the planner finds no other. {error}"
-        return None, (NewEvent(Level.WARNING, "plan", text),)
+        kept = NewEvent(kind=EventKind.PLAN_KEPT, level=Level.WARNING, plan=current.id, cause=str(error))
+        return None, (kept,)
     return None if plan is None else replace(plan, view=current.view), ()
 
 
@@ -338,4 +337,5 @@ def _moved(job: JobRecord, run: RunRecord | None) -> JobStep:
     level = {JobPhase.FAILED: Level.ERROR}.get(job.status.phase, Level.INFO)
     if job.status.phase is JobPhase.STOPPING and run is not None and run.cause not in (Cause.GROW, Cause.CANCEL):
         level = Level.WARNING
-    return JobStep(job, run, events=(NewEvent(level, "phase", f"{job.status.phase.lower()}: {job.status.reason}"),))
+    event = NewEvent(kind=EventKind(job.status.phase), level=level, cause=job.status.reason)
+    return JobStep(job, run, events=(event,))

@@ -25,7 +25,6 @@ from atoll.controller.jobs.lifecycle.connectivity import within_reach
 from atoll.controller.jobs.lifecycle.exits import is_lost
 from atoll.controller.jobs.lifecycle.observed import (
     JobStep,
-    NewEvent,
     ObservedDevices,
     ObservedJob,
     ObservedNode,
@@ -42,6 +41,7 @@ from atoll.controller.jobs.membership.observed_views import ObservedViews, ViewS
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.jobs.volunteers.volunteers import Volunteers
+from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import JobPhase, Level, NodeRecord, RunRecord, WorkerExitKind
 from atoll.controller.state.views import ViewState
 from atoll.errors import Conflict, LeadershipLost, StoreUnavailable
@@ -177,7 +177,8 @@ class Reconciler:
             if self._undecided.get(job) != repr(error):
                 self._undecided[job] = repr(error)
                 logger.exception("job %s cannot be decided upon and stays as it is", job)
-                self.add_cluster_event(NewEvent(Level.ERROR, "notice", f"job {job} stays as it is: {error}"))
+                text = f"job {job} stays as it is: {error}"
+                self.add_cluster_event(NewEvent(kind=EventKind.NOTICE, level=Level.ERROR, cause=text))
         else:
             self._undecided.pop(job, None)
 
@@ -389,20 +390,23 @@ class Reconciler:
         clock, connected = self._pass_clock(), self._sessions.connected
         for name in [name for name in connected if name not in self._present]:
             self._present.add(name)
-            self.add_cluster_event(NewEvent(Level.INFO, "node", _joined(connected[name].record)))
+            self.add_cluster_event(_joined(connected[name].record))
         away = [name for name in self._present if name not in connected]
         for name, node in self._sessions.nodes_named(away).items():
             if is_lost(node, clock):
                 self._present.discard(name)
-                text = f"node {name} was lost: its agent's stream is gone and its lease ran out"
-                self.add_cluster_event(NewEvent(Level.WARNING, "node", text))
+                cause = "its agent's stream is gone and its lease ran out"
+                lost = NewEvent(kind=EventKind.NODE_LOST, level=Level.WARNING, node=name, cause=cause)
+                self.add_cluster_event(lost)
                 self._sessions.remembered.pop(name, None)
         while self._cluster_events:
             await self._ledger.cluster_event(self._cluster_events[0])
             del self._cluster_events[0]
         if self._events_untold:
-            text = f"{self._events_untold} more events of the cluster came at once and are not told one by one"
-            await self._ledger.cluster_event(NewEvent(Level.WARNING, "notice", text))
+            cause = "more events of the cluster came at once and are not told one by one"
+            count = self._events_untold
+            dropped = NewEvent(kind=EventKind.DROPPED, level=Level.WARNING, count=count, cause=cause)
+            await self._ledger.cluster_event(dropped)
             self._events_untold = 0
 
     def _stop_orphans(self) -> None:
@@ -413,8 +417,8 @@ class Reconciler:
             self._outbox.act(None, action, self._clock())
 
 
-def _joined(node: NodeRecord) -> str:
+def _joined(node: NodeRecord) -> NewEvent:
     kinds = [d.kind for d in node.devices]
     have = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
-    what = "volunteer" if node.volunteer else "node"
-    return f"{what} {node.name} joined: {have}, island {node.island}, at {node.address}"
+    kind = EventKind.VOLUNTEER_JOINED if node.volunteer else EventKind.NODE_JOINED
+    return NewEvent(kind=kind, node=node.name, cause=f"{have}, island {node.island}, at {node.address}")

@@ -12,11 +12,14 @@ from dataclasses import replace
 from typing import Final
 
 from atoll.controller.jobs.lifecycle.exits import silent_s
-from atoll.controller.jobs.lifecycle.observed import NewEvent, ObservedJob, PassClock
-from atoll.controller.state.records import Cause, ExitRecord, JobPhase, Level, RunMember, RunRecord, WorkerExitKind
+from atoll.controller.jobs.lifecycle.observed import ObservedJob, PassClock
+from atoll.controller.state.events import EventKind, NewEvent, TimedPart
+from atoll.controller.state.records import Cause, ExitRecord, JobPhase, RunMember, RunRecord, WorkerExitKind
 from atoll.controller.state.recovery import RecoveryRecord
 
 MOST_NAMED: Final = 64
+MIN_SHOWN_WAIT_S: Final = 0.05
+"""Shorter phases of a recovery are left out of its event, but for those that every recovery has."""
 RESIZES: Final = (Cause.GROW, Cause.SHRINK)
 _FOLLOWED: Final = (WorkerExitKind.FINISHED, WorkerExitKind.DRAINED, WorkerExitKind.STOPPED, WorkerExitKind.PEER_LOST)
 """How workers end that are not lost themselves."""
@@ -77,7 +80,7 @@ def recovery_at_launch(
 
 
 def close_recovery(observed: ObservedJob, run: RunRecord, clock: PassClock) -> tuple[RunRecord, tuple[NewEvent, ...]]:
-    """The run with its recovery closed, once its first step was heard of, and the sentence that tells of it."""
+    """The run with its recovery closed, once its first step was heard of, and the event that reports it."""
     recovery = run.recovery
     if recovery is None or recovery.over or observed.training.resumed is None or not observed.training.stepped:
         return run, ()
@@ -85,12 +88,11 @@ def close_recovery(observed: ObservedJob, run: RunRecord, clock: PassClock) -> t
         return run, ()  # it is this run that is lost
     tier, step = observed.training.resumed
     recovery = replace(recovery, resumed_unix_s=clock.unix_s, tier=tier, step=step)
-    return replace(run, recovery=recovery), (NewEvent(Level.INFO, "recovery", recovery_sentence(recovery)),)
+    return replace(run, recovery=recovery), (recovery_event(recovery),)
 
 
-def recovery_sentence(recovery: RecoveryRecord) -> str:
-    """Of one that is over: 'recovered in 3.9 s: 0.4 detecting, 0.9 ending, 2.6 starting; from memory, step 812, 1 step
-    lost; c took over'. Of a resize: 'resized in 3.5 s: 0.9 ending, 2.6 starting; ...; c joined'."""
+def recovery_event(recovery: RecoveryRecord) -> NewEvent:
+    """Return the event of a recovery, or a resize, that is over."""
     times = (
         ("detecting", recovery.detected_unix_s - recovery.seen_unix_s),
         ("ending", recovery.ended_unix_s - recovery.detected_unix_s),
@@ -98,15 +100,19 @@ def recovery_sentence(recovery: RecoveryRecord) -> str:
         ("starting", recovery.resumed_unix_s - recovery.launched_unix_s),
     )
     always = ("ending", "starting") if recovery.resize else ("detecting", "ending", "starting")
-    parts = [f"{seconds:.1f} {what}" for what, seconds in times if what in always or seconds >= 0.05]
-    lost = recovery.steps_lost
-    where = "the beginning" if recovery.tier == "start" else f"{recovery.tier}, step {recovery.step}"
-    done = "resized" if recovery.resize else "recovered"
-    text = f"{done} in {recovery.resumed_unix_s - recovery.seen_unix_s:.1f} s: {', '.join(parts)}; from {where}, "
-    unknown = recovery.reached_step < recovery.step  # whoever heard of its steps was lost as well
-    text += "steps lost unknown" if unknown else f"{lost or 'no'} step{'s' * (lost != 1)} lost"
-    came = "joined" if recovery.resize else "took over"
-    return f"{text}; {', '.join(recovery.joined[:8])} {came}" if recovery.joined else text
+    shown = (TimedPart(name, seconds) for name, seconds in times if name in always or seconds >= MIN_SHOWN_WAIT_S)
+    unknown = recovery.reached_step < recovery.step  # the nodes that knew the run's steps were lost as well
+    return NewEvent(
+        kind=EventKind.RESIZED if recovery.resize else EventKind.RECOVERED,
+        cause=recovery.cause,
+        tier=recovery.tier,
+        step=recovery.step,
+        steps_lost=None if unknown else recovery.steps_lost,
+        lost=recovery.lost,
+        joined=recovery.joined,
+        total_s=recovery.resumed_unix_s - recovery.seen_unix_s,
+        parts=tuple(shown),
+    )
 
 
 def _trained(observed: ObservedJob) -> bool:

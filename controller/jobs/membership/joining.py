@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from atoll.controller.jobs.lifecycle.observed import Action, LaunchWorkers, NewEvent, ObservedJob, PassClock, StopRun
+from atoll.controller.jobs.lifecycle.observed import Action, LaunchWorkers, ObservedJob, PassClock, StopRun
 from atoll.controller.jobs.lifecycle.start import FreeDevice
 from atoll.controller.jobs.membership.members import joiners, living, members_of, seat
 from atoll.controller.jobs.membership.observed_views import ViewStage
-from atoll.controller.state.records import Level, RunMember, RunRecord
+from atoll.controller.state.events import EventKind, NewEvent
+from atoll.controller.state.records import RunMember, RunRecord
 from atoll.controller.state.views import ViewRecord, ViewState
 from atoll.jobs.job_spec import MAX_WORKERS
 
@@ -56,9 +57,9 @@ def with_joiners(
         member = seat(replace(run, members=tuple(members)), device, island, behind_nat=behind_nat)
         members.append(member)
         added.append(member)
-    names = ", ".join(f"rank {m.rank} on {m.node}/{m.device}" for m in added[:8])
-    text = f"run {run.run}: {names} starts beside view {newest.view}, to join it"
-    return replace(run, members=tuple(members)), (NewEvent(Level.INFO, "membership", text),)
+    names = tuple(f"rank {m.rank} on {m.node}/{m.device}" for m in added)
+    event = NewEvent(kind=EventKind.WORKERS_JOINING, run=run.run, view=newest.view, joined=names)
+    return replace(run, members=tuple(members)), (event,)
 
 
 def _best_first(observed: ObservedJob, run: RunRecord, clock: PassClock, least: int) -> list[FreeDevice]:

@@ -12,12 +12,12 @@ from typing import Final
 from atoll.controller.jobs.lifecycle.exits import in_words as exit_in_words
 from atoll.controller.jobs.lifecycle.exits import silent_s
 from atoll.controller.jobs.lifecycle.failures import crashed
-from atoll.controller.jobs.lifecycle.observed import NewEvent, ObservedJob, PassClock
+from atoll.controller.jobs.lifecycle.observed import ObservedJob, PassClock
 from atoll.controller.jobs.membership.life import move_view
 from atoll.controller.jobs.membership.members import in_whole_pipelines, joiners, members_of, with_state
 from atoll.controller.jobs.membership.observed_views import ViewStage, WorkerStanding
 from atoll.controller.jobs.membership.proposing import NextMembers, ViewStep, propose
-from atoll.controller.jobs.membership.view_words import completed_sentence, first_step_sentence
+from atoll.controller.jobs.membership.view_events import changed_event, first_step_event
 from atoll.controller.state.records import ExitRecord, Level, RunMember, RunRecord, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 
@@ -298,12 +298,10 @@ def _advanced(
         case ViewState.IN_FORCE if not newest.stepped_unix_s and all(_stepped(word, newest) for word in words):
             stepped = replace(newest, stepped_unix_s=clock.unix_s)
             if newest.cause is ViewCause.LAUNCH:
-                told = NewEvent(Level.INFO, "membership", first_step_sentence(stepped))
-                return ViewStep(views=(stepped,), events=(told,))
+                return ViewStep(views=(stepped,), events=(first_step_event(stepped),))
             level = Level.WARNING if len(words) == 1 else Level.INFO
             ways = [one.word.way for one in standings if one.word is not None and one.member.rank in newest.has_state]
-            told = NewEvent(level, "membership", completed_sentence(stepped, ways))
-            return ViewStep(views=(stepped,), events=(told,))
+            return ViewStep(views=(stepped,), events=(changed_event(stepped, ways, level),))
         case _:
             return None
 

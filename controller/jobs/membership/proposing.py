@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.jobs.agents.replica_placement import first_placement
 from atoll.controller.jobs.lifecycle.job_history import with_learned
-from atoll.controller.jobs.lifecycle.observed import NewEvent, ObservedJob, PassClock
+from atoll.controller.jobs.lifecycle.observed import ObservedJob, PassClock
 from atoll.controller.jobs.lifecycle.policy import begun_with, planned_total
 from atoll.controller.jobs.membership.life import move_view
 from atoll.controller.jobs.membership.members import by_position, in_order
+from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import JobRecord, Level, PlacementRecord, PlanRecord, RunMember, RunRecord
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 from atoll.errors import NoFeasiblePlan
@@ -91,17 +92,15 @@ def propose(
     job = replace(job, status=replace(job.status, view=number))
     plan = _first_plan(observed, job, run, view, current)
     over = [move_view(before, ViewState.ABANDONED, f"view {number} was proposed", clock.unix_s)] if pending else []
-    event = NewEvent(Level.WARNING if asked.lost else Level.INFO, "membership", in_words(view))
+    event = NewEvent(
+        kind=EventKind.VIEW_PROPOSED,
+        level=Level.WARNING if asked.lost else Level.INFO,
+        view=number,
+        cause=view.reason,
+        ranks=view.ranks,
+        at_boundary=view.at_boundary,
+    )
     return ViewStep(views=(*over, view), events=(event,), job=job, plan=plan, placement=_placement(observed, run, view))
-
-
-def in_words(view: ViewRecord) -> str:
-    """'view 2: rank 1 on b was killed: 2 workers go on in place (0, 2)'."""
-    count = len(view.ranks)
-    who = "1 worker goes on alone" if count == 1 else f"{count} workers go on"
-    how = "from a step boundary" if view.at_boundary else "in place"
-    ranks = ", ".join(map(str, view.ranks[:16])) + ("" if count <= 16 else ", …")
-    return f"view {view.view}: {view.reason}; {who} {how} (rank{'s' * (count > 1)} {ranks})"
 
 
 def _named(before: Sequence[str], new: Sequence[RunMember]) -> tuple[str, ...]:

@@ -15,14 +15,14 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
 
-from atoll.controller.jobs.lifecycle.observed import JobStep, NewEvent
+from atoll.controller.jobs.lifecycle.observed import JobStep
 from atoll.controller.jobs.records import retention
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.state import keys
 from atoll.controller.state.codec import decode, encode
+from atoll.controller.state.events import EventRecord, NewEvent
 from atoll.controller.state.records import (
     AdmissionRecord,
-    EventRecord,
     JobRecord,
     NodeRecord,
     PlacementRecord,
@@ -293,15 +293,8 @@ class Ledger:
     def _event_changes(self, job: str, run: int, before: int, events: Sequence[NewEvent]) -> list[Change]:
         changes: list[Change] = []
         for sequence, event in enumerate(events, before + 1):
-            record = EventRecord(
-                sequence=sequence,
-                unix_s=self._wall_clock(),
-                level=event.level,
-                job="" if job == keys.CLUSTER else job,
-                run=run,
-                kind=event.kind,
-                text=event.text,
-            )
+            owner = "" if job == keys.CLUSTER else job
+            record = EventRecord.of(event, sequence=sequence, unix_s=self._wall_clock(), job=owner, run=run)
             changes.append(Put(keys.event(job, sequence), encode(record)))
             changes += retention.outlived_by_event(job, sequence)
         return changes

@@ -7,9 +7,9 @@ from typing import Final
 
 from atoll.controller.jobs.lifecycle.observed import ObservedWorker, WorkerPhase
 from atoll.controller.jobs.membership.observed_views import ViewStage, WayIn, WorkerStanding
+from atoll.controller.state.events import EventRecord
 from atoll.controller.state.records import (
     DeviceRecord,
-    EventRecord,
     ExitRecord,
     Level,
     NodeRecord,
@@ -144,8 +144,28 @@ def event_to_wire(event: EventRecord) -> common_pb2.Event:
         level=_LEVELS[event.level],
         job=event.job,
         run=event.run,
-        kind=event.kind,
+        kind=common_pb2.EventKind.Value(f"EVENT_KIND_{event.kind}"),
         text=event.text,
+        cause=event.cause,
+        rank=event.rank,
+        node=event.node,
+        device=event.device,
+        view=event.view,
+        step=event.step,
+        plan=event.plan,
+        planner=event.planner,
+        tier=event.tier,
+        steps_lost=event.steps_lost,
+        workers=event.workers,
+        ranks=event.ranks,
+        at_boundary=event.at_boundary,
+        devices=event.devices,
+        lost=event.lost,
+        joined=event.joined,
+        count=event.count,
+        by=event.by,
+        total_s=event.total_s,
+        parts=[common_pb2.TimedPart(name=part.name, seconds=part.seconds) for part in event.parts],
     )
 
 

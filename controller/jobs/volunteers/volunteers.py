@@ -9,7 +9,7 @@ from typing import Final
 
 from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
-from atoll.controller.jobs.lifecycle.observed import NewEvent, ObservedWorker, WorkerPhase
+from atoll.controller.jobs.lifecycle.observed import ObservedWorker, WorkerPhase
 from atoll.controller.jobs.lifecycle.outbox import AgentOutbox, launch_of_helper
 from atoll.controller.jobs.membership.members import members_of
 from atoll.controller.jobs.records.job_state import JobState
@@ -24,6 +24,7 @@ from atoll.controller.jobs.volunteers.helping import (
     helping_actions,
 )
 from atoll.controller.jobs.volunteers.supply import Edges, HelpedRank
+from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import JobPhase, Level, WorkerExitKind
 from atoll.jobs.worker_key import WorkerKey
 from atoll.strategies import registry
@@ -87,7 +88,7 @@ class Volunteers:
                     self._outbox.act(None, action.stop, now_s)
                     self._changed_s[action.stop.job, action.stop.run] = now_s
                     text = f"volunteer {action.node}/{action.device} of {action.stop.job} moves: {action.stop.reason}"
-                    self._tell(NewEvent(Level.INFO, "node", text))
+                    self._tell(NewEvent(kind=EventKind.NODE, node=action.node, cause=text))
                 case _:
                     self._outbox.act(None, action, now_s)
 
@@ -181,4 +182,4 @@ class Volunteers:
         rest_s = min(LONGEST_REST_S, 2.0**failures)
         self._rests_until_s[who] = now_s + rest_s
         text = f"volunteer {node}/{who[1]} could not help {key.job}: {exit.reason}; it tries again in {rest_s:.0f} s"
-        self._tell(NewEvent(Level.WARNING, "node", text))
+        self._tell(NewEvent(kind=EventKind.NODE, level=Level.WARNING, node=node, cause=text))

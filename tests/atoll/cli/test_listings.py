@@ -80,19 +80,16 @@ def test_nodes(runner: CliRunner, controller: ScriptedController) -> None:
 
 def test_events(runner: CliRunner, controller: ScriptedController) -> None:
     controller.script.add("vit-1", pb.PHASE_DONE)
-    controller.script.happened("vit-1", "worker", "rank 1 was killed by signal 9", common.LEVEL_WARNING)
+    controller.script.happened("vit-1", "WORKER_ENDED", "rank 1 was killed by signal 9", common.LEVEL_WARNING)
     _, out, _ = atoll(runner, controller, "events", "vit-1")
-    assert out.split(maxsplit=1)[1] == "warning worker     rank 1 was killed by signal 9\n"
-    event = {
-        "sequence": 1,
-        "unix_s": 1.7e9,
-        "level": "warning",
-        "job": "vit-1",
-        "run": 0,
-        "kind": "worker",
-        "text": "rank 1 was killed by signal 9",
-    }
-    assert json.loads(atoll(runner, controller, "events", "vit-1", "--json")[1]) == {"events": [event]}
+    assert out.split(maxsplit=1)[1] == "warning worker_ended     rank 1 was killed by signal 9\n"
+    controller.script.events[-1].rank = 0
+    controller.script.events[-1].parts.add(name="ending", seconds=0.5)
+    (event,) = json.loads(atoll(runner, controller, "events", "vit-1", "--json")[1])["events"]
+    known = {"sequence": 1, "unix_s": 1.7e9, "level": "warning", "job": "vit-1", "run": 0, "kind": "worker_ended"}
+    known |= {"text": "rank 1 was killed by signal 9", "rank": 0, "step": None, "lost": []}
+    known |= {"parts": [{"name": "ending", "seconds": 0.5}]}
+    assert {name: event[name] for name in known} == known
     assert json.loads(atoll(runner, controller, "events", "vit-1", "--json", "-f")[1]) == event
 
 

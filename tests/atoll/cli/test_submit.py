@@ -189,7 +189,7 @@ def test_following_shows_progress_and_ends_with_the_job(
 ) -> None:
     def happens() -> None:
         controller.script.write(b"epoch 0\rloss 0.5\n")
-        controller.script.happened("train-0000", "plan", "local-1 is slower")
+        controller.script.happened("train-0000", "PLAN_ISSUED", "local-1 is slower")
         controller.script.change(
             "train-0000",
             phase=pb.PHASE_DONE,
@@ -202,7 +202,7 @@ def test_following_shows_progress_and_ends_with_the_job(
     lines = result.stderr.splitlines()
     assert "train-0000 running" in lines
     assert "[0] loss 0.5" in lines
-    assert any(line.endswith("plan       local-1 is slower") for line in lines)
+    assert any(line.endswith("plan_issued      local-1 is slower") for line in lines)
     assert "train-0000 done: every rank finished" in lines
     assert lines[-1] == "train-0000 done: step 20  epoch 0  loss 0.25"
 
@@ -280,7 +280,7 @@ def test_following_as_json_is_lines_with_a_type(
 ) -> None:
     def happens() -> None:
         controller.script.write(b"hello\n")
-        controller.script.happened("train-0000", "worker", "started")
+        controller.script.happened("train-0000", "WORKER_ENDED", "started")
         controller.script.change("train-0000", phase=pb.PHASE_DONE)
 
     result = while_following(controller, happens, lambda: submit(runner, controller, "train.py", "-f", "--json"))

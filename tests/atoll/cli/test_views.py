@@ -9,7 +9,16 @@ import pytest
 from atoll.cli.render import views
 from atoll.cli.render.follow import PlainScreen, fitting, verdict
 from atoll.errors import JobCancelled, JobFailed
-from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, WORKER_STATE_EXITED, Event, Plan, WorkerStatus
+from atoll.v1.common_pb2 import (
+    EVENT_KIND_RUNNING,
+    EVENT_KIND_WORKER_NOTICE,
+    LEVEL_INFO,
+    LEVEL_WARNING,
+    WORKER_STATE_EXITED,
+    Event,
+    Plan,
+    WorkerStatus,
+)
 from atoll.v1.jobs_pb2 import PHASE_CANCELLED, PHASE_FAILED, PHASE_RUNNING, Job, Progress, Recovery, WorkerView
 
 
@@ -92,13 +101,13 @@ def test_a_failed_job_says_why() -> None:
 def test_what_rank_0_tells_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
     """It is in rank 0's output, which is followed too. A warning is shown in any case: the controller has such too."""
     screen = PlainScreen()
-    for kind, level, text in (
-        ("phase", LEVEL_INFO, "running"),
-        ("notice", LEVEL_INFO, "rank 0: in memory every 4 steps"),
-        ("notice", LEVEL_INFO, "rank 1: goes on without its file"),
-        ("notice", LEVEL_WARNING, "rank 0: measurements were dropped"),
+    screen.event(Event(kind=EVENT_KIND_RUNNING, level=LEVEL_INFO, text="running"))
+    for rank, level, text in (
+        (0, LEVEL_INFO, "rank 0: in memory every 4 steps"),
+        (1, LEVEL_INFO, "rank 1: goes on without its file"),
+        (0, LEVEL_WARNING, "rank 0: measurements were dropped"),
     ):
-        screen.event(Event(kind=kind, level=level, text=text))
+        screen.event(Event(kind=EVENT_KIND_WORKER_NOTICE, rank=rank, level=level, text=text))
     shown = capsys.readouterr().err.splitlines()
     assert [line.rpartition("  ")[2].strip() for line in shown] == [
         "rank 1: goes on without its file",

@@ -98,7 +98,9 @@ def test_a_phone_shows_drawings_that_can_be_read_and_logs_that_wrap(busy: Script
 def test_ten_thousand_events(controller: ScriptedController, page: Page) -> None:
     """The newest 500 first, older ones when asked for, a new one on top without a reload."""
     stored = [
-        common.Event(sequence=1 + at, unix_s=1.7e9, level=common.LEVEL_INFO, kind="node", text=f"number {1 + at}")
+        common.Event(
+            sequence=1 + at, unix_s=1.7e9, level=common.LEVEL_INFO, kind=common.EVENT_KIND_NODE, text=f"number {1 + at}"
+        )
         for at in range(10_000)
     ]
     controller.script.events.extend(stored)
@@ -109,7 +111,9 @@ def test_ten_thousand_events(controller: ScriptedController, page: Page) -> None
     page.get_by_role("button", name="Show older ones (9500)").click()
     expect(rows).to_have_count(1000)
     expect(rows.last).to_contain_text("number 9001")
-    controller.script.events.append(common.Event(sequence=10_001, unix_s=1.7e9, kind="node", text="the newest"))
+    controller.script.events.append(
+        common.Event(sequence=10_001, unix_s=1.7e9, kind=common.EVENT_KIND_NODE, text="the newest")
+    )
     expect(rows.first).to_contain_text("the newest")
     expect(rows).to_have_count(1001)
 

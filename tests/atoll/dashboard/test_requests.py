@@ -27,7 +27,7 @@ def test_nobody_comes_in_without_the_token_or_by_a_foreign_name(busy: ScriptedCo
     status, text = dashboard.ask("/")
     assert (status, "<!doctype html>" in text) == (200, True)
     for number in range(1200):
-        busy.script.happened("", "node", f"number {number + 1}")
+        busy.script.happened("", "NODE", f"number {number + 1}")
     newest = dashboard.ask("/api/events")[1]
     assert [newest["events"][at]["sequence"] for at in (0, -1)] == [701, 1200]
     assert newest["earlier"] == 700

@@ -11,11 +11,11 @@ from made import spec
 from atoll.agent.incoming import each_worker
 from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions, Outgoing
-from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.jobs.lifecycle.reconciler import Reconciler
 from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state import keys
-from atoll.controller.state.records import DeviceRecord, JobRecord, Level, NodeRecord
+from atoll.controller.state.events import EventKind, NewEvent
+from atoll.controller.state.records import DeviceRecord, JobRecord, NodeRecord
 from atoll.controller.state.store import (
     Change,
     Condition,
@@ -212,9 +212,7 @@ class Life:
     async def submit(self, id: str = "tiny-0001", workers: tuple[int, int] = (1, 2), **fields: object) -> None:
         made = spec(min_workers=workers[0], max_workers=workers[1], **fields)
         async with self.ledger.writing:
-            await self.ledger.add(
-                JobRecord(id=id, spec=made, request_id=id), NewEvent(Level.INFO, "phase", "submitted")
-            )
+            await self.ledger.add(JobRecord(id=id, spec=made, request_id=id), NewEvent(kind=EventKind.SUBMITTED))
 
     async def tick(self) -> None:
         self.report()

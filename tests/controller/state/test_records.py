@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from atoll.controller.state.codec import decode, encode
+from atoll.controller.state.events import EventKind, EventRecord, TimedPart
 from atoll.controller.state.records import (
     Cause,
     DeviceRecord,
-    EventRecord,
     ExitRecord,
     Growth,
     JobLearned,
@@ -100,7 +100,22 @@ PLAN = PlanRecord(
 )
 DEVICE = DeviceRecord(index=0, kind="cpu", model="x", memory_bytes=1, speed=0.5, work_per_s=1e9)
 NODE = NodeRecord(name="a", island="x", address="h", memory_bytes=2**40, devices=(DEVICE,), version="1")
-EVENT = EventRecord(sequence=1, unix_s=0.5, level=Level.WARNING, job="", run=0, kind="node", text="→")
+EVENT = EventRecord(
+    kind=EventKind.RECOVERED,
+    level=Level.WARNING,
+    sequence=1,
+    unix_s=0.5,
+    job="j",
+    run=2,
+    cause="→",
+    rank=0,
+    step=7,
+    steps_lost=0,
+    ranks=(0, 2),
+    lost=("rank 1 on b",),
+    total_s=1.5,
+    parts=(TimedPart("ending", 0.5), TimedPart("starting", 1.0)),
+)
 
 
 @pytest.mark.parametrize("record", [JOB, RUN, PLAN, NODE, EVENT])
@@ -170,4 +185,4 @@ def test_a_number_without_a_fraction_is_a_number() -> None:
 
 def test_what_is_no_number_is_never_written() -> None:
     with pytest.raises(ValueError, match="Out of range float"):
-        encode(EventRecord(sequence=1, unix_s=float("nan"), level=Level.INFO, job="", run=0, kind="", text=""))
+        encode(EventRecord(kind=EventKind.NOTICE, sequence=1, unix_s=float("nan"), job=""))

@@ -15,7 +15,7 @@ from held_ports import free_port
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.proto.trace.v1.trace_pb2 import Status as StatusCodes
-from recorded import CANCELLED, DONE, FAILED, IN_PLACE, SUBMITTED_UNIX_S, TWICE, Told, recorded_events, recorded_job
+from recorded import CANCELLED, DONE, FAILED, IN_PLACE, SUBMITTED_UNIX_S, TWICE, Recorded, recorded_events, recorded_job
 from scripted_controller import ScriptedController
 from shown_job import atoll
 from typer.testing import CliRunner
@@ -84,7 +84,7 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def tell(controller: ScriptedController, told: list[Told], phase: pb.Phase.ValueType = pb.PHASE_DONE) -> None:
+def tell(controller: ScriptedController, told: list[Recorded], phase: pb.Phase.ValueType = pb.PHASE_DONE) -> None:
     job = controller.script.add(JOB, phase)
     job.submitted_unix_s = SUBMITTED_UNIX_S
     controller.script.events = recorded_events(told)
@@ -112,7 +112,7 @@ def test_a_collector_gets_the_job_as_one_trace(
     assert root.end_time_unix_nano - root.start_time_unix_nano == 18_450_000_000
     assert {each.key: each.value.int_value for each in run.attributes}["atoll.run"] == 1
     assert [(event.name, event.time_unix_nano) for event in starting.events] == [
-        ("plan", root.start_time_unix_nano + 20_000_000)
+        ("plan_issued", root.start_time_unix_nano + 20_000_000)
     ]
     assert {span.status.code for span in spans} == {StatusCodes.STATUS_CODE_UNSET}
     atoll(runner, controller, "trace", JOB, "--endpoint", collector.url)

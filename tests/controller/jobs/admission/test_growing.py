@@ -54,7 +54,7 @@ def look(view: ObservedJob) -> JobStep:
 
 
 def texts(step: JobStep) -> list[str]:
-    return [event.text for event in step.events if event.kind == "admission"]
+    return [event.text for event in step.events if event.kind.startswith("DEVICE")]
 
 
 def test_a_fast_device_is_taken_in_and_the_event_says_what_it_promises() -> None:

@@ -38,7 +38,7 @@ def on(*islands: str) -> RunRecord:
 
 
 def told(step: JobStep) -> list[str]:
-    return [event.text for event in step.events if event.kind == "notice"]
+    return [event.text for event in step.events if event.kind == "ADVICE"]
 
 
 def look(step_s: float, of: JobRecord | None = None, **fields: Any) -> JobStep:

@@ -75,7 +75,7 @@ def test_an_island_of_a_hundredth_of_the_others_link_waits_and_both_times_are_sa
     assert step.run is not None
     assert (step.job.status.phase, step.run.cause) == (JobPhase.STOPPING, Cause.SHRINK)
     assert step.job.status.reason == "shrinking from 4 to 3 workers: faster without c/0"
-    [said] = [event.text for event in step.events if event.kind == "admission"]
+    [said] = [event.text for event in step.events if event.kind.startswith("DEVICE")]
     assert said.startswith("c/0 waits as a standby: island c has 0.5 Mbit/s, and all send 0.")
     assert "a step's worth of learning takes 0.265 s" in said
     assert "with it, 0.107 s without it, when all send 20 %" in said
@@ -99,7 +99,7 @@ def test_it_leaves_in_place_and_does_not_hand_over_for_40_minutes_what_it_has_no
     assert step.job.status.phase is JobPhase.RUNNING
     [view] = step.views
     assert (view.ranks, view.at_boundary, view.keeps_unsent) == ((0, 1, 3), True, True)
-    [said] = [event.text for event in step.events if event.kind == "admission"]
+    [said] = [event.text for event in step.events if event.kind.startswith("DEVICE")]
     assert "it takes along what it has not sent, which would be on its way for 2400 s" in said
 
 

@@ -75,7 +75,7 @@ class Training:
     async def told(self) -> list[str]:
         assert self.cluster.life is not None
         events = await self.cluster.life.ledger.events(JOB, after=0)
-        return [event.text for event in events if event.kind == "admission"]
+        return [event.text for event in events if event.kind.startswith("DEVICE")]
 
 
 async def begun(store: StateStore, training_of: Callable[[Cluster], Training], *names: str) -> Training:

@@ -30,7 +30,6 @@ from atoll.controller.jobs.lifecycle.observed import (
     ForgetWorker,
     JobStep,
     LaunchWorkers,
-    NewEvent,
     SendPlan,
     StopRun,
     WorkerPhase,
@@ -39,7 +38,8 @@ from atoll.controller.jobs.lifecycle.policy import policy_of
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state.etcd import EtcdStore
-from atoll.controller.state.records import Cause, JobPhase, JobPins, JobRecord, Level, RunFailure, WorkerExitKind
+from atoll.controller.state.events import EventKind, NewEvent
+from atoll.controller.state.records import Cause, JobPhase, JobPins, JobRecord, RunFailure, WorkerExitKind
 from atoll.controller.state.store import Fence, Put
 from atoll.jobs.job_spec import Adapt, Rule
 from atoll.jobs.worker_key import WorkerKey
@@ -411,12 +411,12 @@ def test_a_planner_that_finds_no_plan_says_so_once_and_holds_nothing_up() -> Non
         issued=(began,),
     )
     step = next_step(look, clock())
-    said = [one.text for one in step.events if one.kind == "plan"]
+    said = [one.text for one in step.events if one.kind == "PLAN_KEPT"]
     assert len(said) == 1
     assert said[0].startswith("plan 1 stays: the planner finds no other. even the largest profiled sparsity 0.9999 ")
     assert step.refused
     again = next_step(changed(look, refused=(1, 1)), clock())
-    assert not [one for one in again.events if one.kind == "plan"]
+    assert not [one for one in again.events if one.kind == "PLAN_KEPT"]
     assert again.actions == step.actions
 
 
@@ -518,11 +518,11 @@ async def test_a_run_of_hundreds_may_end_at_one_moment(store: EtcdStore) -> None
     nodes = [node(name, {i: worker(exit=failed if i >= 100 else FINISHED)}) for i, name in enumerate(names)]
     step = next_step(observed(job(JobPhase.RUNNING, events=5000), run(*names), *nodes), clock())
     assert step.job.status.phase is JobPhase.STOPPING
-    assert [e.kind for e in step.events] == ["worker"] * 33 + ["phase"]
+    assert [e.kind for e in step.events] == ["WORKER_ENDED"] * 32 + ["WORKERS_ENDED", "STOPPING"]
     assert step.events[0].text.startswith("run 1: rank 100 on n100 failed with exit code 1")
     assert step.events[32].text == "run 1: 268 more workers ended: 168 failed, 100 finished"
     ledger = Ledger(store, Fence("/atoll/leader", await store.commit([Put("/atoll/leader", b"")])), lambda: None)
-    state = await ledger.add(job(JobPhase.RUNNING), NewEvent(Level.INFO, "phase", "added"))
+    state = await ledger.add(job(JobPhase.RUNNING), NewEvent(kind=EventKind.NOTICE, cause="added"))
     state.job = changed(state.job, events=5000)
     await ledger.write(state, step)
     assert len(await ledger.events(JOB, after=5000)) == 34

@@ -8,8 +8,8 @@ import pytest
 from lives import Breaking, Cluster, Killed
 
 from atoll.controller.jobs.lifecycle import reconciler
-from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.state import keys
+from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import JobPhase, Level
 from atoll.controller.state.store import DeletePrefix, Put, StateStore
 from atoll.errors import LeadershipLost
@@ -84,13 +84,13 @@ async def check(cluster: Cluster) -> None:
     assert [agent.doubles for agent in cluster.agents.values()] == [[], []]
     events = await cluster.life.ledger.events(JOB, after=0)
     assert [event.sequence for event in events] == list(range(1, state.job.status.events + 1))
-    phases = [event.text.partition(":")[0] for event in events if event.kind == "phase"]
-    assert phases == [
-        "submitted",
-        *["run 1", "running", "stopping", "queued"],
-        *["run 2", "running", "stopping", "queued"],
-        *["run 3", "running", "stopping", "queued"],
-        *["run 4", "running", "done"],
+    kinds = ("SUBMITTED", "STARTING", "RUNNING", "STOPPING", "QUEUED", "DONE")
+    assert [(event.kind, event.run) for event in events if event.kind in kinds] == [
+        ("SUBMITTED", 0),
+        *[("STARTING", 1), ("RUNNING", 1), ("STOPPING", 1), ("QUEUED", 1)],
+        *[("STARTING", 2), ("RUNNING", 2), ("STOPPING", 2), ("QUEUED", 2)],
+        *[("STARTING", 3), ("RUNNING", 3), ("STOPPING", 3), ("QUEUED", 3)],
+        *[("STARTING", 4), ("RUNNING", 4), ("DONE", 4)],
     ]
     started = sorted(key for agent in cluster.agents.values() for key in agent.started)
     assert started == [(JOB, 1, 0), (JOB, 1, 1), (JOB, 2, 0), (JOB, 2, 1), (JOB, 3, 0), (JOB, 4, 0), (JOB, 4, 1)]
@@ -237,7 +237,7 @@ async def test_of_too_many_events_of_the_cluster_it_is_told_how_many_there_were(
     await cluster.elect()
     assert cluster.life is not None
     for number in range(300):
-        cluster.life.reconciler.add_cluster_event(NewEvent(Level.INFO, "node", f"node {number} joined"))
+        cluster.life.reconciler.add_cluster_event(NewEvent(kind=EventKind.NODE, cause=f"node {number} joined"))
     await cluster.tick()
     told = await cluster.life.ledger.events(keys.CLUSTER, after=0)
     assert [event.text for event in told[-2:]] == [

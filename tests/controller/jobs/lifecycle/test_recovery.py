@@ -22,9 +22,10 @@ from made import (
 
 from atoll.controller.jobs.lifecycle.observed import RETURN_GRACE_S
 from atoll.controller.jobs.lifecycle.reconcile import next_step
-from atoll.controller.jobs.lifecycle.recovery import recovery_sentence
+from atoll.controller.jobs.lifecycle.recovery import recovery_event
 from atoll.controller.state import keys
 from atoll.controller.state.codec import decode
+from atoll.controller.state.events import EventKind
 from atoll.controller.state.records import Cause, JobPhase, RunRecord, WorkerExitKind
 from atoll.controller.state.recovery import CommitRecord, RecoveryRecord
 from atoll.controller.state.store import DeletePrefix, StateStore
@@ -50,14 +51,14 @@ def test_the_sentence_at_its_end() -> None:
         step=812,
     )
     text = "recovered in 3.9 s: 0.4 detecting, 0.9 ending, 2.6 starting; from memory, step 812, 1 step lost"
-    assert recovery_sentence(recovery) == text
+    assert recovery_event(recovery).text == text
     begun_anew = replace(recovery, tier="start", step=0, reached_step=0, launched_unix_s=102.3, joined=("c",))
-    assert recovery_sentence(begun_anew) == (
+    assert recovery_event(begun_anew).text == (
         "recovered in 3.9 s: 0.4 detecting, 0.9 ending, 1.0 waiting for devices, 1.6 starting; from the beginning, "
         "no steps lost; c took over"
     )
     unheard = replace(recovery, reached_step=0)  # its controller and its agents were lost with it
-    assert recovery_sentence(unheard).endswith("from memory, step 812, steps lost unknown")
+    assert recovery_event(unheard).text.endswith("from memory, step 812, steps lost unknown")
 
 
 def test_a_run_that_stops_to_grow_is_followed_like_one_that_is_lost() -> None:
@@ -80,7 +81,7 @@ def test_a_run_that_stops_to_grow_is_followed_like_one_that_is_lost() -> None:
         resumed_unix_s=12.5, tier="memory", step=38, joined=("b",),
     )  # fmt: skip
     text = "resized in 3.5 s: 1.0 ending, 2.5 starting; from memory, step 38, 2 steps lost; b joined"
-    assert recovery_sentence(closed) == text
+    assert recovery_event(closed).text == text
     killed = next_step(observed(fenced.job, ended(fenced.run, KILLED), node("a")), clock()).run
     assert killed is not None
     assert killed.recovery is not None
@@ -160,7 +161,7 @@ def test_the_first_step_ends_it_and_the_record_says_from_where() -> None:
     assert step.run is not None
     assert step.run.recovery is not None
     assert (step.run.recovery.over, step.run.recovery.tier, step.run.recovery.steps_lost) == (True, "disk", 4)
-    assert [event.kind for event in step.events] == ["recovery"]
+    assert [event.kind for event in step.events] == ["RECOVERED"]
     assert next_step(changed(view, run=step.run, stepped=True), clock()).events == (), "told once"
 
 
@@ -208,7 +209,7 @@ async def check(store: StateStore, cluster: Cluster) -> None:
     times = [recovery.detected_unix_s, recovery.ended_unix_s, recovery.launched_unix_s, recovery.resumed_unix_s]
     assert times == sorted(times)
     events = await cluster.life.ledger.events(JOB, after=0)
-    assert len([event for event in events if event.kind == "recovery"]) == 1
+    assert len([event for event in events if event.kind is EventKind.RECOVERED]) == 1
     commit = await store.read(keys.commit(JOB))
     assert commit is not None
     complete = decode(CommitRecord, keys.commit(JOB), commit.value)

@@ -46,7 +46,7 @@ def test_a_profile_of_another_model_is_not_used_and_that_is_told_once() -> None:
     and no later run of the job uses the profile either."""
     step = next_step(view(profiled(), OTHER), clock())
     [event] = step.events
-    assert (event.level, event.kind) == (Level.WARNING, "plan")
+    assert (event.level, event.kind) == (Level.WARNING, "PROFILE_REFUSED")
     assert event.text.startswith(
         "the offline profile is not used: it is of another model (1,000 entries in 4 tensors, SGD); this job trains "
         "1,000 entries on 60,000 samples. Names, shapes and the optimizer's settings count too."
