@@ -52,7 +52,7 @@ PARALLEL_CALLS: Final = 8192
 
 
 Beside = Callable[[str], AbstractAsyncContextManager[object]]
-"""What is served beside a controller, of the address that others are told."""
+"""Service beside a controller, given the address that other machines use."""
 
 
 def _nothing(address: str) -> AbstractAsyncContextManager[object]:
@@ -208,7 +208,7 @@ class _Candidate:
             await asyncio.gather(*parts, return_exceptions=True)
 
     async def _follow_leader(self) -> None:
-        """While standing by, know who leads, to tell those who ask the wrong one."""
+        """Find the leader while standing by, so that misdirected clients learn its address."""
         logged = ""
         while True:
             try:
@@ -261,7 +261,7 @@ async def _server(
 
 
 def _reachable(listen: str, port: int) -> str:
-    """What to tell others where nobody said: the address itself, or this host's name for 'all addresses'."""
+    """Return the default advertised address: `listen`, or this host's name for 'all addresses'."""
     host, _ = split_address(listen)
     if host in ("0.0.0.0", "::") and not is_loopback(host):
         host = socket.gethostname()

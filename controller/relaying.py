@@ -30,7 +30,7 @@ _STOP_S: Final = 5.0
 
 
 class RelayKeeper:
-    """On the event loop. `run` until cancelled; then its child is gone."""
+    """Owner of the relay process, on the event loop. The process ends when `run` is cancelled."""
 
     def __init__(self, settings: ControllerSettings, there: Callable[[], None]) -> None:
         """there: called when the relay is there, and each time that it is another one. Raises SettingError."""
@@ -52,7 +52,7 @@ class RelayKeeper:
         self._wanted.set()
 
     def access(self, node: str) -> agents_pb2.ControllerMessage | None:
-        """What this node is told; None while there is no relay."""
+        """Return the message about the relay for this node; None while there is no relay."""
         if not self._port:
             return None
         told = agents_pb2.UseRelay(host=self._host, port=self._port, key=node_key(self._secret, node))
@@ -81,7 +81,7 @@ class RelayKeeper:
             pause_s = min(2 * pause_s, _LONGEST_S)
 
     async def _started(self, child: asyncio.subprocess.Process) -> bool:
-        """Whether it serves. It says where, on its first line."""
+        """Return True once the relay serves; its first line has the address."""
         assert child.stdout is not None
         try:
             async with asyncio.timeout(_START_S):

@@ -16,7 +16,7 @@ class ControllerSettings:
     """Raises SettingError (or BadInput for an address that is none) when made."""
 
     data_dir: Path
-    """Where the private etcd, logs of jobs and the `address` file live. One controller per folder."""
+    """Folder of the private etcd, logs of jobs and the `address` file. One controller per folder."""
 
     listen: str = DEFAULT_ADDRESS
     """HOST:PORT to serve on. Port 0 takes a free one; the file `address` in data_dir tells which."""
@@ -51,14 +51,14 @@ class ControllerSettings:
     """HOST:PORT to serve /metrics on, for Prometheus. None: nowhere."""
 
     heartbeat_s: float = 1.0
-    """How often agents report, in seconds."""
+    """Interval of agents' reports, in seconds."""
 
     node_lease_s: float = 2.8
     """A node that was silent for this long is lost, in seconds. With what telling the reconciler takes, a machine that
     vanished is noticed within 3 s."""
 
     leader_lease_s: int = 3
-    """After this long without its leader another controller leads, in seconds."""
+    """Seconds without the leader after which another controller leads."""
 
     def __post_init__(self) -> None:
         host, _ = split_address(self.listen)

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from atoll.errors import BadInput, SettingError
 
 MAX_JSON_BYTES: Final = 16 * 1024
-"""Of settings, plan parameters or a message as they travel."""
+"""Size limit of settings, plan parameters or a message as JSON."""
 
 Summary: TypeAlias = Literal["newest", "mean", "share of the step"]
 DeclaredT = TypeVar("DeclaredT", bound="Declared")
@@ -60,7 +60,7 @@ class StrategySettings(Declared):
 
     @property
     def makes_rounds(self) -> bool:
-        """Of an engine: whether its replicas make updates of their own, and are equal at a round's end."""
+        """Return True if replicas make updates of their own, and are equal at a round's end. For engines."""
         return True
 
 
@@ -69,7 +69,7 @@ class PlanParameters(Declared):
     leave to the controller carries a Flag; the rest is between a strategy's two halves."""
 
     FOLLOWS: ClassVar[tuple[str, ...]] = ()
-    """Of those, what the controller decides unless the job says otherwise."""
+    """Settings among those that the controller decides unless the job sets them."""
 
     @classmethod
     def adjustable(cls) -> tuple[str, ...]:
@@ -115,12 +115,12 @@ class Metric:
 
 
 class Scheduler(Protocol):
-    """What answers the messages of a run's workers, in the controller: pure, time is an argument. A run that another
-    controller takes over has a new one, which knows nothing."""
+    """Answers messages of a run's workers, in the controller: pure, time is an argument. After a change of leader a
+    run has a new, empty one."""
 
     @property
     def due_s(self) -> float | None:
-        """When `passed` is to be called at the latest, by the clock of `heard`; None: not before another message."""
+        """Return the latest time for a call of `passed`, by the clock of `heard`; None: not before another message."""
 
     def heard(self, rank: int, message: Any, now_s: float) -> Iterable[tuple[int, Declared]]:
         """Answers by rank, of this worker or others. message: of the type that the strategy registered. now_s: of a
@@ -130,13 +130,13 @@ class Scheduler(Protocol):
         """Answers that were due by now."""
 
     def take_notices(self, now_s: float) -> Iterable[str]:
-        """What `atoll events` is to say of the answers since the last call. Called after each message: seldom any."""
+        """Return sentences for `atoll events` since the last call. Called after each message: mostly empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What a strategy's view has of a job. planned: of the newest plan, None before the first; metrics: summaries of
-    what workers reported, empty before their first step."""
+    """Inputs of a strategy's view of a job. planned: of the newest plan, None before the first. metrics: summaries
+    of workers' reports, empty before their first step."""
 
     settings: StrategySettings
     planned: PlanParameters | None
@@ -145,7 +145,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """What everybody knows of a strategy. Parts are named "module:object" and loaded where they are used."""
+    """Declaration of a strategy, known to all parts. Parts are named "module:object" and loaded where they are used."""
 
     name: str
     summary: str
@@ -153,24 +153,24 @@ class Strategy:
 
     settings: type[StrategySettings]
     plan_parameters: type[PlanParameters] = PlanParameters
-    """What a plan may say."""
+    """Schema of a plan's parameters."""
 
     message: type[Declared] | None = None
-    """What workers and the controller half say to each other; None where they say nothing."""
+    """Schema of messages between workers and the controller half; None without messages."""
 
     metrics: tuple[Metric, ...] = ()
     exchanges: bool = False
-    """Whether workers send each other more than collectives do: they get keys and are told of all members."""
+    """True if workers exchange more than collectives: they get keys and the list of all members."""
 
     relayed: bool = False
-    """Whether its workers train where some of them reach each other through the relay alone."""
+    """True if its workers can train where some of them reach each other through the relay alone."""
 
     worker: str
     """Makes the worker half."""
 
     volunteer: str = ""
-    """What a volunteer does for a job in its worker half's place, until nobody needs it; empty where none may help.
-    From session, model and EngineParts to an exit code."""
+    """The volunteer's part, which runs in the worker half's place until it is needed no more; empty if none may
+    help. From session, model and EngineParts to an exit code."""
 
     controller: str = ""
     """The controller half, atoll.controller.deciding.controller_half; empty where the split of the batch is all there
@@ -181,34 +181,34 @@ class Strategy:
     (docs/performance.md); by other settings it is taken to be 1. 0: such steps cannot be compared."""
 
     steps_of_plan: str = ""
-    """From settings and the newest plan's parameters, None before the first, to how many of its steps teach what one
-    does by the default settings; empty: one."""
+    """Function from settings and the newest plan's parameters (None before the first) to the number of its steps
+    that teach as much as one with default settings; empty: one."""
 
     scheduler: str = ""
     """Makes the Scheduler of a run, from the job's settings; empty where none answers."""
 
     simulator: str = ""
-    """Its place in a simulated step, atoll.controller.simulator.strategy_steps; empty where it cannot be simulated."""
+    """Its model of a step, atoll.controller.simulator.strategy_steps; empty if it cannot be simulated."""
 
     trial_settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of a trial of `atoll profile`, beside its sparsity; empty where there is nothing to measure."""
 
     view: str = ""
-    """From Shown to the parts of a line of `atoll status`; empty for none."""
+    """Function from Shown to the parts of a line of `atoll status`; empty for none."""
 
     @property
     def asks_for_each_step(self) -> bool:
-        """Whether the controller needs every rank's steps one by one: for the metrics that it sums up, or what its
-        controller half learns. Else agents tell what they made of them."""
+        """Return True if the controller needs every rank's steps one by one, for metrics or its controller half.
+        Else agents report estimates."""
         return bool(self.metrics or self.controller)
 
     @property
     def section(self) -> str:
-        """Its table in a job file."""
+        """Name of its table in a job file."""
         return self.name.replace("-", "_")
 
     def read_settings(self, text: str, where: str = "strategy_settings") -> StrategySettings:
-        """From JSON; what it leaves out has its default. Raises BadInput."""
+        """Read settings from JSON; missing fields have their defaults. Raises BadInput."""
         return read(self.settings, text, where)
 
     def check_settings(self, said: Mapping[str, Any], where: str) -> None:
@@ -219,12 +219,12 @@ class Strategy:
             raise setting_error(self.settings, error, where) from error
 
     def read_plan_parameters(self, text: str, where: str = "strategy_params") -> PlanParameters:
-        """From JSON. Raises BadInput."""
+        """Read plan parameters from JSON. Raises BadInput."""
         return read(self.plan_parameters, text, where)
 
 
 def as_json(values: Mapping[str, Any]) -> str:
-    """As `read` takes it: equal values are equal text, and none are empty text."""
+    """Return JSON that `read` accepts. Equal values give equal text, and no values give empty text."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False) if values else ""
 
 
@@ -259,7 +259,7 @@ def setting_error(model: type[Declared], error: ValidationError, where: str = ""
 
 
 def said(error: ErrorDetails) -> str:
-    """What pydantic found, as the end of a sentence about the value."""
+    """Return pydantic's finding as the end of a sentence about the value."""
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     return error["msg"].replace("Input should", "should").replace("Value error, ", "")

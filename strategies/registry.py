@@ -50,5 +50,5 @@ def profiled() -> Strategy:
 
 @cache
 def metrics() -> Mapping[str, Metric]:
-    """Those that any strategy reports, by name."""
+    """Return all strategies' metrics, by name."""
     return MappingProxyType({metric.name: metric for each in strategies().values() for metric in each.metrics})

@@ -226,7 +226,7 @@ class AgentServicer(AgentServiceServicer):
     async def _keep_reported(
         self, epoch: LeaderEpoch, worker: common_pb2.WorkerId, points: Sequence[common_pb2.Metrics]
     ) -> None:
-        """What a run's scripts reported; where it cannot be kept, the curves have a gap."""
+        """Store what a run's scripts reported; if that fails, the curves have a gap."""
         try:
             await run(self._disk, self._curves.add, worker.job, worker.run, time.time(), points)
         except OSError as error:
@@ -279,7 +279,7 @@ def _refuse_unhelped(epoch: LeaderEpoch, sha256: str) -> None:
 
 
 def _may_speak_for(epoch: LeaderEpoch, session: AgentSession, worker: common_pb2.WorkerId) -> bool:
-    """Whether the worker is one of this node's in its job's newest run."""
+    """Return True if the worker is one of this node's in its job's newest run."""
     state = epoch.ledger.jobs.get(worker.job)
     if state is None or state.run is None or worker.run != state.run.run:
         return False
@@ -288,7 +288,7 @@ def _may_speak_for(epoch: LeaderEpoch, session: AgentSession, worker: common_pb2
 
 
 async def _spoke_for(epoch: LeaderEpoch, session: AgentSession, worker: common_pb2.WorkerId) -> bool:
-    """Whether the worker was one of this node's in an older run of its job. Raises StoreUnavailable."""
+    """Return True if the worker was one of this node's in an older run of its job. Raises StoreUnavailable."""
     state = epoch.ledger.jobs.get(worker.job)
     if state is None or state.run is None or not 0 < worker.run < state.run.run:
         return False

@@ -13,9 +13,9 @@ from atoll.controller.services.sqlite_file import SqliteFile
 from atoll.v1 import common_pb2
 
 MAX_CURVES: Final = 256
-"""Of a job. Scripts choose the names, and a script may choose a new one each step."""
+"""Most curves of a job. Scripts choose the names, perhaps a new one each step."""
 MAX_POINTS: Final = 50_000
-"""Of a curve. Where there are more, points go where they are densest: a long run keeps its shape."""
+"""Most points of a curve. Beyond it points are removed where they are densest, so a long run keeps its shape."""
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS curve (
   id INTEGER PRIMARY KEY, job TEXT NOT NULL, name TEXT NOT NULL, points INTEGER NOT NULL DEFAULT 0, UNIQUE (job, name));
@@ -60,7 +60,7 @@ class CurveStore:
                     self._keep(database, job, name, (metrics.step, run, unix_s, value))
 
     def names(self, job: str) -> list[str]:
-        """Of the job's curves, sorted."""
+        """Return the names of the job's curves, sorted."""
         with self._file.transaction() as database:
             return [name for (name,) in database.execute("SELECT name FROM curve WHERE job = ? ORDER BY name", (job,))]
 
@@ -123,7 +123,7 @@ def _number(value: float | None) -> float:
 
 
 def _spread(points: list[tuple[int, float, int, float]], most: int) -> list[tuple[int, float, int, float]]:
-    """At most so many of them, evenly, the last among them."""
+    """Return at most `most` of the points, evenly spaced, with the last one."""
     if not most or len(points) <= most:
         return points
     return [points[(at + 1) * len(points) // most - 1] for at in range(most)]

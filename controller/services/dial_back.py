@@ -13,7 +13,7 @@ from atoll.v1 import jobs_pb2
 
 DIAL_S: Final = 3.0
 _LOWEST_PORT: Final = 1024
-"""Nobody learns here what a gateway's own services do."""
+"""Lowest port that is dialled, so that nodes cannot probe a gateway's own services."""
 
 
 async def dial_back(port: int, peer: str) -> jobs_pb2.DialBackReply:

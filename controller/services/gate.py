@@ -65,7 +65,7 @@ _CODES: Final[tuple[tuple[type[AtollError], grpc.StatusCode], ...]] = (
 
 @dataclass(slots=True)
 class KnownLeader:
-    """Who leads, as far as this controller knows. `epoch` is set while it is this one."""
+    """The leader, as far as this controller knows. `epoch` is set while it is this one."""
 
     epoch: LeaderEpoch | None = None
     leader: str = ""
@@ -154,7 +154,7 @@ class Gate(grpc.aio.ServerInterceptor):
 
 
 def caller(context: Context) -> str:
-    """Who calls, to be recorded: the common name of the certificate, "unauthenticated" where none was asked for."""
+    """Return the caller for records: the common name of the certificate, "unauthenticated" without one."""
     names = list(context.auth_context().get("x509_common_name", ()))
     return names[0].decode("utf-8", "replace") if names else UNAUTHENTICATED
 

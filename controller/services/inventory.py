@@ -28,13 +28,13 @@ MAX_NOTES: Final = 256
 MAX_RUNS: Final = 16
 
 Members = Mapping[int, Sequence[str]]
-"""By run: the node of each rank."""
+"""Nodes of each rank, by run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesInventory:
-    """What the nodes have of a job. by_node: of those that answered. silent: those that did not in time; gone: those
-    of its last run that are not connected. store_unseen: nobody could look into its object store."""
+    """Nodes' checkpoints of a job. by_node: of those that answered. silent: those that did not in time. gone: those
+    of its last run that are not connected. store_unseen: no node could read its object store."""
 
     by_node: Mapping[str, agents_pb2.Inventory]
     silent: Sequence[str]
@@ -66,7 +66,7 @@ async def take(epoch: LeaderEpoch, state: JobState, deadline_s: float, **removin
 
 
 async def checkpoints(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.CheckpointsReply:
-    """What there is of a job's checkpoints, also of one that is over."""
+    """Return the checkpoints of a job, running or over."""
     job = state.job
     directory = job.spec.checkpoint.directory
     found = await take(epoch, state, deadline_s=STORE_ANSWER_S if "://" in directory else ANSWER_S)
@@ -153,7 +153,7 @@ def _in_memory(
 
 
 def _tier(node: str, shard: int, nodes: Sequence[str]) -> str:
-    """Of a run that nobody remembers, every shard counts as own."""
+    """Return the tier of a shard. If the run is no longer recorded, every shard counts as own."""
     return OTHERS if shard < len(nodes) and nodes[shard] != node else OWN
 
 

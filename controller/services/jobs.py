@@ -36,7 +36,7 @@ SUBMIT_DEADLINE_S: Final = 120.0
 LAST_WORDS_S: Final = 1.0
 """A worker's last output may arrive a little after its end."""
 PINS: Final = frozenset({"total-batch", "shares"})
-"""Beside the plan parameters of the job's strategy."""
+"""Parameters that a user can pin, beside the plan parameters of the job's strategy."""
 ENDED: Final = (pb.PHASE_DONE, pb.PHASE_FAILED, pb.PHASE_CANCELLED)
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

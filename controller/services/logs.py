@@ -93,7 +93,7 @@ class RankLog:
         return offset + len(data)
 
     def read(self, at: int, limit: int = READ_BYTES) -> LogPiece | None:
-        """What is kept from position `at` on (or from the oldest that is kept), at most `limit` bytes of one run."""
+        """Return the output from position `at`, or from the oldest that is kept; at most `limit` bytes of one run."""
         at = max(at, self.begin)
         query = (
             f"SELECT at, run, first, data FROM piece WHERE log = {_LOG} AND "

@@ -40,7 +40,7 @@ WARM: Final = Measurement("atoll_device_temperature_celsius", "As the device say
 
 
 def measures(epoch: LeaderEpoch | None) -> Iterator[Measured]:
-    """Of the cluster at this moment; epoch: None while this controller does not lead."""
+    """Yield the cluster's metrics; epoch: None while this controller does not lead."""
     yield LEADING, float(epoch is not None), ()
     if epoch is None:
         return
@@ -53,7 +53,7 @@ def measures(epoch: LeaderEpoch | None) -> Iterator[Measured]:
 
 
 def of_jobs(jobs: Iterable[pb.Job]) -> Iterator[Measured]:
-    """Of living ones."""
+    """Yield the metrics of living jobs."""
     for job in jobs:
         progress, labels = job.progress, (job.id,)
         yield from (

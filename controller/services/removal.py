@@ -35,7 +35,7 @@ async def remove(epoch: LeaderEpoch, name: str, *, keep_checkpoints: bool, by: s
 
 
 def _left(found: NodesInventory) -> Iterator[str]:
-    """What was not removed, in words."""
+    """Yield sentences on what could not be removed."""
     if found.store_unseen:
         yield "no node is connected that could remove what is in the object store"
     yield from (f"node {node} did not answer" for node in found.silent)

@@ -21,7 +21,7 @@ class SqliteFile:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """What is written inside is there as a whole, or not at all; one inside another is a part of it."""
+        """Run a transaction: all writes inside are kept, or none. An inner transaction is part of the outer one."""
         try:
             database = self._connection()
             if database.in_transaction:

@@ -29,7 +29,7 @@ from atoll.v1 import common_pb2, jobs_pb2
 
 MAX_PLANS_BYTES: Final = 3 * 1024 * 1024
 MAX_LINKS: Final = 4096
-"""Of all workers of a job together: a message has its limit."""
+"""Most links of all workers of a job together: messages are limited."""
 _PHASES: Final = {phase: jobs_pb2.Phase.Value(f"PHASE_{phase}") for phase in JobPhase}
 
 
@@ -67,7 +67,7 @@ def job_to_wire(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Job:
 
 
 def _reason(job: JobRecord) -> str:
-    """Of its phase; while it trains also that one island would be sooner."""
+    """Return the reason of the job's phase; while it trains, also the advice that one island would be faster."""
     advice = job.learned.one_island if job.status.phase is JobPhase.RUNNING else None
     return job.status.reason if advice is None else f"{job.status.reason}; {advice.reason}"
 

@@ -11,7 +11,7 @@ from atoll.strategies.dense.pieces import FIRST_PIECE_BYTES, PIECE_BYTES
 
 
 def fused_by_bytes(parameters: Sequence[nn.Parameter]) -> list[list[int]]:
-    """As `TensorReducer.fuse`: by bytes, in the order in which the pieces fill up during a backward pass."""
+    """Group parameters by bytes, in the order in which a backward pass fills the pieces; for `TensorReducer.fuse`."""
     done: list[list[int]] = []
     filling: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     bytes_in: dict[tuple[torch.device, torch.dtype], int] = {}

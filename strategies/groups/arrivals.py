@@ -12,7 +12,7 @@ EARLIER: Final = 8  # iterations of a replica from which its next one is predict
 
 @dataclass
 class ArrivalTimes:
-    """Over all rounds."""
+    """Arrival times of replicas over all rounds."""
 
     took_s: dict[int, deque[float]] = field(default_factory=dict)
     began_s: dict[int, float] = field(default_factory=dict)
@@ -35,12 +35,12 @@ class ArrivalTimes:
         return statistics.median(took) if took else None
 
     def free_s(self, replica: int, now_s: float) -> float:
-        """When it is ready, as it seems now: it may have been so all along."""
+        """Estimate when a replica is ready; it may already be."""
         took, began_s = self.took(replica), self.began_s.get(replica)
         return now_s if took is None or began_s is None else max(began_s + took, now_s)
 
     def expected(self, replica: int) -> tuple[float, float] | None:
-        """When it is ready, and by when it surely is if it does as before."""
+        """Return the expected and the latest probable time at which a replica is ready."""
         took, began_s = self.took_s.get(replica), self.began_s.get(replica)
         if not took or began_s is None:
             return None

@@ -115,13 +115,13 @@ def weighted_mean(slices: Sequence[F32], weights: Sequence[float]) -> F32:
 
 
 def shares_of(weights: Sequence[float]) -> list[float]:
-    """That add up to 1. Equal ones where all weights are 0."""
+    """Scale weights to a sum of 1. Equal shares if all weights are 0."""
     total = sum(weights)
     return [one / total if total > 0 else 1 / len(weights) for one in weights]
 
 
 def alike(weights: Sequence[float]) -> float:
-    """How many equal weights have the variance of these."""
+    """Return the number of equal weights with the same variance (the effective sample size)."""
     return 1 / sum(share * share for share in shares_of(weights))
 
 

@@ -29,9 +29,9 @@ class Say(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Of a pipeline. number: of its questions in the round, from 1; 0: it asks nothing. has: bits of the batches in its
-    state. begun: it has trained in the round. ended: whom it was told to average with, where that is not over.
-    averages: an average or a batch is under way that may bring in more; where there is no batch now, it asks again."""
+    """Question of a pipeline. number: in the round, from 1; 0: it asks nothing. has: bits of the batches in its
+    state. begun: it has trained in the round. ended: the group that it was to average with, if that is not over.
+    averages: an average or a batch is running that may add more; if there is no batch now, it asks again."""
 
     number: int = 0
     has: int = 0
@@ -42,7 +42,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To this pipeline's question of that number."""
+    """Answer to this pipeline's question of that number."""
 
     pipeline: int
     number: int
@@ -52,7 +52,7 @@ class Answer:
 
 
 class BatchLedger:
-    """Of one round."""
+    """Ledger of one round's batches."""
 
     def __init__(
         self,
@@ -138,8 +138,8 @@ class BatchLedger:
         return found
 
     def _too_late(self, pipeline: int, now_s: float) -> bool:
-        """Whether the others would have trained all that nobody has before this one had trained a batch. Where all are
-        asking, never the fastest: so somebody is handed one."""
+        """Return True if the others would train all unassigned batches before this pipeline trained one. If all are
+        asking, the fastest is never too late, so that one gets a batch."""
         own_s = self._arrivals.took(pipeline)
         if own_s is None or self._in_step:
             return False

@@ -21,7 +21,7 @@ F32 = npt.NDArray[np.float32]
 HEADER: Final = struct.Struct("<BxxxIQd")  # purpose, bytes of the batches' bits, attempt, weight
 MOST_BATCH_BYTES: Final = 1 << 16
 ROUND_ENDS: Final = 2**31
-"""In place of a group's number, with the count of its members added: the average of all who live."""
+"""Group number, plus the count of members, of the average of all living replicas at a round's end."""
 START_OF_RUN: Final = 2**32 - 1
 """Likewise: all take over the first one's state."""
 
@@ -34,7 +34,7 @@ class Purpose(IntEnum):
 
 
 class PartPlace(NamedTuple):
-    """What a message is of. attempt: who takes part, a bit for each member by its place in the group."""
+    """Key of a message. attempt: the participants, a bit for each member by its place in the group."""
 
     round: int
     group: int
@@ -159,7 +159,7 @@ class PartMailbox:
             return set(self._lost)
 
     def declined(self, group: int) -> set[int]:
-        """Who does not take part."""
+        """Return the members that do not take part."""
         with self._changed:
             return self._lost | {
                 sender for round_, of, sender in self._declined if (round_, of) == (self._round, group)
@@ -176,8 +176,8 @@ class PartMailbox:
     def collect(
         self, group: int, purpose: Purpose, attempt: int, senders: Collection[int], deadline_s: float
     ) -> dict[int, PartMessage] | None:
-        """What these sent; None as soon as one of them declined or is lost, or another has all of it. Raises PeerLost
-        where training ends or one sends nothing."""
+        """Return these senders' messages; None as soon as one of them declined or is lost, or another has all of it.
+        Raises PeerLost if training ends or one sends nothing."""
         places = {sender: PartPlace(self._round, group, purpose, attempt, sender) for sender in senders}
 
         def refused() -> bool:

@@ -12,22 +12,22 @@ Count = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class GroupsMessage(Declared):
-    """Of a replica: `signal` says that it is ready, `done` that it trains nothing more in this round. Of the scheduler:
-    `group` and `members` answer a signal, `waits` a repeated one that has no answer yet; `lost` tells a replica that
-    the others go on without it. Ranks are of the view."""
+    """Message of a replica or the scheduler. A replica's `signal` says that it is ready, `done` that it trains
+    nothing more in this round. The scheduler's `group` and `members` answer a signal, `waits` a repeated one
+    without an answer yet; `lost` tells a replica that the others continue without it. Ranks are of the view."""
 
     view: Annotated[int, Field(ge=0, lt=2**24)] = 0
-    """of the run: in each one rounds, signals and ranks begin anew"""
+    """view of the run: rounds, signals and ranks restart in each one"""
 
     rank: Count = 0
-    """of who sent it"""
+    """rank of the sender"""
 
     workers: Annotated[int, Field(ge=0, le=4096)] = 0
-    """of the view, with who sent it; 0 in answers"""
+    """workers of the view, with the sender; 0 in answers"""
 
     round: Annotated[int, Field(ge=0, lt=2**63)] = 0
     signal: Count = 0
-    """of the replica that sent or that is answered, rising from 1 over all rounds; 0: none"""
+    """signal of the replica that sent it or is answered, rising from 1 over all rounds; 0: none"""
 
     done: bool = False
     ended: list[Count] = Field(default_factory=list, max_length=1024)
@@ -36,10 +36,10 @@ class GroupsMessage(Declared):
     waits: bool = False
     lost: bool = False
     group: Count = 0
-    """its number in the round, from 1"""
+    """number of the group in the round, from 1"""
 
     members: list[Count] = Field(default_factory=list, max_length=1024)
     """ranks, ascending"""
 
     signals: list[Count] = Field(default_factory=list, max_length=1024)
-    """of each member, the one that is answered"""
+    """answered signal of each member"""

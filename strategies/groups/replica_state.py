@@ -92,7 +92,7 @@ class ReplicaState:
             _remove_variance(self._optimizer.state[parameter], group["betas"][1], replicas)
 
     def copy(self) -> list[torch.Tensor]:
-        """For `restore`."""
+        """Return a copy of the state for `restore`."""
         return [one.detach().clone() for one in self._whole()]
 
     @torch.no_grad()
@@ -127,7 +127,7 @@ class ReplicaState:
 
     @torch.no_grad()
     def _before_update(self, *_: object) -> None:
-        """What exp_avg_sq gets of this gradient, MEAN gets too."""
+        """Add to MEAN what the update adds to exp_avg_sq of this gradient."""
         for group, parameter in self._trained():
             if (gradient := parameter.grad) is None:
                 continue
@@ -156,8 +156,8 @@ class ReplicaState:
 
 
 def _remove_variance(state: dict[str, torch.Tensor], beta_2: float, replicas: float) -> None:
-    """Of Adam's state of a parameter, an average of so many replicas: the second moment becomes that of their mean
-    gradient, REMOVED the rest. Equations: at the top of this file."""
+    """Split Adam's averaged state of a parameter: the second moment becomes that of the replicas' mean gradient,
+    REMOVED the rest. Equations: at the top of this file."""
     steps = float(state["step"])
     if replicas <= 1 or steps <= 0:
         state[REMOVED].zero_()
@@ -173,5 +173,5 @@ def _remove_variance(state: dict[str, torch.Tensor], beta_2: float, replicas: fl
 
 
 def _is_decoupled(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
-    """Whether weight decay is apart from the gradient."""
+    """Return True if weight decay is separate from the gradient."""
     return bool(group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW)))

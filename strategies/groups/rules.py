@@ -11,31 +11,31 @@ Members = tuple[int, ...]
 
 
 class StageRule(Protocol):
-    """Of one round of all stages. Methods return the groups that were formed."""
+    """Grouping rule of one round of all stages. Methods return the new groups."""
 
     @property
     def due_s(self) -> float | None:
-        """When `passed` is to be called, at the latest."""
+        """Return the latest time for a call of `passed`."""
 
     def ready(self, stage: int, replica: int, now_s: float) -> list[RoundGroup]: ...
 
     def done(self, stage: int, replica: int, now_s: float) -> list[RoundGroup]:
-        """It trains no more in this round."""
+        """Record that a replica trains no more in this round."""
 
     def passed(self, now_s: float) -> list[RoundGroup]: ...
 
 
 class GroupRule(Protocol):
-    """Of one round, of replicas as a whole. Methods return the groups that were formed."""
+    """Grouping rule of one round of whole replicas. Methods return the new groups."""
 
     @property
     def due_s(self) -> float | None:
-        """When `passed` is to be called, at the latest."""
+        """Return the latest time for a call of `passed`."""
 
     def ready(self, replica: int, now_s: float) -> list[Members]: ...
 
     def done(self, replica: int, now_s: float) -> list[Members]:
-        """It trains no more in this round."""
+        """Record that a replica trains no more in this round."""
 
     def passed(self, now_s: float) -> list[Members]: ...
 

@@ -53,7 +53,7 @@ class Scheduled:
         return self._with_widths(formed)
 
     def _window(self, stage: int, first: int, now_s: float) -> float:
-        """Of one that the replica `first` opens now."""
+        """Return the length of a window that the replica `first` opens now."""
         self._widened.pop(stage, None)
         iteration_s = self._arrivals.iteration_s()
         longest_s = self._window_s or (FIRST_WINDOW_S if iteration_s is None else iteration_s / self._replicas)
@@ -84,8 +84,8 @@ class _Replica:
 
 
 class GroupScheduler:
-    """Of one run, one view of it after the other. Signals may come late, twice, or not at all; an answer that was lost
-    is given again."""
+    """Scheduler of one run, through its views. Signals may come late, twice, or not at all; a lost answer is
+    repeated."""
 
     def __init__(self, settings: Groups) -> None:
         self._settings, self._view = settings, -1
@@ -130,7 +130,7 @@ class GroupScheduler:
         return self._answers(self._rule.passed(now_s), now_s) if self._rule is not None else []
 
     def take_notices(self, now_s: float) -> list[str]:
-        """Why groups waited."""
+        """Return why groups waited."""
         return self._waits.take(now_s)
 
     def _answer(self, rule: StageRule, message: GroupsMessage, now_s: float) -> Iterable[tuple[int, GroupsMessage]]:

@@ -17,19 +17,19 @@ class Groups(StrategySettings):
     a multiple of it"""
 
     grouping: Literal["scheduled", "all", "pairs", "static"] = "scheduled"
-    """who averages after a local update: `scheduled` whoever is ready in the same window (SDPipe); the others are what
-    it is compared with: `all` (all-reduce in every iteration), `pairs` (each with a random partner, AD-PSGD), `static`
+    """rule of who averages after a local update: `scheduled` replicas that are ready in the same window (SDPipe);
+    for comparison `all` (all-reduce in every iteration), `pairs` (each with a random partner, AD-PSGD), `static`
     (fixed groups)"""
 
     window_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
-    """with `scheduled`: the longest that a ready replica waits for others, but where groups must connect; 0: an
+    """longest wait of a ready replica for others with `scheduled`, but where groups must connect, in seconds; 0: an
     iteration's time divided by the number of replicas"""
 
     history: Annotated[int, Field(ge=1, le=1000)] = 10
-    """with `scheduled`: so many groups in a row connect all replicas"""
+    """number of consecutive groups that connect all replicas, with `scheduled`"""
 
     group_size: Annotated[int, Field(ge=2, le=1024)] = 2
-    """with `static`: replicas of a group"""
+    """replicas of a group, with `static`"""
 
     thin_links: Literal["float32", "bfloat16", "int8"] = "float32"
     """the form in which float32 activations and their gradients travel between stages on different islands: rounding
@@ -37,7 +37,7 @@ class Groups(StrategySettings):
 
     @property
     def overlaps(self) -> bool:
-        """Whether averages run beside the passes of the next batch: an all-reduce in every iteration is exact."""
+        """Return True if averages run beside the passes of the next batch; not in `all`, which is exact."""
         return self.grouping != "all"
 
     @property

@@ -9,10 +9,10 @@ from atoll.controller.planners.pipelines.group_rounds import RoundGroup
 from atoll.controller.planners.pipelines.group_waits import StageWaits
 
 FIRST_PAUSE_S: Final = 60.0
-"""Between the first report of a view and the second; then twice as long each time."""
+"""Seconds between the first report of a view and the second; doubled each time."""
 LONGEST_PAUSE_S: Final = 3600.0
 MOST_STAGES: Final = 4
-"""That one report tells of: those that waited longest."""
+"""Most stages in one report: those that waited longest."""
 
 
 class WaitReports:

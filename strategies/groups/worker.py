@@ -195,7 +195,7 @@ class RoundEngine:
         return {"bubble_share": idle_s / passes_s if passes_s else 0.0}
 
     def _goes_on(self, rank: int, reason: str) -> bool:
-        """On the wire's thread: another worker is lost. Whether this one makes its round without it."""
+        """Return True if this worker completes its round without a lost one. On the transport's thread."""
         if not self.tolerates_loss_mid_step:
             return False
         self._lost = self._lost or reason
@@ -239,7 +239,7 @@ class RoundEngine:
         return Answer(self._place.pipeline, 0, Say.BATCH, number)
 
     def _indices(self, number: int) -> list[int]:
-        """Of the samples of the round's batch of this number."""
+        """Return the sample indices of the round's batch of this number."""
         taken, size = self._taken, self._parts.batch_size
         assert taken is not None
         begin = taken.start + number * size
@@ -251,8 +251,8 @@ class RoundEngine:
         return [MicroBatch(len(one) / len(indices), partial(self._fetched, one)) for one in parts]
 
     def _micros_ahead(self) -> list[MicroBatch]:
-        """Of the pipeline's next batch, where it may begin before this one is over: as averages beside the next
-        batch, that is no update of one process."""
+        """Return the pipeline's next micro-batches if they may begin before this batch is over: beside them, as with
+        averages, the update is not one process's."""
         if not self._overlaps:
             return []
 
@@ -288,7 +288,7 @@ class RoundEngine:
         return pair_of(batch, self._session.device)
 
     def _say_ready(self) -> None:
-        """After a local update: average with whoever else is ready, beside the next batch's passes."""
+        """Signal that this replica is ready to average after a local update; the next batch's passes run beside it."""
         if self._place.pipelines == 1:
             return
         self._under_way = self._averager.submit(self._average_if_grouped, self._since_average, self._batches)
@@ -296,7 +296,8 @@ class RoundEngine:
             self._finish_average()
 
     def _average_if_grouped(self, samples: int, batches: int) -> LocalAverage | None:
-        """On the averager's thread. samples: trained since this replica last averaged."""
+        """Average with the group, if there is one, on the averager's thread. samples: trained since this replica's
+        last average."""
         answer = self._signals.ready()
         made = None
         if answer is not None and len(answer.members) > 1:
@@ -307,7 +308,7 @@ class RoundEngine:
         return made
 
     def _finish_average(self) -> None:
-        """What this replica averages is over, and in its state. Raises PeerLost."""
+        """Wait for this replica's average and apply it. Raises PeerLost."""
         if self._under_way is None:
             return
         self._session.throttle.pay()

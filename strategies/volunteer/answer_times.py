@@ -13,7 +13,7 @@ _GAIN, _SPREADS = 0.25, 4.0  # RFC 6298, with a quicker mean: tasks are fewer th
 
 @dataclass(frozen=True, slots=True)
 class AnswerTimes:
-    """Of a client's tasks, smoothed: seconds, by how much these vary, samples. seconds 0: nothing was learned."""
+    """Smoothed times of a client's tasks: seconds, their variation, samples. seconds 0: no answer yet."""
 
     seconds: float = 0.0
     spread_s: float = 0.0
@@ -25,7 +25,7 @@ class AnswerTimes:
         return self.samples / self.seconds if self.seconds else None
 
     def learned(self, seconds: float, samples: int) -> AnswerTimes:
-        """After one more answer. seconds: in which the client had nothing else to do."""
+        """Return the times after one more answer. seconds: in which the client had nothing else to do."""
         took_s = max(seconds, 1e-9)
         if not self.seconds:
             return AnswerTimes(took_s, took_s / 2, float(samples))
@@ -35,13 +35,13 @@ class AnswerTimes:
         )
 
     def usual_s(self, samples: int) -> float:
-        """In which so many samples are answered most of the time; infinite where nothing was learned."""
+        """Return the usual time for so many samples; infinite before the first answer."""
         if not self.seconds:
             return math.inf
         return max(LEAST_S / 2, (self.seconds + self.spread_s) * max(1.0, samples / self.samples))
 
     def wait_s(self, samples: int) -> float:
-        """For how long a task of so many samples is waited for."""
+        """Return how long to wait for a task of so many samples."""
         if not self.seconds:
             return FIRST_S
         return max(LEAST_S, (self.seconds + _SPREADS * self.spread_s) * max(1.0, samples / self.samples))

@@ -31,12 +31,12 @@ from atoll.strategies.volunteer.weights_line import applied
 
 TURN_MS: Final = 200
 SILENCE_S: Final = 2.0
-"""Without a word of the server it is greeted again: it may have been told to wait, or have been busy."""
+"""Seconds of the server's silence before a new greeting: it may have sent a pause, or have been busy."""
 GONE_S: Final = 5.0
-"""Without a connection: this process ends, and the controller says whom to help."""
+"""Seconds without a connection after which this process ends; the controller then chooses a rank to help."""
 SHUT_OUT: Final = 1
 MOST_BYTES: Final = 1 << 34
-"""Of a tensor of the server's, whose key the controller gave, and whose code runs here."""
+"""Limit on a tensor from the server, whose key the controller gave, and whose code runs here."""
 
 
 def help_out(session: Session, model: nn.Module | Sequence[nn.Module | MakesLayer], parts: EngineParts) -> int:
@@ -95,7 +95,7 @@ class Uplink:
         self._bps, self._free_at_s = bps, 0.0
 
     def wait_s(self, size_bytes: int, now_s: float) -> float:
-        """How long to wait before so many bytes are sent, and the line is theirs then."""
+        """Return the wait before so many bytes may be sent, and reserve the line for them."""
         if not self._bps:
             return 0.0
         begin_s = max(now_s, self._free_at_s)
@@ -156,7 +156,7 @@ class Helper:
         self._away_s = None if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else self._away_s or time.monotonic()
 
     def _greet(self) -> None:
-        """And ask for as many tasks as it may have ahead."""
+        """Greet the server and request tasks, up to the limit in advance."""
         helping, power = self._helping, self._link.welcome.speed
         greeting = {"kind": "hello", "name": helping.name, "ticket": helping.ticket.hex(), "power": power}
         self._send({**greeting, "device": device_kind(self._session.device)})
@@ -205,7 +205,7 @@ class Helper:
         return left
 
     def _await_line(self, size_bytes: int) -> None:
-        """Until the owner's limit lets so many bytes go, or its agent wants it to stop."""
+        """Wait until the owner's limit admits so many bytes, or the agent stops this process."""
         now_s = time.monotonic()
         ends_s = now_s + self._uplink.wait_s(size_bytes, now_s)
         while (left_s := ends_s - time.monotonic()) > 0 and self._link.stop is None:

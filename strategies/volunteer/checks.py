@@ -16,11 +16,13 @@ import torch
 PROBATION: Final = 4
 """First answers of a client: each is computed twice, so that who lies from the beginning never counts."""
 SHARE: Final = 0.1
-"""Of later ones: who lies then is found after ten in the mean, and then each of its answers is computed twice."""
+"""Share of later answers that are computed twice. A client that starts to lie is found after ten answers on average,
+and then all of its answers are checked."""
 MOST_DIFFERENT: Final = 2
 """Answers that differ from the server's own: one may be an accident of the client's memory."""
 TOLERANCE: Final = 0.05
-"""Of two answers, |a - b| / |b|: other hardware and orders of sums differ by far less, other gradients by 1."""
+"""Largest difference of two answers, |a - b| / |b|: other hardware and orders of sums differ by far less, other
+gradients by 1."""
 NORM_FACTOR: Final = 10.0
 _REMEMBERED, _ENOUGH = 64, 8
 
@@ -30,7 +32,7 @@ Wanted = tuple[tuple[int, ...], torch.dtype]
 
 
 class Suspicion(StrEnum):
-    """What is wrong with an answer by itself. The first two are refused; the last makes the server compute it too."""
+    """Flaws of an answer by itself. The first two are refused; the last makes the server compute it too."""
 
     SHAPE = "its shape or dtype is another"
     NUMBERS = "it has numbers that are none"
@@ -38,7 +40,7 @@ class Suspicion(StrEnum):
 
 
 def of_content(answers: Sequence[torch.Tensor], wanted: Sequence[Wanted]) -> Suspicion | None:
-    """What is wrong with an answer that anybody can see. wanted: of each of its tensors."""
+    """Return a flaw that the answer itself shows. wanted: of each of its tensors."""
     if [(tuple(one.shape), one.dtype) for one in answers] != [(tuple(shape), dtype) for shape, dtype in wanted]:
         return Suspicion.SHAPE
     if not all(bool(torch.isfinite(one).all()) for one in answers if one.is_floating_point()):
@@ -75,21 +77,21 @@ class _Record:
 
 
 class Comparisons:
-    """Which answers are computed twice, and what came of it. draw: seeded by what no client knows."""
+    """Choice of the answers that are computed twice, and the results. draw: seeded by a number that no client knows."""
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
         self._clients: dict[str, _Record] = {}
 
     def due(self, client: str) -> bool:
-        """Whether this answer is computed twice; called once for each."""
+        """Return True if this answer is to be computed twice; call once for each."""
         here = self._clients.setdefault(client, _Record())
         here.answers += 1
         share = 1.0 if here.differed or here.answers <= PROBATION else SHARE
         return self._draw.random() < share
 
     def compared(self, client: str, differs: float) -> str | None:
-        """After one was. Returns why the client is to be shut out."""
+        """Record a comparison. Return why the client is to be shut out, or None."""
         here = self._clients.setdefault(client, _Record())
         here.compared += 1
         if differs <= TOLERANCE:

@@ -24,14 +24,14 @@ from atoll.v1.common_pb2 import LinkSample
 
 PROBE_BYTES: Final = 64 << 10
 TURNS: Final = 2
-"""So often it is sent to each; the faster counts."""
+"""Probes sent to each rank; the faster counts."""
 ANSWER_S: Final = 1.0
 MEASURE_S: Final = 3.0
-"""For all together: who is not measured by then is taken to be as near as the nearest."""
+"""Seconds for all probes together; a rank not measured by then counts as near as the nearest."""
 PAUSES_S: Final = (0.0, 5.0, 15.0, *(60.0,) * 10)
-"""Before each measurement. By one of them nobody is moved (controller/jobs/volunteers/supply.py)."""
+"""Pauses before each measurement, in seconds. A single one moves no helper (controller/jobs/volunteers/supply.py)."""
 LOOK_S: Final = 0.1
-"""How often it is looked whether to end."""
+"""Interval of looks for the end, in seconds."""
 END_S: Final = 5.0
 
 
@@ -76,8 +76,8 @@ def measuring(
 def measured(
     context: zmq.Context[zmq.Socket[bytes]], helping: Helping, stop: threading.Event | None = None
 ) -> list[LinkSample]:
-    """Of the links to all ranks that could be helped, as the one that is says: what they carried, and how long it took
-    both ways. Who does not answer is left out; nothing where there is no choice. stop: ends it."""
+    """Measure the links to all ranks that could be helped: bytes carried, and time both ways. Silent ranks are left
+    out; empty without a choice. stop: ends it."""
     ends_s = time.monotonic() + MEASURE_S
     greeting = {"kind": "probe", "name": helping.name, "ticket": helping.ticket.hex()}
     helped = Server(-1, helping.address, helping.port, helping.public_key.hex())

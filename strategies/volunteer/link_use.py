@@ -17,13 +17,13 @@ from atoll.agent.runtime.rounding import FORMS, Form, bytes_per_entry
 WORTH: Final = 0.7
 """Part of its power that a volunteer adds; of less a coarser form is tried, then it waits."""
 JUDGED_BYTES: Final = 256 << 10
-"""Of smaller models' gradients turns of threads and processes take as long as links do: nobody is judged by them."""
+"""Smallest gradient that a link is judged by: below it, turns of threads and processes take as long as links do."""
 MEASURED: Final = 2
 """Answers, before a coarser form is tried."""
 MEASURED_LONG: Final = 8
 """Answers, before anybody waits: the first of a step waits for weights, too, and others do not."""
 REST_S: Final = 60.0
-"""For which a volunteer waits before it is measured anew; twice as long each time."""
+"""Pause before a volunteer is measured again, in seconds; doubled each time."""
 LONGEST_REST_S: Final = 960.0
 LEAST_BYTES_S: Final = 100_000.0
 """A link of less is none: how long is waited for the first answer of a client."""
@@ -69,8 +69,8 @@ class LinkVerdict:
 
 
 def decide(seen: PerAnswer, coarsest: Form, model_bytes: int) -> LinkVerdict | None:
-    """What follows from what was measured; None: nothing. coarsest: that may be tried. model_bytes: of its gradient in
-    float32."""
+    """Return the verdict from the measurements; None: no change. coarsest: form that may be tried. model_bytes: of
+    its gradient in float32."""
     adds = seen.adds()
     if seen.answers < MEASURED or model_bytes < JUDGED_BYTES or adds >= WORTH:
         return None
@@ -102,7 +102,7 @@ class _OnItsWay:
 
 @dataclass(slots=True)
 class LinkUse:
-    """Of one volunteer. Times are monotonic; bytes since it first helped."""
+    """Use of one volunteer's link. Times are monotonic; bytes since it first helped."""
 
     number: int
     seen: PerAnswer = PerAnswer()
@@ -119,8 +119,8 @@ class LinkUse:
     _under_way: dict[int, _OnItsWay] = field(default_factory=dict)
 
     def travel_s(self, model_bytes: int) -> float:
-        """How long a task may take beside computing, until who has it counts as gone: weights to it, a gradient from
-        it, over the thinnest link as long as nothing is measured."""
+        """Return how long a task may take beside computing before its client counts as gone: weights to it and a
+        gradient from it, over the thinnest link until measurements exist."""
         if model_bytes < JUDGED_BYTES:
             return 0.0
         if self.seen.answers:
@@ -161,7 +161,7 @@ class LinkUse:
         self.seen, self._begins = PerAnswer(form), True
 
     def rest(self, now_s: float) -> float:
-        """Until when it waits; then it is measured anew. Returns for how long."""
+        """Pause the volunteer, to measure it again after that. Return the seconds."""
         rest_s = min(LONGEST_REST_S, REST_S * (1 << min(self._rests, 16)))
         self._rests += 1
         self.rests_until_s = now_s + rest_s

@@ -16,7 +16,7 @@ from atoll.host.ports import host_and_port
 MAX_HEADER_BYTES: Final = 4096
 MAX_TENSORS: Final = 8
 MAX_TENSOR_BYTES: Final = 16 << 20
-"""Of a tensor, where nobody says that larger ones are due."""
+"""Limit on a tensor, unless larger ones are expected."""
 MAX_SERVERS: Final = 64
 """Ranks that a volunteer is told of."""
 _HEADER_OF_TENSOR: Final = 8
@@ -58,7 +58,7 @@ class Server(NamedTuple):
 
 
 def listed(servers: Sequence[Server]) -> torch.Tensor:
-    """As it travels: uint8 [bytes]. Of more than MAX_SERVERS the first."""
+    """Encode the first MAX_SERVERS servers: uint8 [bytes]."""
     return torch.frombuffer(bytearray(json.dumps(servers[:MAX_SERVERS]).encode()), dtype=torch.uint8)
 
 

@@ -21,7 +21,7 @@ from atoll.v1.agents_pb2 import DataKeys
 
 HEARTBEAT_MS: Final = 1_000
 TURN_MS: Final = 50
-"""How often deadlines are looked at."""
+"""Interval of checks of deadlines, in milliseconds."""
 END_S: Final = 5.0
 SILENT_MS: Final = 5_000
 """A connection without any sign of life for so long is over; ZeroMQ's own threads give and take them."""
@@ -57,7 +57,7 @@ class VolunteerPort:
         """Of the thread, which is then over."""
 
     def serve(self, server: TaskServer) -> None:
-        """From now on, until `close`: volunteers are told where."""
+        """Serve volunteers until `close`, and report the port."""
         self._thread = threading.Thread(target=self._run, args=(server,), name="volunteers", daemon=True)
         self._thread.start()
         bound = self.socket.getsockopt(zmq.LAST_ENDPOINT)

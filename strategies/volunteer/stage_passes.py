@@ -29,9 +29,9 @@ FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class StagePass:
-    """What a task of a stage is to compute. draws: what its random numbers are made from: the same wherever it is
-    computed, and in both directions, so that answers can be compared and activations computed again. bfloat16: whether
-    the rank's script calls its step under torch.autocast."""
+    """Computation of a stage's task. draws: seed of its random numbers, the same wherever it is computed and in both
+    directions, so that answers can be compared and activations computed again. bfloat16: whether the rank's
+    script calls its step under torch.autocast."""
 
     direction: Direction
     step: int
@@ -48,7 +48,7 @@ class StagePass:
 
 
 class StagePasses:
-    """Of one worker, on one stage; a whole model is a stage that is first and last. Vectors of weights and gradients
+    """Passes of one worker, on one stage; a whole model is first and last stage. Vectors of weights and gradients
     are float32 on the CPU, with P entries: one for each that trains, in the model's order.
 
     What a pass is given and gives (N samples; I, O: shapes of a sample's input and output; i: numbers of samples):
@@ -179,7 +179,7 @@ class StagePasses:
         return answer
 
     def _inputs(self, asked: StagePass, given: torch.Tensor) -> Any:
-        """On the device: samples by number, or what the stage before made of them."""
+        """Return the inputs on the device: samples by number, or the previous stage's outputs."""
         if self.first:
             return self._fetched(asked, given)[0]
         return given.to(self._session.device, copy=True).requires_grad_(torch.is_grad_enabled())

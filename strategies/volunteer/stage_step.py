@@ -104,7 +104,7 @@ class StageStep:
 
     @property
     def row_bytes(self) -> int:
-        """Of what a sample takes on the way in and out of the stage, at most."""
+        """Return the largest bytes of a sample into and out of the stage."""
         rows = [one for one in (self._row_in, self._row_out) if one is not None]
         return max((torch.Size(shape).numel() * dtype.itemsize for shape, dtype in rows), default=0)
 
@@ -300,7 +300,7 @@ class StageStep:
         return self._passes.weights()
 
     def begin_again(self) -> None:
-        """On all stages of the pipeline; unless others may have made their update by now."""
+        """Begin the batch again on all stages of the pipeline, unless others may have made their update by now."""
         if self._own_done and self._mates:
             return
         self._tell(f"step {self._key.step} begins again: something counted in it that may be wrong", True)

@@ -18,13 +18,13 @@ from atoll.strategies.volunteer.tasks import Made, Refusal, Task
 
 MAX_CLIENTS: Final = 1_024
 MAX_SAMPLES: Final = 65_536
-"""Of a micro-batch."""
+"""Most samples of a micro-batch."""
 MOST_OPEN: Final = 2
 """Tasks of one client: one that it computes, one that is on its way."""
 MOST_UNANSWERED: Final = 3
 """Deadlines in a row that a client lets pass without a word: it takes and does not give."""
 LEAST_PART: Final = 1 / 8
-"""Of a client's part of a micro-batch: fewer samples are no task of their own, for each answer carries a gradient."""
+"""Smallest task, as a share of a client's part of a micro-batch: each answer carries a gradient."""
 MOST_REFUSED: Final = 32
 """Messages of one client that were refused; more are a flood."""
 
@@ -62,7 +62,7 @@ class _Micro:
 
 
 class TaskPool:
-    """Of one stage. A step's tasks are of that step: what comes later counts for nothing."""
+    """Pool of one stage's tasks. They belong to one step: later answers are ignored."""
 
     def __init__(self) -> None:
         self.counted: Counter[str] = Counter()
@@ -131,7 +131,7 @@ class TaskPool:
         return None
 
     def leave(self, client: str) -> None:
-        """What it has not answered goes back to the pool at once."""
+        """Remove a client; its unanswered samples return to the pool at once."""
         gone = self._clients.pop(client, None)
         self._silent.pop(client, None)
         for micro in self._micros.values():
@@ -141,7 +141,7 @@ class TaskPool:
             self._give_back(number)
 
     def shut_out(self, client: str, why: str) -> None:
-        """It leaves, and may not join again."""
+        """Remove a client and refuse it from now on."""
         self.leave(client)
         if len(self.out) < 4 * MAX_CLIENTS:
             self.out[client] = why
@@ -193,7 +193,7 @@ class TaskPool:
         return found.task if found is not None and found.client == client else None
 
     def knows(self, task: Task) -> bool:
-        """Whether it was given to anybody in this step."""
+        """Return True if the task was given to a client in this step."""
         sent = self._sent.get(task.number)
         return sent is not None and sent.task is task
 
@@ -248,8 +248,8 @@ class TaskPool:
         return task
 
     def reclaim(self, now_s: float) -> bool:
-        """Somebody has nothing else to do: the samples of the task that is most overdue are for whoever asks now. Its
-        client keeps it, and its answer counts where it is the first. Returns whether there was one."""
+        """Free the samples of the most overdue task for an idle client. The first client keeps the task, and the
+        first answer counts. Return False if no task is overdue."""
         found = [sent for number, sent in self._sent.items() if sent.overdue_s <= now_s and self._is_open(number)]
         if not found:
             return False
@@ -287,12 +287,12 @@ class TaskPool:
         return min((sent.deadline_s for number, sent in self._sent.items() if self._is_open(number)), default=None)
 
     def done(self, direction: Direction, micro: int) -> bool:
-        """Whether every sample of a micro-batch has its answer."""
+        """Return True if every sample of a micro-batch has its answer."""
         found = self._micros.get((direction, micro))
         return found is not None and all(one == _DONE for one in found.holder)
 
     def done_samples(self, direction: Direction, micro: int) -> list[int]:
-        """That have their answers, by their place in the micro-batch."""
+        """Return the places of a micro-batch's answered samples."""
         found = self._micros.get((direction, micro))
         return [place for place, one in enumerate(found.holder) if one == _DONE] if found is not None else []
 
@@ -325,7 +325,7 @@ class TaskPool:
         return begin, end if end - begin <= most + least else begin + most, False
 
     def _open_samples(self, client: _Client, rate: float, now_s: float) -> float:
-        """That it has and has not computed yet, by its rate."""
+        """Estimate the samples that a client has not computed yet, by its rate."""
         sent = [self._sent[number] for number in client.open]
         if not sent:
             return 0.0
@@ -355,7 +355,7 @@ class TaskPool:
         return client.power * (known[len(known) // 2] if known else 1.0)
 
     def _wait_s(self, client: _Client, direction: Direction, samples: int) -> float:
-        """Of a new client twice as long as the slowest known one would be waited for."""
+        """Return the deadline of a task; for a new client twice the slowest known one's."""
         if client.times[direction].rate is not None:
             return client.times[direction].wait_s(samples)
         known = [one.times[direction] for one in self._clients.values() if one.times[direction].rate is not None]
@@ -377,7 +377,7 @@ class TaskPool:
             del self._silent[next(iter(self._silent))]
 
     def _free(self, task: Task) -> None:
-        """Of its samples those that nobody else has."""
+        """Free the samples of a task that no other client has."""
         holder = self._micros[task.direction, task.micro].holder
         for sample in range(task.begin, task.end):
             if holder[sample] == task.number:

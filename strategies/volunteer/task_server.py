@@ -31,11 +31,11 @@ NOTHING: Final = -1
 """The version of a client without weights."""
 MAX_USES: Final = 4 * MAX_CLIENTS
 SELF: Final = "server"
-"""As a client of its own pool; names of volunteers have a '/'."""
+"""Name of the server as a client of its own pool; names of volunteers have a '/'."""
 MAX_NAME: Final = 80
 MAX_POWER: Final = 1e6
 MOST_PROBES: Final = 256
-"""Of one volunteer's, in a run: what it sends comes back to it."""
+"""Most probes of one volunteer in a run: their content is sent back."""
 MOST_PROBED: Final = 1 << 17
 """Bytes."""
 MOST_AT_ONCE: Final = 256
@@ -43,16 +43,16 @@ MOST_AT_ONCE: Final = 256
 
 
 class StageWork(Protocol):
-    """What a stage's tasks are of. Tensors are on the CPU."""
+    """Source of a stage's tasks. Tensors are on the CPU."""
 
     def header(self, task: Task) -> dict[str, Any]:
-        """What a volunteer is told of a task, beside its samples and where the weights are."""
+        """Return a task's description, beside its samples and the location of the weights."""
 
     def given(self, task: Task) -> list[torch.Tensor]:
-        """What it needs, beside the weights."""
+        """Return a task's inputs, beside the weights."""
 
     def wanted(self, task: Task) -> Sequence[Wanted]:
-        """Of each tensor of its answer."""
+        """Return the expected form of each tensor of its answer."""
 
     def of_what_trains(self, task: Task, answer: list[torch.Tensor]) -> list[torch.Tensor]:
         """The part of a volunteer's answer that is wanted. A volunteer does not know what was frozen since."""
@@ -61,7 +61,7 @@ class StageWork(Protocol):
         """The server's own answer."""
 
     def take(self, client: str, task: Task, answer: Sequence[torch.Tensor]) -> None:
-        """It counts."""
+        """Add an accepted answer."""
 
     def weights(self) -> torch.Tensor:
         """[P], float32."""
@@ -135,7 +135,7 @@ class TaskServer:
 
     @property
     def volunteers(self) -> int:
-        """Who would be given a task."""
+        """Number of volunteers that can get a task."""
         return sum(client != SELF for client in self.pool.clients)
 
     @property
@@ -144,13 +144,13 @@ class TaskServer:
         return sum(name in self._uses and self._rests(name) for name in self._names.values())
 
     def links(self) -> list[LinkView]:
-        """Of every volunteer that ever helped."""
+        """Return the links of every volunteer that ever helped."""
         with self.changed:
             there = set(self.pool.clients)
             return [LinkView(name, use, name in there, self._rests(name)) for name, use in self._uses.items()]
 
     def receive(self) -> None:
-        """What has come; then what was not answered in time goes back to the pool, and who asked has tasks."""
+        """Receive messages, return overdue samples to the pool, and give tasks to clients that asked."""
         for _ in range(MOST_AT_ONCE):
             if not self._socket.poll(0):
                 break
@@ -165,7 +165,7 @@ class TaskServer:
 
     @property
     def unchecked(self) -> bool:
-        """Whether `check` has something to do."""
+        """Return True if `check` has something to do."""
         return bool(self._unchecked)
 
     def check(self) -> bool:
@@ -244,7 +244,7 @@ class TaskServer:
         return name
 
     def _echo(self, sender: bytes, header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
-        """For who measures how far this rank is."""
+        """Answer a probe, by which volunteers measure their distance from this rank."""
         name = self._name_of(sender, header)
         self._probes[name] += 1
         if self._probes[name] > MOST_PROBES or sum(one.nbytes for one in tensors) > MOST_PROBED:
@@ -336,7 +336,7 @@ class TaskServer:
         return self._lines.setdefault(form, WeightsLine(form))
 
     def _rests(self, name: str) -> bool:
-        """Whether it was told to wait."""
+        """Return True if the volunteer is paused."""
         use = self._uses.get(name)
         return use is not None and time.monotonic() < use.rests_until_s
 
@@ -348,7 +348,7 @@ class TaskServer:
         return use.arrived(number(header, "number"), size_bytes, told_s, time.monotonic()) if use else "float32"
 
     def _judge(self, sender: bytes, client: str) -> None:
-        """What follows from what was measured of its link."""
+        """Act on the measurements of a volunteer's link."""
         use, now_s = self._uses.get(client), time.monotonic()
         verdict = decide(use.seen, self._coarsest, self._model_bytes) if use is not None else None
         if use is None or verdict is None or client not in self.pool.clients:

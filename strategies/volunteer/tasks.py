@@ -9,7 +9,7 @@ from atoll.agent.runtime.pipeline.schedule import Direction
 
 
 class Refusal(StrEnum):
-    """Why an answer did not count."""
+    """Reasons for which an answer is refused."""
 
     STRANGER = "no client"
     OLD_STEP = "of an old step"

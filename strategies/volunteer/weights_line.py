@@ -18,10 +18,10 @@ _KEPT: Final[dict[Form, int]] = {"float32": 0, "bfloat16": 1, "int8": 3}
 
 
 class WeightsLine:
-    """What the clients of one form have: weights that are near the server's own, the same for all.
+    """Weights that the clients of one form have: near the server's own, and the same for all.
 
-    Who has older ones gets the changes since then, coarse; each change is of what clients have to what they should, so
-    that roundings do not add up. Who has none, or too old ones, gets them all."""
+    Clients with older ones get the coarse changes since then. Each change leads from what clients have to what they
+    should have, so that roundings do not add up. Clients with none, or too old ones, get all weights."""
 
     def __init__(self, form: Form) -> None:
         self._form = form
@@ -30,8 +30,8 @@ class WeightsLine:
         self._changes: deque[tuple[int, list[torch.Tensor]]] = deque(maxlen=_KEPT[form])  # by the version they are of
 
     def to(self, has: int, version: int, weights: Callable[[], torch.Tensor]) -> tuple[list[torch.Tensor], int]:
-        """For a client with weights of version `has`, -1: with none: tensors, and how many changes these are; 0: they
-        are the weights. version, weights: the server's own, float32 [P]."""
+        """Return the tensors for a client with weights of version `has` (-1: none), and how many changes these are;
+        0: whole weights. version, weights: the server's own, float32 [P]."""
         if self._form == "float32":
             return [weights()], 0
         if self._reference_P is None:

@@ -36,7 +36,7 @@ from atoll.v1.agents_pb2 import DataKeys
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, LinkSample
 
 WAIT_S: Final = 0.2
-"""For an answer; then it is looked whether volunteers are still heard, and the run has the same members."""
+"""Wait for an answer, in seconds, between checks of the volunteers' connections and the run's members."""
 COUNTED: Final = ("volunteers", "waiting", "answered", "returned", "late", "refused")
 
 
@@ -174,7 +174,7 @@ class VolunteerEngine:
         return self._told
 
     def links(self) -> list[LinkSample]:
-        """Those to volunteers."""
+        """Return the links to volunteers."""
         server = self._server
         shown = server.links() if server is not None else []
         return [
@@ -191,7 +191,7 @@ class VolunteerEngine:
         ]
 
     def _open_port(self, session: Session, keys: DataKeys) -> None:
-        """From now on volunteers help."""
+        """Let volunteers help from now on."""
         weights_bytes, micro = 4 * self._passes.size, math.ceil(self._parts.batch_size / self._parts.micro_batches)
         micro_bytes = micro * self._step.row_bytes
         most_bytes = max(MAX_TENSOR_BYTES, max(weights_bytes, micro_bytes) + 4096)
@@ -320,7 +320,7 @@ class VolunteerEngine:
         return float(loss) / total
 
     def _counts(self) -> list[float]:
-        """As in COUNTED, of this rank."""
+        """Return the counts of COUNTED on this rank."""
         with self._step.changed:
             pool = self._step.pool
             own = pool.counted[SELF]

@@ -142,8 +142,8 @@ class Channel:
         self._digests.check()
 
     def deliver_up_to(self, number: int) -> None:
-        """In a trial: frames of later sync rounds wait until they are asked for. So weights are as stale as they may
-        be, as over a thin link, where all ranks are on one machine and every frame would come at once."""
+        """Deliver frames up to this sync round; later ones wait for another call. In a trial all ranks share a
+        machine and every frame would come at once: this makes weights as stale as over a thin link."""
         if self._up_to is None:
             return
         with self._lock:
@@ -155,7 +155,7 @@ class Channel:
                     raise AtollError(f"a part of sync round {frame.step} that was withheld is refused: {flaw}")
 
     def link_samples(self) -> list[LinkSample]:
-        """What each connection carried since the run began."""
+        """Return the traffic of each connection since the run began."""
         return [
             LinkSample(
                 peer=link.rank,
@@ -169,11 +169,11 @@ class Channel:
         ]
 
     def in_use(self) -> LinksInUse | None:
-        """Of connections to other islands, from any thread; None where nothing goes this way."""
+        """Return the state of connections to other islands; None without a transport. From any thread."""
         return self._transport.in_use() if self._transport is not None else None
 
     def sent_bytes(self) -> int:
-        """On all links since the run began."""
+        """Return the bytes sent on all links since the run began."""
         return sum(link.bytes_sent for link in self._transport.links()) if self._transport is not None else 0
 
     def abort(self, reason: str) -> None:

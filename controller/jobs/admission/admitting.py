@@ -24,17 +24,18 @@ from atoll.step_estimators.estimates import NodeEstimate, RankProfile
 
 LEARNED_ERROR: Final = 0.05
 WORK_ERROR: Final = 0.1
-"""Of a prediction by `work_per_s`, beside the spread among the workers: a matrix product is not this training."""
+"""Relative error of a prediction by `work_per_s`, beside the spread among the workers: a matrix product is not this
+training."""
 ONE_WORKER_ERROR: Final = 0.25
-"""Of the same, where a single worker shows no spread."""
+"""Relative error of the same prediction if a single worker shows no spread."""
 FIXED_ERROR: Final = 0.05
-"""Of the run's step where only seconds per sample are known: what a step costs whatever its batch is not."""
+"""Relative error of the run's step if only seconds per sample are known, not the step's fixed cost."""
 UNSURE: Final = 0.1
 """A model of a worker that errs by more, in a larger run, says less of it than its seconds per sample."""
 ALONE_ERROR: Final = 0.1
-"""Of the run's step where a single worker trains: synchronising costs something that nobody has seen yet."""
+"""Relative error of the run's step if a single worker trains: the cost of synchronising is unmeasured."""
 PAYBACK_S: Final = 600.0
-"""Within which the restart that takes devices in must have paid for itself. How long a job still trains is unknown."""
+"""Seconds within which the restart that adds devices must pay for itself. A job's remaining time is unknown."""
 CANDIDATES: Final = 20
 MAX_JUDGED: Final = 64
 _WORK_AT_ONCE: Final = 16_000  # workers times offers: 0.15 s of planning
@@ -220,15 +221,15 @@ def _model(rank: RankProfile, smaller: float) -> _Model:
 
 
 def _reach(known: NodeEstimate, batch: float) -> float:
-    """How much less sure a line is outside of what it was fitted between: two batches close together say little about
-    a third that is far."""
+    """Return how much less certain a fitted line is outside of its data: two batches close together say little about
+    a distant third."""
     half = (known.high_batch - known.low_batch) / 2
     away = abs(batch - known.low_batch - half)
     return math.hypot(1, away / half) if half > 0 else math.inf
 
 
 def _predicted(question: AdmissionQuestion, models: Sequence[_Model], offer: RatedDevice) -> _Model | None:
-    """Of an offered device; None where neither it nor anything to compare it with was measured."""
+    """Predict an offered device; None if neither it nor a comparable one was measured."""
     ranks = question.profile.ranks
     per_sample_s = [model.per_sample_s(max(ranks[rank].local_batch, 1)) for rank, model in enumerate(models)]
     if (learned_s := question.learned.get(offer.name, 0.0)) > 0:
@@ -247,7 +248,8 @@ def _predicted(question: AdmissionQuestion, models: Sequence[_Model], offer: Rat
 
 
 def _uncertainty(profile: Profile, models: Sequence[_Model]) -> float:
-    """Of the run's predicted step. Errors of its workers count by their part of the batch, and are independent."""
+    """Return the relative error of the run's predicted step. Errors of workers are independent and count by their
+    share of the batch."""
     batches = [profile.ranks[rank].local_batch for rank in range(len(models))]
     total = sum(batches)
     known = math.sqrt(sum((b / total * model.error) ** 2 for b, model in zip(batches, models, strict=True)))
@@ -257,8 +259,8 @@ def _uncertainty(profile: Profile, models: Sequence[_Model]) -> float:
 
 
 def _overlaps(profile: Profile, models: Sequence[_Model]) -> tuple[Overlap, Overlap]:
-    """Of the run, and with one more worker: a ring carries (n - 1) / n of the gradients twice. What the step takes
-    beyond what the models explain is the same on both sides, so it counts as time after everything."""
+    """Return the overlap of the run, and with one more worker: a ring carries (n - 1) / n of the gradients twice.
+    Time beyond what the models explain is the same on both sides, so it counts as time after everything."""
     ranks, overlap = len(models), profile.overlap
     gamma, t_o, t_u = (overlap.gamma, overlap.t_o, overlap.t_u) if overlap else (0.0, 0.0, 0.0)
     step_s = 0.0

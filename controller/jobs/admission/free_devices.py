@@ -19,8 +19,8 @@ from atoll.controller.state.records import JobRecord, NodeRecord, RunRecord
 
 @dataclass(slots=True)
 class FreeDevices:
-    """With the rendezvous ports that no run uses, by node. kept: by job, devices that no other job gets: its standbys,
-    and those that its run had for workers that it lost."""
+    """Free devices and free rendezvous ports by node. kept: by job, devices reserved for it: its standbys, and those
+    of lost workers' nodes."""
 
     devices: list[FreeDevice]
     ports: dict[str, tuple[int, ...]]
@@ -92,13 +92,14 @@ def find_free(
 
 
 def seats_by_job(states: Iterable[JobState]) -> dict[str, Seats]:
-    """Of the runs that hold devices."""
+    """Return the seats of runs that hold devices, by job."""
     active = ((state.job.id, state.seats) for state in states if state.job.status.phase.active)
     return {job: seats for job, seats in active if seats is not None}
 
 
 def has_orphans(session: AgentSession, seats: Mapping[str, Seats]) -> bool:
-    """Whether `orphans_of` finds any on this node: asked of all nodes in every pass, so of a run's ranks together."""
+    """Return True if `orphans_of` finds any on this node. Every pass checks all nodes, so it looks at a run's ranks
+    together."""
     for (job, number), ranks in session.ranks.items():
         known = seats.get(job)
         if known is None or known.run.run != number or not ranks <= known.ranks.get(session.record.name, frozenset()):
@@ -120,9 +121,10 @@ def _now(state: JobState) -> RunRecord | None:
 def kept_free(
     jobs: Iterable[tuple[JobRecord, RunRecord | None]], free: Sequence[FreeDevice], nodes: Mapping[str, NodeRecord]
 ) -> dict[str, tuple[FreeDevice, ...]]:
-    """By job, the devices that are kept for it. jobs: the oldest first. nodes: by name, to tell the devices' kinds.
+    """Return the devices that are kept for each job. jobs: the oldest first. nodes: by name, to tell the devices'
+    kinds.
 
-    Devices on nodes where the job has no worker come first: it is machines that are lost."""
+    Devices on nodes where the job has no worker come first: failures take whole machines."""
     taken: set[FreeDevice] = set()
     kept = {}
     for job, run in jobs:

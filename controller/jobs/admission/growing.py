@@ -39,19 +39,19 @@ from atoll.controller.state.records import (
 )
 
 FREED_S: Final = 1.0
-"""How long a device is free before the run that it was in takes it back; others first show that they stay."""
+"""Seconds for which a device is free before its former run takes it back; other devices must first prove stable."""
 JUDGE_EVERY_S: Final = 10.0
 UNMEASURED_S: Final = 15.0
-"""How long a run that reports no measured steps is waited for before devices are taken in without a prediction."""
+"""Seconds to wait for a run that reports no measured steps, before devices are added without a prediction."""
 TRIAL_S: Final = 60.0
-"""How long devices wait while those that were taken in before them are held against the run without them."""
+"""Seconds for which devices wait while the run with those added before is compared with the run without them."""
 STEADY_S: Final = 10.0
 STEADY_STEPS: Final = 10
 SLOWER: Final = 0.1
 """A run is slower than the one before it where it trains at least this part fewer samples a second, and two standard
 errors of both."""
 MOST_DOUBT: Final = 0.3
-"""However unsteady its steps are, a run that lost this part is slower."""
+"""Slowdown, as a share, that counts as one however unsteady the steps are."""
 RESTART_S: Final = 8.0
 """Stands for what a restart costs before this job has seen one."""
 KEPT_STANDBYS: Final = 64
@@ -61,9 +61,9 @@ _NUMBERS: Final = re.compile(r"[\d.]+(e[+-]?\d+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAssessment:
-    """What comes of it. `cause`: why the run should change, in words `text`, if it should; `names`: devices that it
-    should take in, or leave out. `keeps_unsent`: these take along what they have not sent. `admission`: the planner's
-    word, where it changed something."""
+    """Result of an assessment. `cause`: why the run should change, if it should, with the sentence `text`. `names`:
+    devices to add or to leave out. `keeps_unsent`: these keep their unsent updates. `admission`: the planner's
+    answer, if it changed something."""
 
     job: JobRecord
     cause: Cause | None = None
@@ -76,8 +76,8 @@ class DeviceAssessment:
 
 
 def assess_devices(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:
-    """At most one of: send devices back, take devices in, leave them waiting. For a run whose workers all live and can
-    stop at a step boundary."""
+    """Choose at most one of: leave devices out, add devices, let them wait. The run's workers must all be alive and
+    able to stop at a step boundary."""
     sent_back = _compared(observed, run, clock)
     if sent_back.cause is not None:
         return sent_back
@@ -203,8 +203,9 @@ def _workers(observed: ObservedJob, run: RunRecord) -> list[RatedDevice]:
 
 
 def _unmeasured(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice], clock: PassClock) -> AdmissionAnswer:
-    """What cannot be predicted, as whole pipelines, is taken in at once: waiting would teach nothing of it; the rest
-    where the run, or one of its ranks, measures nothing though it had the time. Who waits by a verdict waits on."""
+    """Add new devices at once if no prediction will come: for whole pipelines, which cannot be predicted, or if the
+    run, or one of its ranks, had time to measure and did not. Devices that a verdict keeps
+    waiting still wait."""
     profile, began_s = observed.training.profile, max(observed.since_s, observed.plans.planned_s)
     silent = profile is None or profile.total_batch == 0 or profile.steps >= STEADY_STEPS
     hopeless = observed.job.spec.stages > 1 or (silent and clock.now_s - began_s >= UNMEASURED_S)
@@ -213,7 +214,7 @@ def _unmeasured(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice
 
 
 def _foreseeable(observed: ObservedJob, run: RunRecord, device: FreeDevice) -> bool:
-    """Whether the device can be predicted once the run has measured its steps."""
+    """Return True if the device can be predicted once the run has measured its steps."""
     if device.name in learned(observed.job, [device]):
         return True
     return device.work_per_s > 0 and any(worker.work_per_s > 0 for worker in _workers(observed, run))
@@ -283,7 +284,8 @@ def restart_s(history: Sequence[PhaseChange]) -> float:
 
 
 def _growth(observed: ObservedJob, run: RunRecord, added: Sequence[str]) -> Growth | None:
-    """What to hold the larger run against; None where this one is not measured. Who is still on trial stays on it."""
+    """Return the baseline for the grown run; None if the present run is not measured. Devices on trial stay on
+    trial."""
     profile, trial = observed.training.profile, observed.job.learned.growth
     if trial is not None:
         return replace(trial, run=run.run, view=_view(observed), added=(*trial.added, *added))
@@ -309,7 +311,7 @@ def _error(profile: Profile) -> float:
 
 
 def is_measured(observed: ObservedJob) -> bool:
-    """Whether the run has measured enough steps under its newest plan."""
+    """Return True if the run has measured enough steps under its newest plan."""
     profile, plan = observed.training.profile, observed.plans.newest
     if profile is None or plan is None or profile.plan != plan.id or profile.step_s <= 0:
         return False
@@ -317,7 +319,7 @@ def is_measured(observed: ObservedJob) -> bool:
 
 
 def is_steady(observed: ObservedJob, run: RunRecord, clock: PassClock) -> bool:
-    """Whether the run has trained for a while under its newest plan, and every rank measured it."""
+    """Return True if the run has trained for a while under its newest plan, and every rank measured it."""
     long_enough = clock.now_s - max(observed.plans.planned_s, observed.since_s) >= STEADY_S
     profile = observed.training.profile
     return long_enough and is_measured(observed) and profile is not None and len(profile.ranks) == len(run.members)
@@ -355,7 +357,7 @@ def _compared(observed: ObservedJob, run: RunRecord, clock: PassClock) -> Device
 
 
 def _worth(profile: Profile, growth: Growth) -> float:
-    """What a sample is worth to learning in the present total batch, against the one before."""
+    """Return the learning progress of a sample at the present total batch, relative to the earlier one."""
     if profile.noise is None:
         return 1.0
     noise = profile.noise.noise_scale

@@ -23,7 +23,7 @@ from atoll.strategies.declaration import load
 BESIDE_S: Final = 0.01
 """Stands for a step's boundary and its word to the agent, which nobody measures alone: rather too much."""
 OTHER: Final = 2.0
-"""Who was told that one island is so much sooner is told again when it is by this factor more or less."""
+"""Factor by which the advantage of one island must change for a new event."""
 
 OneIslandDecision = Decision[OneIslandInput, OneIslandPlan]
 
@@ -110,12 +110,12 @@ def measured_islands(observed: ObservedJob, members: Sequence[RunMember]) -> dic
 
 
 def uncertainty_of(by_island: Mapping[str, Sequence[RankProfile]]) -> float:
-    """Of what they compute in."""
+    """Return the largest relative error of the compute times."""
     return min(max(rank.compute_error_s / rank.compute_s for ranks in by_island.values() for rank in ranks), 10.0)
 
 
 def island_times(name: str, ranks: Sequence[RankProfile]) -> IslandTimes:
-    """Its devices share what it computes by their speeds."""
+    """Return an island's times if its devices share its work by their speeds."""
     batch = sum(rank.local_batch for rank in ranks)
     return IslandTimes.of_measured(
         name=name, batch=batch, compute_s=batch / math.fsum(rank.local_batch / rank.compute_s for rank in ranks)
@@ -136,7 +136,7 @@ def _steps(job: JobRecord, plan: PlanRecord) -> float:
 
 
 def _says_the_same(before: OneIsland, decision: OneIslandDecision) -> bool:
-    """Whether the island that was told of is still the soonest, or nearly, and by about as much."""
+    """Return True if the reported island is still the fastest, or nearly, by about as much."""
     planned = decision.plan
     its = [decision.given.alone_s(one) for one in decision.given.islands if one.name == before.island]
     if not planned.sooner or not its or its[0] * (1 - MIN_SAVING) > planned.alone_s:

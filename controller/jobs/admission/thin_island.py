@@ -21,11 +21,11 @@ from atoll.controller.state.records import RunRecord
 from atoll.step_estimators.estimates import RankProfile
 
 APART: Final = 0.5
-"""Of the others' link, that a thin one carries at most."""
+"""Largest bandwidth of a thin link, as a share of the link among the others."""
 
 HANDS_OVER_S: Final = 20.0
-"""So long all stand still at most for what an island that leaves has not sent. Over a thinner link little of what it
-did ever came to the others."""
+"""Longest pause, in seconds, to send the unsent updates of an island that leaves. Over a thinner link the others
+received little of its work."""
 _ENTRY_BYTES: Final = 4
 
 ThinIslandDecision = Decision[ThinIslandInput, ThinIslandPlan]
@@ -60,7 +60,8 @@ def without_thin_island(observed: ObservedJob, run: RunRecord, clock: PassClock)
 
 
 def _hands_over_s(decision: ThinIslandDecision, workers: int) -> float:
-    """What all have not sent, in full, by all ranks' links: a ring's pace is that of the thin one."""
+    """Return the seconds to send all unsent updates in full over all ranks' links: a ring is as fast as its thinnest
+    link."""
     exchange = decision.given.exchange
     return 2 * (workers - 1) / workers * _ENTRY_BYTES * exchange.entries / min(exchange.bandwidths)
 

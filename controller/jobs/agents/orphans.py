@@ -20,12 +20,12 @@ ORPHAN_GRACE_S = 2.0
 
 
 def holding(jobs: Iterable[tuple[JobRecord, RunRecord | None]]) -> dict[str, RunRecord]:
-    """By job, the runs that hold devices."""
+    """Return the runs that hold devices, by job."""
     return {job.id: run for job, run in jobs if run is not None and job.status.phase.active}
 
 
 def orphans_of(node: str, workers: Iterable[WorkerKey], runs: Mapping[str, RunRecord]) -> Iterator[WorkerKey]:
-    """Those of the workers that `node` reports that belong to none of the runs that hold devices."""
+    """Yield workers that `node` reports and that belong to no run that holds devices."""
     for key in workers:
         job, number, rank = key
         run = runs.get(job)

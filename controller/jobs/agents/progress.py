@@ -34,9 +34,9 @@ RECENT_WAITS: Final = 512
 KEPT_NOTICES: Final = 64
 KEPT_PLANS: Final = 64
 PROFILE_EVERY_S: Final = 1.0
-"""As often as agents tell of steps."""
+"""Interval of profiles, in seconds: agents report steps as often."""
 COMMIT_EVERY_S: Final = 1.0
-"""Where steps are shorter, the newest commit of a second is written."""
+"""Interval of written commits, in seconds; of shorter steps only the newest is written."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class RankProgress:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """Of one step of one rank: how long it took, and what its strategy measured."""
+    """Duration of one step of one rank, and its strategy's metrics."""
 
     heard_s: float
     step_s: float
@@ -57,9 +57,9 @@ class Waited:
 
 @dataclass(slots=True)
 class RunProgress:
-    """Of one view of a run; a newer run begins with nothing. All ranks here are positions in the view, but the peers of
-    links; `positions`: by rank in the run. `islands`: by position. `steps`: (heard, seconds) of rank 0's newest
-    steps, `steps_of`: the seconds alone by plan; `waits`: of the newest steps of all ranks."""
+    """Progress of one view of a run; a newer run starts empty. Ranks here are positions in the view, except for the
+    peers of links. `positions`: by rank in the run. `islands`: by position. `steps`: (time of receipt, seconds)
+    of rank 0's newest steps. `steps_of`: the seconds alone by plan. `waits`: of the newest steps of all ranks."""
 
     run: int
     view: int = 1
@@ -92,7 +92,7 @@ class RunProgress:
 
     @property
     def stepped(self) -> bool:
-        """Whether a step of the run was heard of."""
+        """Return True if a step of the run was reported."""
         return any(rank.last for rank in self.ranks.values())
 
     @property
@@ -101,11 +101,11 @@ class RunProgress:
         return self.newest_step + 1 if self.stepped else 0
 
     def profile_is_due(self, now_s: float, every_s: float = PROFILE_EVERY_S) -> bool:
-        """Whether `profile` should be made anew: not in every pass, for passes come in bursts."""
+        """Return True if `profile` is to be renewed; not in every pass, since passes come in bursts."""
         return self._profile is None or now_s >= self._profiled_s + every_s
 
     def profile(self, now_s: float, *, renew: bool) -> tuple[Profile | None, bool]:
-        """What is known of the run, and whether that is news. renew: make it anew; without it there may be none yet."""
+        """Return the run's profile, and whether it is new. renew: compute it; without that it may be None."""
         if not renew:
             return self._profile, False
         self._profile, self._profiled_s = self.estimators.profile(), now_s
@@ -173,13 +173,13 @@ class RunProgress:
         )
 
     def _samples_left(self, last: common_pb2.StepSample | None) -> int:
-        """Until the end of the last epoch; 0 where that is not known."""
+        """Return the samples until the end of the last epoch; 0 if unknown."""
         if last is None or not self.samples:
             return 0
         return max((self.epochs - last.epoch) * self.samples - last.consumed, 0)
 
     def _summaries(self, now_s: float, lead: common_pb2.StepSample | None) -> dict[str, float]:
-        """What the strategy's workers reported, each number summed up as the strategy declares it."""
+        """Summarise the metrics that the strategy's workers reported, each as the strategy declares."""
         found = {}
         for name, value in lead.strategy_metrics.items() if lead else ():
             metric = registry.metrics()[name]
@@ -278,7 +278,7 @@ class ProgressBoard:
         return not stepped and found.stepped
 
     def report(self, telemetry: agents_pb2.WorkerTelemetry) -> NewPoints | None:
-        """What a worker's script reported, of whatever view. Of a run that is not current: nothing happens."""
+        """Add a script's metrics, of any view. Ignored if the run is not current."""
         found = self.of(telemetry.id.job, telemetry.id.run)
         if found is None or not telemetry.metrics:
             return None
@@ -289,15 +289,14 @@ class ProgressBoard:
         return NewPoints(found.reported, due) if due else None
 
     def hear(self, strategy: str, message: common_pb2.StrategyMessage) -> None:
-        """What a worker told its strategy. Of a run that is not current: nothing happens. Raises BadInput."""
+        """Add a worker's message to its strategy. Ignored if the run is not current. Raises BadInput."""
         declared, found = registry.find(strategy), self.of(message.id.job, message.id.run)
         if found is not None and declared.message is not None:
             told = read(declared.message, message.body, f"message of strategy {strategy}")
             found.estimators.hear(message.id.rank, told)
 
     def observe_sums(self, node: str, sums: agents_pb2.StepSums) -> None:
-        """What a node's workers measured together, already checked. Of a run that is not current, or not of this node:
-        nothing happens."""
+        """Add checked sums of a node's workers. Ignored if the run is not current, or has no worker on that node."""
         found = self.of(sums.job, sums.run)
         if found is None or node not in found.nodes or (sums.view or 1) != found.view:
             return
@@ -333,7 +332,7 @@ class ProgressBoard:
             self._notice(found, warning)
 
     def schedulers_notice(self, job: str, run: int, text: str) -> None:
-        """What the scheduler of a run's strategy says. Of a run that is not current: nothing happens."""
+        """Write a notice of the strategy's scheduler. Ignored if the run is not current."""
         if (found := self.of(job, run)) is not None:
             self._notice(found, NewEvent(kind=EventKind.NOTICE, cause=text))
 

@@ -49,7 +49,7 @@ def first_placement(
 
 @lru_cache(maxsize=64)
 def holders(output: str) -> tuple[tuple[int, ...], ...]:
-    """By node in the run's order, the positions of those that hold copies of its state. output: the planner's."""
+    """Return by node, in the run's order, the positions with copies of its state. output: the planner's."""
     return tuple(tuple(each[1:]) for each in json.loads(output)["holders"])
 
 
@@ -60,7 +60,7 @@ def shared_hosts(placement: PlacementRecord) -> tuple[str, ...]:
 
 
 def without_room(placement: PlacementRecord) -> Iterator[str]:
-    """What has no room in the memory where it was to lie, for people."""
+    """Yield sentences on replicas that do not fit into their place's memory."""
     machines = json.loads(placement.input)["machines"]
     output = json.loads(placement.output)
 
@@ -80,7 +80,7 @@ def without_room(placement: PlacementRecord) -> Iterator[str]:
 
 
 def is_same(placement: PlacementRecord, other: PlacementRecord) -> bool:
-    """Whether the same machines hold the same."""
+    """Return True if the same machines hold the same copies."""
     return copies_by_node(placement) == copies_by_node(other)
 
 
@@ -109,7 +109,7 @@ def _machines(
 
 
 def copies_by_node(placement: PlacementRecord) -> dict[str, tuple[str, ...]]:
-    """By node, those that hold its state: itself first."""
+    """Return by node the nodes with copies of its state, itself first."""
     names = [machine["name"] for machine in json.loads(placement.input)["machines"]]
     return {
         name: tuple(names[i] for i in each)

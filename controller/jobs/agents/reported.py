@@ -10,16 +10,16 @@ from typing import Final
 from atoll.v1.common_pb2 import Metrics
 
 SILENT_S: Final = 5.0
-"""So much behind the newest report a worker is not waited for, and a step is over."""
+"""Seconds behind the newest report after which a step no longer waits for a worker."""
 KEPT_VALUES: Final = 2**15
-"""Of a run: of more the older half of the steps is over early."""
+"""Limit on the values of a run; beyond it the older half of the steps is closed early."""
 FEW: Final = 8
 """Workers after whose first words each is written down; of more, when all have spoken."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """What was said of one step: by name and rank its value and the samples of that rank's part of the batch."""
+    """Values of one step: by name and rank the value, and the samples of that rank's batch slice."""
 
     heard_s: float
     values: dict[str, dict[int, tuple[float, int]]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class _Step:
 
 @dataclass(slots=True)
 class Reported:
-    """Of one run. Bounded: KEPT_VALUES."""
+    """Reported metrics of one run, at most KEPT_VALUES."""
 
     _steps: dict[int, _Step] = field(default_factory=dict)  # in the order in which they were first heard of
     _newest: dict[int, tuple[int, float]] = field(default_factory=dict)  # step, heard; by rank
@@ -89,7 +89,7 @@ class Reported:
         return due
 
     def means(self, steps: Iterable[int]) -> list[Metrics]:
-        """Of those of the steps that are known still, as of now."""
+        """Return the present means of the known ones of these steps."""
         return [Metrics(step=number, values=self._steps[number].means()) for number in steps if number in self._steps]
 
     def shown(self) -> dict[str, float]:
@@ -126,7 +126,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class NewPoints:
-    """Of a run's curves. Written down later than made, they are of what came meanwhile too."""
+    """New points of a run's curves. If written late, they include values that arrived meanwhile."""
 
     reported: Reported
     steps: Sequence[int]

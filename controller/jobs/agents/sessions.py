@@ -24,7 +24,7 @@ from atoll.v1 import agents_pb2, common_pb2
 
 OUTBOX_MESSAGES: Final = 4096
 OUTPUT_BATCHES: Final = 64
-"""As many workers as a node has devices, one message outstanding each."""
+"""Waiting batches of output: as many as a node has workers, each with one message in flight."""
 RESEND_S: Final = 3.0
 """An instruction that was sent over this stream and is not yet obeyed is sent again after this long."""
 GONE_NODES: Final = 256
@@ -39,7 +39,7 @@ Queued: TypeAlias = Outgoing | Callable[[], Outgoing]
 """Made when it is sent: a thousand launches that wait take no more memory than one."""
 
 Output: TypeAlias = agents_pb2.LogBatch | tuple[common_pb2.WorkerId, NewPoints]
-"""What a worker printed, and what it and its like reported."""
+"""A worker's printed output, or reported metrics with it and its peers."""
 
 
 class NameTaken(Conflict):
@@ -172,7 +172,7 @@ class AgentSession:
         return changed
 
     def measured(self, telemetry: agents_pb2.WorkerTelemetry) -> None:
-        """Of a volunteer: how far a helper of this node is from the ranks that it could help."""
+        """Record a volunteer's measurements: how far its helper is from the ranks that it could help."""
         edges = {link.peer: link.busy_s for link in telemetry.links if link.busy_s > 0}
         key = WorkerKey.of(telemetry.id)
         if self.record.volunteer and edges and key in self.workers:
@@ -192,7 +192,7 @@ def _by_run(workers: Iterable[WorkerKey]) -> dict[tuple[str, int], frozenset[int
 
 
 def _calls_for_a_pass(before: ObservedWorker, now: ObservedWorker) -> bool:
-    """Whether more changed of a worker than its step."""
+    """Return True if more than the step changed of a worker."""
     if before.phase is not now.phase or before.uses_atoll != now.uses_atoll:
         return True
     then, word = before.standing, now.standing
@@ -226,7 +226,7 @@ class AgentSessions:
 
     @property
     def volunteers(self) -> dict[str, AgentSession]:
-        """Those connected that are never ranks of a run."""
+        """Return the connected nodes that are never ranks of a run."""
         return {name: session for name, session in self.connected.items() if session.record.volunteer}
 
     @property
@@ -271,7 +271,7 @@ class AgentSessions:
         self._changed()
 
     def send(self, node: str, message: agents_pb2.ControllerMessage) -> None:
-        """To this node's agent; lost where it is not connected."""
+        """Send to this node's agent; dropped if it is not connected."""
         if session := self.connected.get(node):
             session.send(message)
 
@@ -326,7 +326,7 @@ class AgentSessions:
             session.end(why)
 
     def records(self) -> dict[str, NodeRecord]:
-        """Of the nodes that are connected."""
+        """Return the records of connected nodes."""
         return {name: session.record for name, session in self.connected.items()}
 
     def nodes(self) -> dict[str, ObservedNode]:
@@ -334,7 +334,7 @@ class AgentSessions:
         return self.nodes_named({*self.remembered, *self.gone, *self.connected})
 
     def nodes_named(self, names: Iterable[str]) -> dict[str, ObservedNode]:
-        """Those of `names` that are or were there."""
+        """Return those of the named nodes that are or were connected."""
         found = {}
         for name in names:
             if session := self.connected.get(name):

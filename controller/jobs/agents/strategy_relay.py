@@ -45,7 +45,7 @@ class StrategyRelay:
     def answers(
         self, job: JobRecord, run: RunRecord, message: common_pb2.StrategyMessage, now_s: float
     ) -> Iterator[Answer]:
-        """By node. A message of an older run, or one that its strategy does not know, has none."""
+        """Yield answers by node. A message of an older run, or unknown to its strategy, gets none."""
         strategy = registry.find(job.spec.strategy)
         if message.id.run != run.run or strategy.message is None or not strategy.scheduler:
             return

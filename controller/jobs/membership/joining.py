@@ -18,13 +18,14 @@ from atoll.controller.state.views import ViewRecord, ViewState
 from atoll.jobs.job_spec import MAX_WORKERS
 
 JOIN_S: Final = 300.0
-"""From its launch until a joiner is ready: it imports, builds its model, fetches state; training does not wait."""
+"""Seconds from a joiner's launch until it must be ready: it imports, builds its model and fetches state. Training
+does not wait."""
 FAILED_JOINERS: Final = 8
 """Workers of a run that were to join and ended before: then no more are tried."""
 AGAIN_S: Final = 10.0
 """A device whose joiner has failed is left alone for so long."""
 LEAVE_S: Final = 10.0
-"""Who is not in the view in force has left by then, or is stopped."""
+"""Seconds for a worker to leave that is not in the view in force; then it is stopped."""
 
 
 def replacements(observed: ObservedJob, run: RunRecord, clock: PassClock) -> tuple[RunRecord, tuple[NewEvent, ...]]:
@@ -63,8 +64,8 @@ def with_joiners(
 
 
 def _best_first(observed: ObservedJob, run: RunRecord, clock: PassClock, least: int) -> list[FreeDevice]:
-    """Of the run's kind: those that it had before, then the fastest. Of those that the job left out because they are
-    slow, as few as make up `least`, without which it cannot go on."""
+    """Return devices of the run's kind: those that it had before, then the fastest. Devices left out as slow are
+    added only up to `least`, without which the job cannot continue."""
     had = {f"{member.node}/{member.device}" for member in run.members}
     failed = {f"{member.node}/{member.device}" for member in _failed(observed, run)}
     kinds = {
@@ -87,7 +88,7 @@ def _best_first(observed: ObservedJob, run: RunRecord, clock: PassClock, least: 
 
 
 def _failed(observed: ObservedJob, run: RunRecord) -> list[RunMember]:
-    """Those that were to join and ended without having been in a view."""
+    """Return the joiners that ended before they were in a view."""
     were = {rank for view in observed.views.kept for rank in view.ranks}
     first = observed.views.kept[0].view == 1
     return [m for m in run.members if m.exit is not None and m.rank not in were] if first else []
@@ -126,8 +127,8 @@ def stops(observed: ObservedJob, run: RunRecord, clock: PassClock) -> Iterator[A
 
 
 def can_change(observed: ObservedJob, run: RunRecord) -> bool:
-    """Whether the run can take workers in and leave some out without an end: its newest view is in force, and all its
-    members train, with a step behind them."""
+    """Return True if the run can add and remove workers in place: its newest view is in force, and all members have
+    completed a step in it."""
     newest = observed.views.newest
     if newest is None or newest.state is not ViewState.IN_FORCE or not newest.stepped_unix_s:
         return False
@@ -144,8 +145,8 @@ def can_change(observed: ObservedJob, run: RunRecord) -> bool:
 
 
 def _take_in(observed: ObservedJob, run: RunRecord, newest: ViewRecord) -> bool:
-    """Whether all members can leave their view at a boundary for one with others in it: their strategy's part of that,
-    and their own version's."""
+    """Return True if all members can leave their view at a boundary for one with new members, by their strategy and
+    their own version."""
     workers = [observed.workers.get(member.rank) for member in living(members_of(run, newest))]
     words = [worker.standing for worker in workers if worker is not None]
     return len(words) == len(workers) and all(word is not None and word.takes_in for word in words)

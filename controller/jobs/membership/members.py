@@ -48,7 +48,7 @@ def _frozen(by_node: Mapping[str, set[int]]) -> dict[str, frozenset[int]]:
 
 
 def members_of(run: RunRecord, view: ViewRecord | None) -> tuple[RunMember, ...]:
-    """Those of the view, by position, each under its own rank. view: None where the run has none: all."""
+    """Return the members of the view, by position. view: None if the run has none: all members."""
     if view is None or view.ranks == tuple(range(len(run.members))):
         return run.members
     return tuple(run.members[rank] for rank in view.ranks)

@@ -24,16 +24,15 @@ from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 BROKEN_S: Final = 1.0
 """Members that all lost touch, without one that is known to be lost: so long its end may still be on its way here."""
 REPLACED_S: Final = 90.0
-"""For so long members of a job that needs more of them stand still, until others have started in the stead of the lost.
-By then they have not left by themselves."""
+"""Seconds that members wait for replacements of lost ones, if the job needs more. Members do not give up by
+themselves before that."""
 STAND_STILL_S: Final = 10.0
 """A collective that was aborted comes back within this, or never."""
 BOUNDARY_S: Final = 60.0
 BOUNDARY_STEPS: Final = 20
 FORMING_S: Final = 15.0
 HANDED_S: Final = 60.0
-"""While state moves between members they are waited for, this long for its next piece: over a thin link it takes
-minutes."""
+"""Seconds to wait for the next piece of state that moves between members: over a thin link the whole takes minutes."""
 FRUITLESS_VIEWS: Final = 4
 """Views in a row that came to no step, of the same members or in force, before the run is started again."""
 
@@ -47,7 +46,7 @@ class MemberStanding:
     has_state: bool
     word: WorkerStanding | None
     silent: bool
-    """Its agent is there, and knows of no word: it does not train by `atoll.init`, or not yet."""
+    """True if its agent is connected and knows no report: it does not train by `atoll.init`, or not yet."""
     trained: bool
 
     @property
@@ -59,7 +58,7 @@ class MemberStanding:
 
 
 def next_view(observed: ObservedJob, run: RunRecord, clock: PassClock) -> ViewStep:
-    """At most one transition of the run's newest view, or the view after it. run: with every end that can be told."""
+    """Return at most one transition of the run's newest view, or the view after it. run: with every known exit."""
     newest = observed.views.newest
     if newest is None or newest.state is ViewState.ABANDONED:
         return ViewStep()
@@ -152,8 +151,8 @@ def _without(
 
 
 def _at_boundary(newest: ViewRecord, lost: Sequence[RunMember], standings: Sequence[MemberStanding]) -> bool:
-    """Whether members leave for the next view at a boundary: nobody whose state counts was lost, or those who are left
-    make their step without it."""
+    """Return True if members leave for the next view at a boundary: no lost member's state counts, or the rest
+    complete their step without it."""
     if not lost:
         return newest.at_boundary
     words = [one.word for one in standings if one.has_state and not one.is_in(ViewStage.BROKEN)]
@@ -161,14 +160,14 @@ def _at_boundary(newest: ViewRecord, lost: Sequence[RunMember], standings: Seque
 
 
 def from_outside(exit: ExitRecord) -> bool:
-    """Whether a worker was lost by no doing of its script: such losses alone are gone on from in place."""
+    """Return True if a worker was lost by no fault of its script: only such losses are continued in place."""
     if exit.kind is WorkerExitKind.SIGNALLED:
         return not crashed(exit)
     return exit.kind in (WorkerExitKind.LOST, WorkerExitKind.UNRESPONSIVE)
 
 
 def _unfit(observed: ObservedJob, newest: ViewRecord, standings: Sequence[MemberStanding]) -> str:
-    """Why those who are left cannot go on in place; empty where they can."""
+    """Return why the remaining members cannot continue in place; empty if they can."""
     survivors = [one for one in standings if one.has_state]
     if not survivors:
         return "nobody is left who has its state"
@@ -195,7 +194,7 @@ def _fruitless(views: Sequence[ViewRecord]) -> int:
 
 
 def _may_stay(one: MemberStanding) -> bool:
-    """Of a member that has no state yet: whether the next view has it, too."""
+    """Return True if the next view may include this member, which has no state yet."""
     return one.word is not None and one.word.stage not in (ViewStage.UNABLE, ViewStage.JOINING)
 
 
@@ -212,7 +211,7 @@ def _ready(observed: ObservedJob, run: RunRecord, newest: ViewRecord, room: int)
 def _stuck(
     observed: ObservedJob, run: RunRecord, newest: ViewRecord, standings: Sequence[MemberStanding], clock: PassClock
 ) -> ViewStep | None:
-    """Nobody is known to be lost, and still it does not go on."""
+    """Return the transition for a view that makes no progress although no member is known to be lost."""
     if observed.views.in_force is None:
         return None  # the run's first: its workers begin at their own pace
     if not (reason := _stuck_for(observed, newest, standings, clock)):
@@ -233,7 +232,7 @@ def _stuck(
 
 
 def _stuck_for(observed: ObservedJob, newest: ViewRecord, standings: Sequence[MemberStanding], clock: PassClock) -> str:
-    """Why the newest view does not go on, in words; empty where it does, or may yet."""
+    """Return why the newest view makes no progress; empty if it does, or still may."""
     broken = [one for one in standings if one.is_in(ViewStage.BROKEN) and one.word and one.word.view == newest.view]
     since_s = observed.views.broken_since_s
     away = any(one.word is None for one in standings)  # whose agent is: it will be back, or be lost
@@ -307,7 +306,7 @@ def _advanced(
 
 
 def _stepped(word: WorkerStanding, view: ViewRecord) -> bool:
-    """Whether the worker has completed a step in the view."""
+    """Return True if the worker has completed a step in the view."""
     return word.view == view.view and (word.way.first_step_s > 0 or word.step > view.step)
 
 
@@ -370,7 +369,7 @@ def _ended(member: RunMember) -> str:
 
 
 def _silence_s(observed: ObservedJob, member: RunMember, clock: PassClock) -> float:
-    """How long nothing was heard of a lost member's node; of a process that ended its agent told at once."""
+    """Return for how long a lost member's node was silent; 0 for an ended process, which its agent reported at once."""
     if member.exit is None or member.exit.kind is not WorkerExitKind.LOST:
         return 0.0
     return silent_s(observed.nodes.get(member.node), clock) or 0.0

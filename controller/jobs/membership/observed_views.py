@@ -11,7 +11,7 @@ from atoll.controller.state.views import ViewRecord, ViewState
 
 
 class ViewStage(Enum):
-    """As atoll.v1.ViewStage, whose words say what each means."""
+    """Stages of a worker in its run's views; atoll.v1.ViewStage describes each."""
 
     JOINING = auto()
     READY = auto()
@@ -49,7 +49,7 @@ class WorkerStanding(NamedTuple):
     handed_bytes: int = 0
 
     def left_for(self, view: int) -> bool:
-        """Whether it has left every view older than this one for good."""
+        """Return True if it has left every view older than this one for good."""
         return self.view >= view and self.stage not in (ViewStage.JOINING, ViewStage.READY)
 
     def trains_in(self, view: int) -> bool:
@@ -76,5 +76,5 @@ class ObservedViews:
 
     @property
     def in_force(self) -> ViewRecord | None:
-        """At most one is."""
+        """Return the view in force; there is at most one."""
         return next((view for view in reversed(self.kept) if view.state is ViewState.IN_FORCE), None)

@@ -20,9 +20,9 @@ from atoll.errors import NoFeasiblePlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewStep:
-    """What is to be written of a run's views now. again: why the run cannot go on in place and is to be started again;
-    then nothing else is said. stands_still: nothing is to be done, but the run has not ended either. views: changed and
-    new ones; with a new one its plan, the job as it is with it, and a placement where its machines keep copies."""
+    """Changes to write of a run's views. again: why the run cannot continue in place and must restart; then nothing
+    else is set. stands_still: nothing to do, but the run has not ended. views: changed and new ones; a new one
+    comes with its plan, the job with it, and a placement if its machines keep copies."""
 
     again: str = ""
     stands_still: bool = False
@@ -39,8 +39,8 @@ class ViewStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextMembers:
-    """Who is to be in the next view, and why. wanted, keeps_unsent: as in ViewRecord; wanted None: as before.
-    seen_unix_s: the last sign of life of what was lost."""
+    """Members of the next view, and the reason. wanted, keeps_unsent: as in ViewRecord; wanted None: as before.
+    seen_unix_s: the last sign of life of the lost member."""
 
     cause: ViewCause
     reason: str

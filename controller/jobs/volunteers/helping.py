@@ -19,7 +19,7 @@ from atoll.network.message_limits import MAX_RANK
 
 STOP_GRACE_S: Final = 2.0
 _DEVICES: Final = 64
-"""Of a node at most, as agents may register."""
+"""Most devices of a node, as agents may register."""
 DRAWS: Final = (MAX_RANK - MAX_WORKERS) // (_DEVICES * MAX_WORKERS)
 
 
@@ -34,7 +34,7 @@ class LaunchHelper:
 
 @dataclass(frozen=True, slots=True)
 class MoveHelper:
-    """It is stopped, and its device helps `rank` then."""
+    """Instruction to stop a helper, so that its device helps `rank`."""
 
     node: str
     device: int
@@ -44,8 +44,8 @@ class MoveHelper:
 
 HelpingAction: TypeAlias = LaunchHelper | MoveHelper | StopRun | ForgetWorker
 HelpedRuns: TypeAlias = Mapping[tuple[str, int], Sequence[HelpedRank]]
-"""By job and run, the oldest job first: its ranks that take help, as far as is known; who helps one already stays, also
-where a controller that has just begun to lead knows of none yet."""
+"""Ranks that accept help, by job and run, the oldest job first. A present helper stays, even if a new leader knows
+no rank yet."""
 
 
 def helper_number(device: int, rank: int, draw: int) -> int:
@@ -118,12 +118,12 @@ class _Helper:
     key: WorkerKey
     power: float
     tasks: int
-    """That it has answered."""
+    """Number of tasks that it has answered."""
 
 
 def _knows(helper: _Helper, fresh: Mapping[tuple[str, WorkerKey], int]) -> bool:
-    """Whether what it measured just now may move it: a start that is not over, on a machine that imports, says little
-    of a link."""
+    """Return True if a helper's measurements may move it: during its start, while it imports, they say little of a
+    link."""
     return helper.tasks > 0 and fresh.get((helper.node, helper.key), 0) >= MEASURED
 
 

@@ -17,21 +17,21 @@ from typing import Final, NamedTuple, TypeAlias
 from atoll.controller.planners.pipelines.allocation import stage_for
 
 GAIN: Final = 1.25
-"""By so much the least supplied rank has to become faster for a volunteer to move: a start costs it seconds."""
+"""Speedup of the least supplied rank for which a volunteer moves: a start costs it seconds."""
 
 
 NEAR_S: Final = 0.1
 """Added to all edges: differences of less are turns of busy processes."""
 
 MEASURED: Final = 2
-"""So often a helper measures its edges, and does tasks meanwhile, before it moves for them."""
+"""Measurements of its edges that a helper makes, while it computes tasks, before it moves for them."""
 
 Edges: TypeAlias = Mapping[int, float]
 """Seconds from a volunteer to a rank and back, by rank, as far as it measured."""
 
 
 class MeasuredEdges(NamedTuple):
-    """What a helper measured of its edges: how often, and the last times."""
+    """A helper's measurements of its edges: their number, and the newest times."""
 
     times: int = 0
     last: tuple[Edges, ...] = ()
@@ -59,7 +59,7 @@ class HelpedRank:
 
 
 class Supply:
-    """Of the ranks of one run. Powers of those that help are added as they are decided on."""
+    """Supply of the ranks of one run with helpers' power, updated with each decision."""
 
     def __init__(self, ranks: Sequence[HelpedRank], helpers: Iterable[tuple[int, float]]) -> None:
         """helpers: of each, whom it helps, and its power."""
@@ -76,13 +76,13 @@ class Supply:
         return {rank: self._power[rank] * per_power for rank, per_power in self._per_power.items()}
 
     def take(self, power: float, edges: Edges) -> HelpedRank:
-        """Whom one more helps, of equal ones the first."""
+        """Add a helper and return the rank that it helps; of equal ones the first."""
         rank = self._least(edges)
         self._add(rank, power)
         return self._ranks[rank]
 
     def better(self, rank: int, power: float, edges: Edges) -> int | None:
-        """Whom one that helps `rank` should help in its place; None: nobody."""
+        """Return the rank that a helper of `rank` should help in its place, or None."""
         if rank not in self._ranks or len(self._ranks) == 1:
             return None
         least, supply, far = self._least(edges, but=rank), self.by_rank, self._far(edges)
@@ -96,7 +96,7 @@ class Supply:
         return ranks[stage_for([far[one] for one in ranks], [supply[one] for one in ranks])]
 
     def _far(self, edges: Edges) -> Mapping[int, float]:
-        """By rank, of the nearest one's edge."""
+        """Return each rank's edge time relative to the nearest one's."""
         nearest = min((edges[one] for one in self._ranks if one in edges), default=0.0)
         return {one: (edges.get(one, nearest) + NEAR_S) / (nearest + NEAR_S) for one in self._ranks}
 

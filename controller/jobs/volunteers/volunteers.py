@@ -30,12 +30,12 @@ from atoll.jobs.worker_key import WorkerKey
 from atoll.strategies import registry
 
 REST_S: Final = 1.0
-"""After an end that is nobody's fault."""
+"""Seconds before a new helper after an exit without a fault."""
 LONGEST_REST_S: Final = 300.0
 SETTLED_S: Final = 60.0
-"""Without a change of a run's helpers; then one may move."""
+"""Seconds without a change of a run's helpers before one may move."""
 PER_POWER: Final = "per_power"
-"""What a rank measures of its helpers, among its metrics."""
+"""Metric of a rank: what it measures of its helpers."""
 _HELPED: Final = {JobPhase.STARTING, JobPhase.RUNNING}
 _ASKED: Final = {WorkerExitKind.DRAINED, WorkerExitKind.STOPPED}
 _FAILURES: Final = {WorkerExitKind.FAILED, WorkerExitKind.NOT_STARTED, WorkerExitKind.UNRESPONSIVE}
@@ -93,7 +93,8 @@ class Volunteers:
                     self._outbox.act(None, action, now_s)
 
     def _take_edges(self, sessions: dict[str, AgentSession]) -> dict[tuple[str, WorkerKey], int]:
-        """What helpers measured. Returns who did so since the last call, and how often so far."""
+        """Take the helpers' measurements. Return the helpers that measured since the last call, and how often so
+        far."""
         told = {(name, key): measured for name, session in sessions.items() for key, measured in session.edges.items()}
         for (name, key), measured in told.items():
             self._edges[name, device_of(key.rank), key.job] = measured.edges
