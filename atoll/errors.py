@@ -66,7 +66,7 @@ class NotFound(AtollError):
 
 
 class Conflict(AtollError):
-    """Somebody else changed it first, or it is in a state that does not allow this."""
+    """The object was changed concurrently, or its state does not allow this."""
 
 
 class StoreUnavailable(AtollError):

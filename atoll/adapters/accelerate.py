@@ -20,7 +20,7 @@ from atoll.errors import BadInput
 
 
 def join(**options: Any) -> Run:
-    """As atoll.init(**options); before Accelerator() is made. Raises BadInput."""
+    """Join as atoll.init(**options); call it before Accelerator() is made. Raises BadInput."""
     return joined(**options)
 
 

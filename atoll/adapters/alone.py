@@ -12,8 +12,8 @@ from atoll.errors import BadInput
 
 
 def joined(**options: Any) -> Run:
-    """As atoll.init(**options), before anything of Accelerate's or transformers' is made. Raises BadInput where that
-    came first."""
+    """Join as atoll.init(**options), before any object of Accelerate or transformers is made. Raises BadInput if one
+    exists."""
     if PartialState._shared_state:
         raise BadInput(
             "Accelerate has looked at its environment already. Join the run first, before Accelerator(), "
@@ -23,7 +23,7 @@ def joined(**options: Any) -> Run:
 
 
 def show_rank(run: Run, state: PartialState) -> None:
-    """Who writes, prints and logs once is rank 0; there is one process all the same."""
+    """Let only rank 0 write, print and log, although each framework sees one process."""
     state.process_index, state.local_process_index = run.rank, run.local_rank
 
 

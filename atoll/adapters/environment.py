@@ -31,5 +31,5 @@ def show_own_gpu_alone(environ: MutableMapping[str, str]) -> None:
 
 
 def report(run: Run, logged: Mapping[str, float]) -> None:
-    """What the framework logs; where that is more than `run.report` takes, the first of it."""
+    """Report the framework's logged numbers, at most MAX_METRICS of them."""
     run.report(**dict(islice(logged.items(), MAX_METRICS)))

@@ -19,17 +19,17 @@ from atoll.errors import BadInput
 
 
 def join(**options: Any) -> Run:
-    """As atoll.init(**options); before TrainingArguments are made. Raises BadInput."""
+    """Join as atoll.init(**options); call it before TrainingArguments are made. Raises BadInput."""
     # It sees a process group that it has no part in, and would send the user to a launcher.
     logging.getLogger("transformers.training_args").addFilter(lambda line: "parallel_mode" not in line.getMessage())
     return joined(**options)
 
 
 def attach(run: Run, trainer: Trainer) -> None:
-    """From now on `trainer.train()` trains this worker's share of each batch and goes on from Atoll's checkpoints.
+    """Let `trainer.train()` train this worker's share of each batch, and resume from Atoll's checkpoints.
 
-    `per_device_train_batch_size` counts as the whole job's batch. What `run.prepare` asks of model, optimizer and
-    dataset holds here. Raises BadInput for arguments whose meaning would be another one."""
+    `per_device_train_batch_size` counts as the whole job's batch. The conditions of `run.prepare` on model,
+    optimizer and dataset hold here. Raises BadInput for arguments that would mean something else."""
     args = trainer.args
     if args.gradient_accumulation_steps > 1:
         raise BadInput(

@@ -29,7 +29,7 @@ rank_zero_only: Any = import_module(f"{_NAME}.utilities").rank_zero_only
 
 
 def join(**options: Any) -> Run:
-    """As atoll.init(**options); before the Trainer is made. Raises BadInput."""
+    """Join as atoll.init(**options); call it before the Trainer is made. Raises BadInput."""
     return joined_alone(**options)
 
 
@@ -48,7 +48,7 @@ class AtollStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._show_rank()
 
     def _show_rank(self) -> None:
-        """Who writes, prints and logs once is rank 0, which another may become."""
+        """Let only rank 0 write, print and log; another worker may become rank 0."""
         rank_zero_only.rank = self.global_rank = self._run.rank
         self.local_rank = self._run.local_rank
 
@@ -57,7 +57,7 @@ class AtollStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         return self._run.is_main
 
     def process_dataloader(self, dataloader: object) -> object:
-        """What the Trainer iterates: of a loader for training the rest of each epoch of the run."""
+        """Return the iterable for the Trainer: for a training loader the rest of each epoch of the run."""
         trainer = self.lightning_module.trainer
         if not trainer.training:
             return dataloader
@@ -103,7 +103,8 @@ class AtollStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         return loss
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """What all workers decide alike, e.g. whether to stop early: devices of different kinds round differently."""
+        """Return one decision for all workers, e.g. whether to stop early: devices of different kinds round
+        differently."""
         (votes,) = self._run.sum(float(decision))
         return votes == self._run.world_size if all else votes > 0
 
@@ -211,7 +212,7 @@ class RunEpochs(Callback):  # type: ignore[misc]
 
 
 class _TrainerState:
-    """What Lightning would keep in a checkpoint of its own beside model, optimizers and schedules."""
+    """State that Lightning would save in its own checkpoint beside model, optimizers and schedules."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer

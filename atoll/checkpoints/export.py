@@ -32,7 +32,7 @@ def from_directory(directory: Path, step: int | None, on_skip: Callable[[str], N
 
 
 def from_store(url: str, step: int | None) -> LoadedCheckpoint:
-    """As `from_directory`, of an object store."""
+    """Load a checkpoint from an object store, as `from_directory`."""
     present = answered(url, lambda store: store.list()).whole
     trouble: CheckpointError | None = None
     for moment in pick(present, step, url):
@@ -48,7 +48,7 @@ def from_store(url: str, step: int | None) -> LoadedCheckpoint:
 
 
 def is_of(path: Path, job: str) -> bool:
-    """Whether the checkpoint in this folder was written by the job: another machine's path may exist here too."""
+    """Return True if the job wrote the checkpoint in this folder: another machine's path may exist here too."""
     try:
         return listing.read_manifest(path).header.job == job
     except CheckpointError:

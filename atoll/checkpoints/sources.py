@@ -27,8 +27,8 @@ class CheckpointSource:
 
 
 def parse(text: str, step: int | None) -> CheckpointSource:
-    """What has a '://' is a URL, what has a '/' a directory, else it is a job. The name of a single checkpoint says its
-    step. Raises BadInput."""
+    """Parse a source: a URL has a '://', a directory a '/'; else it is a job. The name of a single checkpoint gives
+    its step. Raises BadInput."""
     place, _, last = text.rstrip("/").rpartition("/")
     if "/" not in text and text not in (".", ".."):
         return CheckpointSource(job=text, step=step)
@@ -44,9 +44,9 @@ def parse(text: str, step: int | None) -> CheckpointSource:
 
 
 def chosen(reply: CheckpointsReply, step: int | None) -> list[StoredCheckpoint]:
-    """Those on disk and in the store that are meant, the newest first, whole ones alone.
+    """Return the matching whole checkpoints on disk and in the store, the newest first.
 
-    Raises NotFound with what is there, CheckpointError where the one that was asked for is damaged."""
+    Raises NotFound with the existing ones, CheckpointError if the requested one is damaged."""
     in_files = [found for found in reply.checkpoints if found.tier in IN_FILES]
     whole = [found for found in in_files if found.health == "complete"]
     meant = [found for found in whole if step in (None, found.step)]
@@ -112,7 +112,7 @@ def check_directory(directory: Path, step: int | None, note: Callable[[str], Non
 
 
 def check_store(url: str, step: int | None, note: Callable[[str], None]) -> None:
-    """As `check_directory`, as far as this machine reaches the store."""
+    """Check a store as `check_directory`, as far as this machine reaches it."""
     try:
         from atoll.agent.runtime.checkpoints.disk.store import answered
 

@@ -65,7 +65,7 @@ def of(context: typer.Context) -> Connection:
 
 
 def described(given: Options) -> Connection:
-    """The same, of options that are at hand."""
+    """Return the connection for given options."""
     # gRPC's C core writes failed handshakes to stderr, of a controller every one that somebody tries; whoever dials
     # says the same in one line.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

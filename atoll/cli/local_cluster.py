@@ -37,7 +37,7 @@ class Child:
     log: Path
 
     def how_it_ended(self) -> str:
-        """In words, with the last line it wrote."""
+        """Describe its exit, with the last line that it wrote."""
         code = self.process.returncode
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
         last = last_line(self.log)
@@ -182,7 +182,7 @@ def locked(data: Path) -> Iterator[None]:
 
 
 def is_up(data: Path) -> bool:
-    """Whether an `atoll up` has this data directory."""
+    """Return True if a running `atoll up` uses this data directory."""
     import fcntl
 
     try:

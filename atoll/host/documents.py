@@ -61,7 +61,8 @@ def read_toml(what: str, path: Path, max_bytes: int, *, large: str) -> tuple[dic
 
 
 def line_of(text: str, keys: Sequence[str]) -> int | None:
-    """Where a field stands in TOML text (tomllib does not tell). None where it cannot be found, e.g. across lines."""
+    """Return the line of a field in TOML text, which tomllib does not give; None if it cannot be found, e.g. across
+    lines."""
     best, section = None, ""
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
@@ -78,7 +79,7 @@ def line_of(text: str, keys: Sequence[str]) -> int | None:
 
 
 def explain(schema: type, errors: Sequence[ErrorDetails]) -> str:
-    """What pydantic found wrong, the first of it, as a sentence that names the field, its value and what is right.
+    """Return pydantic's first error as a sentence that names the field, its value and what is right.
 
     schema: a model or dataclass, with aliases where the document has other names."""
     error = next((each for each in errors if each["type"] in _UNKNOWN), errors[0])
@@ -111,7 +112,7 @@ def _fields(schema: Any) -> dict[str, Any]:
 
 
 def _has_keys(annotation: Any) -> bool:
-    """Whether a field's type is, perhaps among others, a mapping: whose keys are part of the path."""
+    """Return True if a field's type includes a mapping, whose keys are part of the path."""
     return get_origin(annotation) is dict or any(map(_has_keys, get_args(annotation)))
 
 
@@ -129,7 +130,7 @@ def unknown_field(field: str, name: str, known: Iterable[str]) -> str:
 
 
 def wrong_value(field: str, error: ErrorDetails) -> str:
-    """What pydantic says of a value, as a sentence about the field."""
+    """Return pydantic's error about a value as a sentence about the field."""
     given = repr(error["input"])
     shown = given if len(given) <= 80 else given[:77] + "..."
     cause = error["msg"][0].lower() + error["msg"][1:]

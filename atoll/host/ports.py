@@ -7,7 +7,7 @@ from typing import Final
 
 DEFAULT_PORT: Final = 7700
 DEFAULT_ADDRESS: Final = f"127.0.0.1:{DEFAULT_PORT}"
-"""Of a controller."""
+"""Default address of a controller."""
 DEFAULT_ETCD_PORT: Final = 2379
 _BACKLOG: Final = 128
 

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 PROTOCOL: Final = 1
-"""Of agents and controllers; both must speak the same."""
+"""Protocol version of agents and controllers, which must be equal."""
 MAX_REASON: Final = 500
 """Characters of why a worker ended."""
 MAX_TEXT: Final = 4096

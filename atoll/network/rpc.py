@@ -74,7 +74,7 @@ class Tls:
 
     @classmethod
     def of_environment(cls) -> Tls | None:
-        """That of the folder that ATOLL_TLS_DIR names. Raises BadInput where it is none."""
+        """Read the identity in the folder that ATOLL_TLS_DIR names. Raises BadInput if there is none."""
         if not (folder := os.environ.get("ATOLL_TLS_DIR")):
             return None
         if not (base := Path(folder)).is_dir():
@@ -92,7 +92,7 @@ class Tls:
         return pems[0], pems[1], pems[2]
 
     def stamp(self) -> object:
-        """What differs once one of the files was replaced."""
+        """Return a value that changes when one of the files is replaced."""
         return stamp_of(self.ca), stamp_of(self.certificate), stamp_of(self.key)
 
     def check(self) -> None:
@@ -109,7 +109,7 @@ class Tls:
 
 
 def stamp_of(path: Path) -> object:
-    """What differs once a file was replaced or written."""
+    """Return a value that changes when the file is replaced or written."""
     try:
         found = path.stat()
     except OSError:
@@ -128,7 +128,7 @@ def split_address(address: str, default_port: int = DEFAULT_PORT) -> tuple[str, 
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host` (a name or an address)."""
+    """Return True if only this machine can reach `host` (a name or an address)."""
     if host == "localhost":
         return True
     try:
@@ -168,7 +168,7 @@ class _ServerFiles:
         return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca)
 
     def replaced(self) -> grpc.ServerCertificateConfiguration | None:
-        """What lies there now, None where that is in use; called before every handshake, by a thread of gRPC's."""
+        """Return the present certificate, or None if it is in use. gRPC's thread calls this before every handshake."""
         stamp = self._tls.stamp()
         if stamp == self._stamp:
             return None
@@ -195,7 +195,7 @@ MEANING: Final[Mapping[grpc.StatusCode, type[AtollError]]] = {
 
 
 def translate(error: grpc.aio.AioRpcError, doing: str, address: str) -> AtollError:
-    """What a gRPC error means to a user. The only place on the client side that knows gRPC's codes."""
+    """Translate a gRPC error for the user. The only place on the client side that knows gRPC's codes."""
     kind = MEANING.get(error.code(), AtollError)
     details = error.details() or error.code().name
     if kind is ControllerUnreachable:

@@ -19,7 +19,7 @@ from atoll.errors import BadInput
 
 MAX_CHUNKS: Final = 1_000_000
 ROUNDING: Final = 1e-12
-"""Of a span, so that what fits to the byte is not cut for an error of float64."""
+"""Tolerance, as a share of a span, so that a fit to the byte is not cut for an error of float64."""
 
 _Seconds = Annotated[float, Field(ge=0, le=1e6)]
 _Bytes = Annotated[int, Field(ge=1, le=2**60)]

@@ -20,13 +20,13 @@ from atoll.errors import BadInput
 
 Scheme: TypeAlias = Literal["allreduce", "agsparse", "sparcml", "sparse-ps", "omnireduce", "zen"]
 SCHEMES: Final[tuple[Scheme, ...]] = ("allreduce", "agsparse", "sparcml", "sparse-ps", "omnireduce", "zen")
-"""Of equal cost the first is chosen."""
+"""Schemes in order of preference: of equal costs the first is chosen."""
 
 EXACT: Final[tuple[Scheme, ...]] = ("agsparse", "sparcml", "sparse-ps", "zen")
 """Schemes that keep a unit of which every entry is zero: optimizers for sparse gradients change such a unit too."""
 
 REFERENCE_BYTES: Final = 2
-"""Of an entry, to its value, where values are there once; of more than 65,536 distinct ones it is 4."""
+"""Bytes of an entry's reference to its value, if each value is stored once; 4 with more than 65,536 distinct ones."""
 
 MAX_WORKERS: Final = 100_000
 
@@ -66,7 +66,7 @@ class SparseSchemePlan:
 
 
 def densities_between(first: float, last: float, workers: int) -> tuple[float, ...]:
-    """Of the sums of 1 ... n workers, of which the first and the last are known: d_k = d_1 k^a."""
+    """Interpolate the densities of sums of 1 ... n workers between the first and the last: d_k = d_1 k^a."""
     if workers == 1 or not first > 0:
         return (first,) * workers
     exponent = math.log(max(last / first, 1.0)) / math.log(workers)

@@ -31,8 +31,8 @@ class StageSchema(BaseModel):
 
 
 class StageLayer(StageSchema):
-    """Of one micro-batch, in seconds of a device with speed 1. parameter_bytes: all that the layer keeps.
-    activation_bytes: what it hands to the next one."""
+    """Cost of one layer for one micro-batch, in seconds of a device with speed 1. parameter_bytes: all that the
+    layer keeps. activation_bytes: its output."""
 
     forward_s: Seconds
     backward_s: Seconds
@@ -48,7 +48,7 @@ class StageDevice(StageSchema):
 
 
 class StageLink(StageSchema):
-    """Between two neighbours; the same both ways."""
+    """Link between two neighbours; the same both ways."""
 
     bandwidth: BytesPerSecond
     latency: Seconds
@@ -111,7 +111,7 @@ def plan_stages(given: StagesInput) -> StagesPlan:
 
 
 def _link_times(given: StagesInput) -> list[F64]:
-    """Of each device [L + 1]: seconds on the link to it, by its first layer; nothing comes to the first device."""
+    """Return each device's [L + 1] seconds on the link to it, by its first layer; nothing comes to the first device."""
     activation_L = np.array([layer.activation_bytes for layer in given.layers], dtype=np.float64)
     into = [2 * (link.latency + activation_L / link.bandwidth) for link in given.links]
     return [np.zeros(len(activation_L) + 1), *(np.concatenate([[0.0], seconds_L]) for seconds_L in into)]

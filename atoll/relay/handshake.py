@@ -30,10 +30,10 @@ _WANTS: Final = ("stand-by", "dial", "answer")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What who calls the relay says.
+    """A caller's request to the relay.
 
-    node: who it is. want: to be told of those who dial it ("stand-by"), to be connected with the node `to` ("dial"), or
-    to take the link `link` that it was told of ("answer"). note: for the other end; the relay passes it on unread."""
+    node: the caller. want: to be notified of dialling nodes ("stand-by"), to be connected with the node `to`
+    ("dial"), or to accept the announced link `link` ("answer"). note: for the other end; the relay does not read it."""
 
     node: str
     want: Want
@@ -43,7 +43,7 @@ class Call:
 
 
 def node_key(secret: bytes, node: str) -> bytes:
-    """Of this node alone."""
+    """Derive the key of one node."""
     return hmac.digest(secret, _PURPOSE + b" node " + node.encode(), hashlib.sha256)
 
 
@@ -53,7 +53,7 @@ def proven(call: Call, key: bytes, nonce: bytes) -> dict[str, Any]:
 
 
 def checked(frame: Mapping[str, Any], secret: bytes, nonce: bytes) -> Call | None:
-    """Who calls, where the proof holds; None where it does not. Raises BadInput for what is no call."""
+    """Return the call if its proof holds, else None. Raises BadInput for an invalid call."""
     said = {name: frame.get(name, "") for name in (*Call.__slots__, "proof")}
     if not all(isinstance(value, str) for value in said.values()):
         raise BadInput("a call's fields must be strings")

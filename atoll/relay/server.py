@@ -33,7 +33,7 @@ REFUSED: Final = Measurement("atoll_relay_refused_total", "Calls refused", ("why
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayLimits:
     connections: int = 4096
-    """Of all nodes together; two make a link."""
+    """Connections of all nodes together; a link takes two."""
 
     connections_of_node: int = 512
     unknown: int = 128
@@ -41,7 +41,7 @@ class RelayLimits:
 
     handshake_s: float = 5.0
     answer_s: float = 30.0
-    """How long who dials waits for the other end to take the link."""
+    """Seconds that a dialling node waits for the other end to accept the link."""
 
     idle_s: float = 7200.0
     """A link on which nothing passes for so long is closed. Collectives may be silent for as long as a step takes."""
@@ -111,7 +111,7 @@ class Relay:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def measures(self) -> Iterator[Measured]:
-        """At this moment."""
+        """Yield the relay's metrics."""
         yield NODES, len(self._standing), ()
         for ends, count in sorted(self.bytes.items()):
             yield LINKS, self.links[ends], ends
@@ -246,7 +246,7 @@ def keep_alive(connection: socket.socket, every_s: int) -> None:
 
 
 def read_secret(text: str) -> bytes:
-    """From the file's text. Raises BadInput."""
+    """Parse the file's text. Raises BadInput."""
     secret = text.strip()
     if not 32 <= len(secret) <= 4096:
         raise BadInput(f"the relay's secret has {len(secret)} characters; it needs 32 to 4096")

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Final
 
 PIPE_BYTES: Final = 256 * 1024
-"""In each direction of a link: all that the relay ever holds of it."""
+"""Buffer of each direction of a link, in bytes; the relay holds no more of it."""
 _TCP_NOTSENT_LOWAT: Final = 25  # <netinet/tcp.h>; the socket module lacks it
 _AT_ONCE: Final = 1024 * 1024
 _LOOK_S: Final = 5.0
@@ -24,7 +24,7 @@ _FLAGS: Final = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 
 
 class _Direction:
-    """From `source` to `sink`, on the event loop."""
+    """Bytes from `source` to `sink`, on the event loop."""
 
     def __init__(
         self, source: socket.socket, sink: socket.socket, moved: Callable[[int], None], ended: Callable[[], None]
@@ -105,9 +105,9 @@ class _Direction:
 
 
 async def join(one: socket.socket, other: socket.socket, *, idle_s: float, moved: Callable[[int, int], None]) -> None:
-    """Until both ends have closed, either fails, or nothing passed for idle_s. Closes both.
+    """Forward until both ends have closed, either fails, or no byte passed for idle_s; then close both.
 
-    moved: told (0 for what `one` sent, 1 for `other`, bytes) as they leave."""
+    moved: called with (0 for bytes of `one`, 1 for `other`; bytes) as they leave."""
     over = asyncio.Event()
     last_s = time.monotonic()
     directions: list[_Direction] = []

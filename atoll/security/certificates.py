@@ -41,7 +41,7 @@ _HOST: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a certificate says. `common_name` holds the role."""
+    """Content of a certificate. `common_name` holds the role."""
 
     common_name: str
     hosts: tuple[str, ...]
@@ -118,7 +118,7 @@ def issue(folder: Path, role: Role, name: str, hosts: Sequence[str], now: dateti
 
 
 def issue_volunteer(folder: Path, node: str, now: datetime.datetime) -> Path:
-    """As `issue`, with the token that lets this node join as a volunteer, and as nothing else."""
+    """Issue an identity as `issue`, with the token that lets this node join only as a volunteer."""
     path = folder / "join-token"
     try:
         join_token = path.read_text().strip()
@@ -151,7 +151,7 @@ def revoke(folder: Path, name: str, now: datetime.datetime) -> tuple[Path, int]:
 
 
 def read_facts(tls: Tls) -> Facts:
-    """What an identity's certificate says. Raises BadInput naming the file that is damaged or the key that differs."""
+    """Read an identity's certificate. Raises BadInput naming the file that is damaged or the key that differs."""
     ca_pem, certificate_pem, key_pem = tls.read()
     authority = _parse(tls.ca, ca_pem)
     certificate = _parse(tls.certificate, certificate_pem)

@@ -10,7 +10,7 @@ from atoll.network.rpc import Tls
 
 
 def certificate_problem(details: str) -> str | None:
-    """What a failed TLS handshake means to the user; None where the failure is another one."""
+    """Explain a failed TLS handshake; None if the failure is another one."""
     text = details.upper()
     if "CERTIFICATE_VERIFY_FAILED" in text or "HOSTNAME VERIFICATION" in text:
         return (
@@ -28,12 +28,12 @@ _ENDED_AT_ONCE: Final = re.compile(r"(Socket closed|Connection reset by peer)( \
 
 
 def ended_at_once(details: str) -> bool:
-    """Whether no connection came about because the other side ended each."""
+    """Return True if every connection failed because the other side ended it."""
     return "failed to connect" in details and _ENDED_AT_ONCE.search(details) is not None
 
 
 def refused_in_silence(tls: Tls | None) -> str:
-    """Why a controller ends every connection at once, as far as this side can tell. tls: this side's identity."""
+    """Explain why a controller ends every connection at once, as far as this side knows. tls: this side's identity."""
     if tls is None:
         return (
             "ends connections at once, as a controller with certificates does. "

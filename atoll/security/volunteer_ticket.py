@@ -20,7 +20,7 @@ def is_ticket(secret: bytes, name: str, shown: bytes) -> bool:
 
 
 def token(join_token: str, node: str) -> str:
-    """With which a node joins as a volunteer, and as nothing else. join_token: the cluster's."""
+    """Return the token with which a node can join only as a volunteer. join_token: the cluster's."""
     return f"volunteer-{hmac.digest(join_token.encode(), f'atoll volunteer token {node}'.encode(), 'sha256').hex()}"
 
 

@@ -16,9 +16,9 @@ _AROUND: Final = 0.2
 """The error is that of a prediction this part below and above the newest batch: about as far as a plan moves it."""
 _LIKELY_SLOPE: Final = 0.75
 _SLOPE_DOUBT: Final = 0.3
-"""What is believed before two batches far apart were seen: about so much of the time at the mean batch goes with the
-samples, as all of it does in Eq. 8, which serves until then. Of batches near each other noise alone would say that
-samples are free, and a planner would give such a device all of them."""
+"""Prior until two distant batches were measured: a share _LIKELY_SLOPE of the time at the mean batch, give or take
+_SLOPE_DOUBT, scales with the samples; in Eq. 8, which serves until then, all of it does. From batches near each
+other noise alone could say that samples are free, and a planner would give such a device all of them."""
 
 
 class BatchLevel(NamedTuple):

@@ -16,13 +16,13 @@ SKIPPED_STEPS: Final = 2
 NEEDED_STEPS: Final = 5
 WINDOW_STEPS: Final = 32
 WHOLE_STEPS: Final = 16
-"""Of which the time from boundary to boundary is remembered: half as many follow a lasting change."""
+"""Remembered steps for the time from boundary to boundary: half as many follow a lasting change."""
 LONG_S: Final = 2.0
 """A step this long under a new plan that gives the rank the same batch: what it computed before counts on, for five
 more such steps are too long to go on with a plan that does not fit."""
 SHORTEST_S: Final = 1e-9
 LONGEST_S: Final = 1e6
-"""Of a step that counts: no clock measures less, and no step takes eleven days. Squares of both are float64 numbers."""
+"""Longest valid step, in seconds: no step takes eleven days. Squares fit into float64."""
 _STALL_GAIN: Final = 0.2
 
 
@@ -89,7 +89,7 @@ class RankEstimator:
         self._whole.clear()
 
     def estimate(self) -> RankEstimate:
-        """Of all steps so far."""
+        """Return the estimate from all steps so far."""
         if not self._fresh:
             variance = self._gamma.variance_of_mean()
             self._known = RankEstimate(
@@ -125,7 +125,7 @@ class RankEstimator:
 
 
 def _sound(observed: ObservedStep) -> bool:
-    """Whether all numbers are finite and not negative, and what was computed took a time that can be."""
+    """Return True if all numbers are finite and not negative, and the compute time is possible."""
     if observed.local_batch < 0 or observed.total_batch < observed.local_batch or observed.total_batch == 0:
         return False
     numbers = (

@@ -13,8 +13,8 @@ from typing import Final
 _DRIFT: Final = 0.03
 _DECISION: Final = 0.30
 _CLIP: Final = 0.12
-"""Of the logarithm: a lasting change by more than 12 % is told after four steps, one by 5 % after fifteen, and three
-outliers in a row, however large, after none."""
+"""Clip of the deviation's logarithm: a lasting change by more than 12 % is detected after four steps, one by 5 %
+after fifteen, and three outliers in a row, however large, never."""
 
 
 def median(values: Iterable[float]) -> float:
@@ -60,7 +60,7 @@ class ChangeDetector:
         return self._up_since if self._up > self._down else self._down_since
 
     def observe(self, step: int, deviation: float, noise: float, doubt: float) -> bool:
-        """Whether the level has changed for good; `suspects_from` then says since when.
+        """Return True if the level has changed for good; `suspects_from` then returns since when.
 
         deviation: log(measured / expected) of this step. noise: its standard deviation while nothing changes. doubt:
         standard error of what was expected, by which all steps are off together.

@@ -20,7 +20,8 @@ from atoll.step_estimators.line_fit import BatchLevel, fit_line
 from atoll.step_estimators.robust import ChangeDetector, median, median_error, spread
 
 WINDOW_STEPS: Final = 16
-"""Of each batch: half of them move the median, so a change too small to be told as one is followed within eight."""
+"""Remembered steps of each batch: half of them move the median, so a change too small to detect is followed within
+eight."""
 NEEDED_STEPS: Final = 3
 """A batch seen fewer times is not used: its median would be an outlier's if one of two were."""
 KEPT_BATCHES: Final = 8
@@ -29,12 +30,12 @@ _SURE: Final = 0.005
 _WALK: Final = 0.002
 """Standard deviation of the random walk of a device's speed: relative, after one step."""
 _OWN_STEPS: Final = 6
-"""With so many, a batch's own median is what its next steps are held against; before, the model is."""
+"""Steps of a batch from which its own median is the reference of further steps; before, the model is."""
 _RENEWED: Final = 4
 """Steps after which that median is found again."""
 _CURVED: Final = 0.1
-"""How far a device may be off a straight line: a new batch that takes so much longer than the model says is no sign
-that the device has become slower."""
+"""Deviation of a device from a straight line, as a share: a new batch that takes so much longer than the model says
+is no sign of a slower device."""
 _FIRST_NOISE: Final = 0.03
 _NOISE_GAIN: Final = 0.05
 _NOISE_CLIP: Final = 0.3
@@ -42,8 +43,8 @@ _NOISE_CLIP: Final = 0.3
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """What the next steps of a batch should take while nothing changes. noise: relative standard deviation of a step's
-    time from that. count: steps of the batch when this was found; 0 where it is the model's word."""
+    """Expected time of a batch's next steps without a change. noise: relative standard deviation of a step's time.
+    count: steps of the batch when this was found; 0 if the model gave it."""
 
     level: BatchLevel
     noise: float
@@ -113,14 +114,14 @@ def _level(others_s: Sequence[float], backward_s: Sequence[float]) -> BatchLevel
 
 @dataclass(frozen=True, slots=True)
 class _Anchor:
-    """Where a change of speed showed: what this batch took before. What it takes now tells by how much all changed."""
+    """Time of a batch before a change of speed; its time now shows the factor for all batches."""
 
     batch: int
     before: BatchLevel
 
 
 class StepModel:
-    """Of one rank. Bounded: KEPT_BATCHES local batches of WINDOW_STEPS steps each."""
+    """Model of one rank's steps: at most KEPT_BATCHES local batches of WINDOW_STEPS steps each."""
 
     def __init__(self) -> None:
         self._newest = -1
@@ -164,7 +165,7 @@ class StepModel:
         return since
 
     def _reference(self, local_batch: int, batch: _Batch) -> _Reference | None:
-        """What this batch should take: as it did, else as the model says with its error."""
+        """Return the expected time of a batch: its own median, else the model's value with its error."""
         known = batch.reference
         if batch.count < _OWN_STEPS:
             return known or self._modelled(local_batch)
@@ -253,7 +254,7 @@ class StepModel:
         self._fresh = True
 
     def points(self) -> tuple[BatchPoint, ...]:
-        """What each local batch takes as of now, by ascending batch."""
+        """Return the present time of each local batch, by ascending batch."""
         self._refresh()
         return self._points
 

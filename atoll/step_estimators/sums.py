@@ -1,6 +1,6 @@
-"""Of one step, what ranks measured together: sums and least values, so that ranks add up in any order and grouping.
+"""Sums and minima of ranks' measurements of one step, so that ranks add up in any order and grouping.
 
-A machine adds up its own ranks, the controller the machines; no rank is told twice."""
+A machine adds up its own ranks, the controller the machines; no rank is counted twice."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Final, NamedTuple
 from atoll.step_estimators.observed import ObservedStep
 
 MAX_SAMPLES: Final = 2**32 - 1
-"""Of all ranks, that a message has room for."""
+"""Most samples of all ranks: a message has no more room."""
 
 
 class SyncSums(NamedTuple):
-    """How long a step's all-reduces took where that was least, of so many ranks. The rank that came last to a bucket
-    waited for nobody, so of the ranks' times the least counts. A tuple: controllers make ten thousand a second."""
+    """Least time of a step's all-reduces over so many ranks. The rank that came last to a bucket waited for no
+    other, so the minimum counts. A tuple: controllers make ten thousand a second."""
 
     ranks: int
     sync_s: float

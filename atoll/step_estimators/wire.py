@@ -1,4 +1,4 @@
-"""Between estimates and messages. Raises nothing: what came over a wire is checked where it arrives."""
+"""Conversion between estimates and messages. Raises nothing: received messages are checked on arrival."""
 
 from __future__ import annotations
 

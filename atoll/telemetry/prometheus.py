@@ -12,7 +12,7 @@ from atoll.errors import BadInput, SettingError
 from atoll.network.rpc import is_loopback, split_address
 
 SCRAPE_S: Final = 5.0
-"""How long a scrape waits for the event loop."""
+"""Seconds that a scrape waits for the event loop."""
 _CLOSE_S: Final = 5.0
 
 
@@ -26,11 +26,11 @@ class Measurement:
 
 
 Measured = tuple[Measurement, float, tuple[str, ...]]
-"""With its value and those of its labels, in their order."""
+"""Measurement with its value and its labels' values, in their order."""
 
 
 _NO_PORT: Final = 1
-"""Nobody serves there."""
+"""Port without a server."""
 
 
 def check_address(setting: str, address: str, *, insecure: bool = False) -> None:

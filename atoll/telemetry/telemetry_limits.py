@@ -25,10 +25,10 @@ MAX_VOLUNTEER: Final = 80
 SGD: Final = "sgd"
 ADAPTIVE: Final = "adaptive"
 FAMILIES: Final = ("", SGD, ADAPTIVE)
-"""Of optimizers; empty: not known."""
+"""Families of optimizers; empty: unknown."""
 WAITS: Final = "waits"
 FORMS: Final = ("", "float32", "bfloat16", "int8", WAITS)
-"""Of a link to a volunteer; empty once that is gone."""
+"""Forms of a link to a volunteer; empty once the link is gone."""
 TIERS: Final = ("memory", "disk", "start")
 _AMOUNTS: Final = (
     *("step_s", "compute_s", "wait_s", "load_s", "forward_s", "backward_s", "first_bucket_s", "update_s"),
@@ -40,12 +40,12 @@ amounts_of: Final = attrgetter(*_AMOUNTS)
 
 
 def are_amounts(numbers: Sequence[float]) -> bool:
-    """Whether all are finite and at least 0. Their sum must be finite too: thousands a second are looked at at once."""
+    """Return True if all are finite and at least 0. Their sum must be finite too: one check of thousands a second."""
     return math.isfinite(sum(numbers)) and (not numbers or min(numbers) >= 0)
 
 
 def flaw_of_step(sample: StepSample) -> str | None:
-    """What makes no sense in it, beginning with the field's name; None: nothing."""
+    """Return the flaw of a sample, beginning with the field's name, or None."""
     if not are_amounts(amounts_of(sample)):
         told = zip(_AMOUNTS, amounts_of(sample), strict=True)
         wrong = ((name, value) for name, value in told if not 0 <= value < math.inf)
@@ -66,7 +66,7 @@ def flaw_of_metrics(sample: StepSample) -> str | None:
 
 
 def flaw_of_link(link: LinkSample) -> str | None:
-    """What makes no sense in it, beginning with the field's name; None: nothing."""
+    """Return the flaw of a sample, beginning with the field's name, or None."""
     most = MAX_PEERS + MAX_LINKS if link.volunteer else MAX_PEERS
     if link.peer >= most:
         return f"peer = {link.peer} must be below {most}"

@@ -23,7 +23,7 @@ _EXPIRES_SOON: Final = datetime.timedelta(days=30)
 
 
 def check_certificates(reached: Connection) -> list[Finding]:
-    """Whether this identity's files are whole, signed by the CA beside them, and not about to expire."""
+    """Check that this identity's files are complete, signed by the CA beside them, and not about to expire."""
     if reached.tls is None:
         return []
     from atoll.security import certificates
@@ -45,7 +45,7 @@ def check_certificates(reached: Connection) -> list[Finding]:
 
 
 def check_cluster(reached: Connection) -> list[Finding]:
-    """Whether a controller leads, and how its nodes, versions and clock look from here."""
+    """Check that a controller leads; compare its nodes, versions and clock with this machine."""
     where = ", ".join(reached.controllers)
     if reached.controllers == (DEFAULT_ADDRESS,):  # nobody named one: none being there is no news to wait for
         reached = replace(reached, timeout_s=min(reached.timeout_s, _DEFAULT_ANSWERS_S))

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from atoll.client.client import AsyncClient
 
 _ARRIVES_S: Final = 1.0
-"""What was dialled may be heard of a little after the answer."""
+"""Seconds after the controller's answer in which its connection may still arrive."""
 
 
 def check_reach(reached: Connection) -> list[Finding]:
-    """Whether the controller can dial this machine. Nothing where that cannot be asked."""
+    """Check whether the controller can dial this machine. Empty if the question cannot be asked."""
     try:
         address, came = reached.run(dialled_back)
     except (AtollError, OSError):
@@ -55,7 +55,7 @@ async def dialled_back(client: AsyncClient) -> tuple[str, bool]:
 
 
 def _listening() -> socket.socket:
-    """At any free port of all of this machine's addresses."""
+    """Listen at a free port of all of this machine's addresses."""
     if socket.has_dualstack_ipv6():
         with suppress(OSError):
             return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)

@@ -155,7 +155,7 @@ def cards_finding(cards: int | str) -> Finding:
 
 
 def numa_finding(nodes: Mapping[int, Collection[int]], devices: Sequence[Device]) -> Finding:
-    """Where an agent of this machine would keep its workers to."""
+    """Report the NUMA nodes to which an agent of this machine would bind its workers."""
     bound = bindings(nodes, devices)
     if not bound:
         found = f"nodes: {max(1, len(nodes))}, devices: {len(devices)}; workers use all processors"
@@ -183,7 +183,7 @@ def _etcd() -> Finding:
 
 
 def judge_etcd(binary: EtcdBinary) -> Finding:
-    """Whether the one that a controller would start keeps what it acknowledged."""
+    """Judge whether the etcd that a controller would start keeps acknowledged writes."""
     if binary.doubt:
         step = "for more than tests: atoll install-etcd, or put etcd 3.5.20 or newer on PATH"
         return Finding("etcd", "warning", f"{binary} {binary.doubt}", step)

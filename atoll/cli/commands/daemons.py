@@ -244,7 +244,8 @@ def innermost(errors: BaseExceptionGroup[AtollError]) -> AtollError:
 
 
 def _page_identity(folder: Path | None, own: Tls | None) -> Tls | None:
-    """Whose rights the page has. Raises BadInput where a controller with certificates would refuse it."""
+    """Return the identity whose rights the page has. Raises BadInput if a controller with certificates would refuse
+    it."""
     if own is None:
         return None
     if folder is None:

@@ -61,7 +61,8 @@ def export(
 
 
 def _of_job(reply: CheckpointsReply, step: int | None) -> LoadedCheckpoint:
-    """From this machine's disk or the store, whichever has the newest. Raises NotFound saying which node has it."""
+    """Load from this machine's disk or the store, whichever is newer. Raises NotFound naming the node that has the
+    checkpoint."""
     from atoll.checkpoints import export as exporting
 
     meant = sources.chosen(reply, step)

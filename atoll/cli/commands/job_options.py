@@ -79,7 +79,7 @@ _OPTIONS: Final[dict[str, Any]] = {
         ),
     ],
 }
-"""By field of the job file; `checkpoint.keep` is field `keep` of its section."""
+"""Options by field of the job file; `checkpoint.keep` is field `keep` of its section."""
 
 
 def _listed() -> Iterator[tuple[str, Any]]:

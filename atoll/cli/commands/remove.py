@@ -53,7 +53,7 @@ def rm(
 
 
 def _say(job: object, checkpoints: CheckpointsReply | None) -> None:
-    """What there is of it."""
+    """Print what exists of the job."""
     from atoll.cli.render import views
 
     for line in views.removal_lines(job, checkpoints, time.time()):  # type: ignore[arg-type]

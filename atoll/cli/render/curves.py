@@ -39,7 +39,7 @@ def csv_rows(curve: Curve) -> Iterator[tuple[object, ...]]:
 
 
 def to_plain(curve: Curve) -> dict[str, Any]:
-    """For --json: lists of one length; values that are not finite are null."""
+    """Return the curve for --json: lists of one length; values that are not finite are null."""
     values = [value if math.isfinite(value) else None for value in curve.values]
     runs, unix_s = list(curve.runs), list(curve.unix_s)
     return {"name": curve.name, "steps": list(curve.steps), "values": values, "runs": runs, "unix_s": unix_s}

@@ -30,7 +30,7 @@ class LogLines:
             yield *key, line.decode(errors="replace")
 
     def rest(self) -> Iterator[tuple[int, int, str]]:
-        """What was left without an end of line."""
+        """Yield the output that has no end of line yet."""
         for key in sorted(self._open):
             yield *key, self._open[key].decode(errors="replace")
         self._open = {}

@@ -18,7 +18,7 @@ _ENDED_SHOWN: Final = 5
 
 
 class Overview:
-    """What is shown at one moment."""
+    """Snapshot to show."""
 
     def __init__(self, jobs: Sequence[Job], nodes: ListNodesReply, now_s: float) -> None:
         self.seen_unix_s = now_s
@@ -43,7 +43,7 @@ class Overview:
         return [self.head, "", *jobs, "", *terminal.aligned(NODE_COLUMNS, self.nodes)]
 
     def rich(self, height: int) -> list[Any]:
-        """For a terminal with so many lines."""
+        """Render for a terminal with so many lines."""
         from rich.text import Text
 
         room = max(2, height - _AROUND)
@@ -59,7 +59,7 @@ class Overview:
 
 
 def stacked(parts: Sequence[Any]) -> Any:
-    """As one renderable."""
+    """Stack parts into one renderable."""
     from rich.console import Group
 
     return Group(*parts)

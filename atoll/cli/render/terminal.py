@@ -34,7 +34,7 @@ STYLES: Final = {
 
 
 def is_watched(stream: TextIO) -> bool:
-    """Whether a person sees it on a terminal that can redraw a line."""
+    """Return True for a terminal that can redraw a line."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 

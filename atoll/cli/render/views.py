@@ -43,7 +43,7 @@ SUPERVISED: Final = (
 NOT_PINNED: Final = "nothing pinned"
 _LINKS_SHOWN: Final = 12
 _ROUNDING: Final = 1e-4
-"""Of answers: less is the rounding of float32."""
+"""Smallest relative difference of answers that is shown; less is the rounding of float32."""
 _BRIEF_REASON: Final = 72
 _STANDBYS_SHOWN: Final = 8
 
@@ -66,7 +66,7 @@ def job_row(job: Job, now_s: float, *, brief: bool = False) -> tuple[str, ...]:
 
 
 def bounds(job: Job) -> str:
-    """How many workers were asked for: '2:8', or '4'."""
+    """Return the requested number of workers: '2:8', or '4'."""
     low, high = job.spec.min_workers, job.spec.max_workers
     return str(low) if low == high else f"{low}:{high}"
 
@@ -124,7 +124,7 @@ def _by(who: str) -> str:
 
 
 def only_supervised(job: Job) -> bool:
-    """Whether its script is one for torchrun, as far as can be told by now."""
+    """Return True if the script seems to be one for torchrun."""
     known = job.checkpoint_step or job.memory_step or job.progress.step
     return not known and any(map(_began, job.workers)) and not any(map(_trains_here, job.workers))
 
@@ -138,7 +138,7 @@ def _trains_here(worker: WorkerView) -> bool:
 
 
 def removal_lines(job: Job, checkpoints: CheckpointsReply | None, now_s: float) -> list[str]:
-    """What `atoll rm` would remove, before it asks. checkpoints: None where they are kept."""
+    """Return what `atoll rm` would remove, before it asks. checkpoints: None if they are kept."""
     over = f"{wire.phase(job)} {ago(job.ended_unix_s, now_s)} ago"
     lines = [f"{job.id}: {over}, after {job.run} run{'s' * (job.run != 1)}", "its logs and events"]
     if checkpoints is None:
@@ -259,7 +259,8 @@ def links_line(job: Job) -> str:
 
 
 def relayed_line(job: Job) -> str:
-    """'through the relay: rank 2 (behind NAT in home), from and to other islands'; empty where no link is relayed."""
+    """Describe relayed links: 'through the relay: rank 2 (behind NAT in home), from and to other islands'; empty
+    without any."""
     behind = [worker for worker in job.workers if worker.behind_nat]
     if not behind or len({worker.island for worker in job.workers}) < 2:
         return ""
