@@ -1,4 +1,4 @@
-"""Begins generations, has this rank's shard of each written and copied, and knows when the one before may go."""
+"""Begins generations of checkpoints in memory, and has this rank's shard of each written and copied."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _MAX_LAYOUT_BYTES: Final = 128 << 20
 
 
 class CheckpointTier:
-    """Called on the training thread at its boundaries; a thread of its own copies what is large meanwhile.
+    """Checkpoints in memory of one rank. Called on the training thread at boundaries; another thread copies.
 
-    A generation is in progress from the boundary at which all ranks begin it until all know, from what they tell each
-    other in every step anyway, that everyone has written it. Only then the next one begins, over the one before it."""
+    All ranks begin a generation at the same boundary. It is in progress until each rank has reported, in the agreement
+    that every step makes, that it has written its shard. Only then the next one begins, over the one before it."""
 
     def __init__(self, session: Session, snapshot: Snapshot, links_in_use: Callable[[], LinksInUse | None]) -> None:
         """links_in_use: the exchange's connections, from any thread."""

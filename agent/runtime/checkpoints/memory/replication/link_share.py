@@ -1,9 +1,8 @@
 """Decides how much of a link copies take beside an exchange that may use all of it. Pure.
 
-Where a plan fills links as far as they bear, whatever copies take is the exchange's: the link seems thinner, less is
-planned, more is left to copies. So copies have no right to what looks idle. What tells is for how long the exchange
-keeps its connections busy: of a link that it needs, most of the time whatever that link carries, of a fat one
-next to nothing."""
+Plans fill a link as far as it bears. If copies took what looks idle, the link would seem thinner, the next plan would
+use less of it, and copies would take still more. So the share follows from the time for which the exchange keeps its
+connections busy: most of the time on a link that it needs, whatever the link carries, and little on a fat one."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Copies of shards on their way to other machines, behind everything that training itself sends.
+"""Sends copies of shards to other machines, with less priority than everything that training sends.
 
-A file goes in chunks, its first page last: until that is there, the copy says that it was not written to its end. The
-holder says after each chunk how far it has come; the sender has some under way, as many as keep the link full, and goes
-on from where the holder is when one was lost or nothing was heard for a while, also after a connection broke. Nothing
-is sent while training fills the links, and no more than what the idle span under way has room for (`pacing`); only
-where links are never idle a chunk goes now and then. Beside an exchange that needs its link, copies have a share of
-that (`link_share`), which they take when nothing of the exchange is on its way."""
+A file is sent in chunks, its first page last; until that arrives, the copy is marked as unfinished. The holder
+acknowledges each chunk. The sender keeps as many chunks under way as fill the link. It resumes from the acknowledged
+position when a chunk is lost, when no answer comes for a while, and after a connection broke.
+
+Nothing is sent while training uses the links, and in an idle span only what fits into it (`pacing`). Where links are
+never idle, a chunk is sent now and then. Beside an exchange that needs its link, copies have a share of the link
+(`link_share`), which they use while no byte of the exchange is under way."""
 
 from __future__ import annotations
 
