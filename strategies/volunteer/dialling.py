@@ -23,7 +23,7 @@ from atoll.v1.agents_pb2 import Helping
 from atoll.v1.common_pb2 import LinkSample
 
 PROBE_BYTES: Final = 64 << 10
-TURNS: Final = 2
+PROBES_PER_RANK: Final = 2
 """Probes sent to each rank; the faster counts."""
 ANSWER_S: Final = 1.0
 MEASURE_S: Final = 3.0
@@ -94,7 +94,7 @@ def measured(
             line.send_multipart(written(greeting, []))  # all connect at the same time
         found: dict[int, float] = {}
         for rank, line in dialled:
-            for turn in range(1 + TURNS):
+            for turn in range(1 + PROBES_PER_RANK):
                 begun_s = time.monotonic()
                 if turn:
                     line.send_multipart(written(greeting, [torch.zeros(PROBE_BYTES, dtype=torch.uint8)]))

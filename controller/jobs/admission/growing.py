@@ -50,7 +50,7 @@ STEADY_STEPS: Final = 10
 SLOWER: Final = 0.1
 """A run is slower than the one before it where it trains at least this part fewer samples a second, and two standard
 errors of both."""
-MOST_DOUBT: Final = 0.3
+CERTAIN_SLOWDOWN: Final = 0.3
 """Slowdown, as a share, that counts as one however unsteady the steps are."""
 RESTART_S: Final = 8.0
 """Stands for what a restart costs before this job has seen one."""
@@ -339,7 +339,7 @@ def _compared(observed: ObservedJob, run: RunRecord, clock: PassClock) -> Device
     now, before = profile.total_batch / profile.step_s, growth.samples_per_s
     worth = _worth(profile, growth)
     rates = f"{before:.4g} → {now:.4g} samples/s"
-    doubt = min(2 * math.hypot(growth.error, _error(profile)), MOST_DOUBT)
+    doubt = min(2 * math.hypot(growth.error, _error(profile)), CERTAIN_SLOWDOWN)
     if now * worth >= before * (1 - max(SLOWER, doubt)):
         text = f"grown from {growth.workers} to {len(run.members)} workers: {rates}"
         return DeviceAssessment(job=compared, events=(NewEvent(kind=EventKind.DEVICES_ASSESSED, cause=text),))

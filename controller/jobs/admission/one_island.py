@@ -22,7 +22,7 @@ from atoll.strategies.declaration import load
 
 BESIDE_S: Final = 0.01
 """Stands for a step's boundary and its word to the agent, which nobody measures alone: rather too much."""
-OTHER: Final = 2.0
+REPEAT_EVENT_FACTOR: Final = 2.0
 """Factor by which the advantage of one island must change for a new event."""
 
 OneIslandDecision = Decision[OneIslandInput, OneIslandPlan]
@@ -142,7 +142,7 @@ def _says_the_same(before: OneIsland, decision: OneIslandDecision) -> bool:
     if not planned.sooner or not its or its[0] * (1 - MIN_SAVING) > planned.alone_s:
         return False
     then, now = before.together_s / before.alone_s, planned.together_s / planned.alone_s
-    return 1 / OTHER < now / then < OTHER
+    return 1 / REPEAT_EVENT_FACTOR < now / then < REPEAT_EVENT_FACTOR
 
 
 def _reason(observed: ObservedJob, compared: _Compared) -> str:

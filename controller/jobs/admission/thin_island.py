@@ -20,10 +20,10 @@ from atoll.controller.planners.registry import EXCHANGE_DENSITY, THIN_ISLAND, De
 from atoll.controller.state.records import RunRecord
 from atoll.step_estimators.estimates import RankProfile
 
-APART: Final = 0.5
+MAX_THIN_LINK_SHARE: Final = 0.5
 """Largest bandwidth of a thin link, as a share of the link among the others."""
 
-HANDS_OVER_S: Final = 20.0
+MAX_HAND_OVER_S: Final = 20.0
 """Longest pause, in seconds, to send the unsent updates of an island that leaves. Over a thinner link the others
 received little of its work."""
 _ENTRY_BYTES: Final = 4
@@ -53,7 +53,7 @@ def without_thin_island(observed: ObservedJob, run: RunRecord, clock: PassClock)
         return nothing
     names = [f"{m.node}/{m.device}" for m in left_out]
     hands_over_s = _hands_over_s(decision, len(run.members))
-    if hands_over_s <= HANDS_OVER_S:
+    if hands_over_s <= MAX_HAND_OVER_S:
         return sent_back(observed, run, job, names, _reason(decision))
     along = f"it takes along what it has not sent, which would be on its way for {hands_over_s:.0f} s"
     return replace(sent_back(observed, run, job, names, f"{_reason(decision)}; {along}"), keeps_unsent=True)
@@ -80,7 +80,7 @@ def _links(profile: Profile, islands: Sequence[str]) -> list[float] | None:
     thin = min(islands, key=lambda name: reach(name, islands))
     others = [name for name in islands if name != thin]
     links = {name: reach(name, others) for name in others}
-    if not 0 < reach(thin, others) <= APART * min(links.values()):
+    if not 0 < reach(thin, others) <= MAX_THIN_LINK_SHARE * min(links.values()):
         return None
     links[thin] = min(profile.links[name].bandwidth_bps for name in islands)
     return [links[name] for name in islands]

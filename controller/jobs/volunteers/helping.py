@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from atoll.controller.jobs.lifecycle.observed import ForgetWorker, ObservedNode, StopRun, WorkerPhase
-from atoll.controller.jobs.volunteers.supply import MEASURED, Edges, HelpedRank, Supply
+from atoll.controller.jobs.volunteers.supply import MIN_EDGE_MEASUREMENTS, Edges, HelpedRank, Supply
 from atoll.jobs.job_spec import MAX_WORKERS
 from atoll.jobs.worker_key import WorkerKey
 from atoll.network.message_limits import MAX_RANK
@@ -124,7 +124,7 @@ class _Helper:
 def _knows(helper: _Helper, fresh: Mapping[tuple[str, WorkerKey], int]) -> bool:
     """Return True if a helper's measurements may move it: during its start, while it imports, they say little of a
     link."""
-    return helper.tasks > 0 and fresh.get((helper.node, helper.key), 0) >= MEASURED
+    return helper.tasks > 0 and fresh.get((helper.node, helper.key), 0) >= MIN_EDGE_MEASUREMENTS
 
 
 def _moves(

@@ -2,7 +2,7 @@
 
 A run is as fast as the rank whose tasks take longest: in a pipeline the others wait for its stage, among replicas for
 its part of the batch. So who comes helps the rank that has least, and one goes there from where most is, if that makes
-the least clearly more: by less than GAIN nobody moves, so that nobody moves back.
+the least clearly more: by less than MIN_SPEEDUP_TO_MOVE nobody moves, so that nobody moves back.
 
 Where a volunteer has measured its edges (both delays, and what travels over both bandwidths), a rank that is so many
 times as far as its nearest one counts as supplied so many times as well: it goes there only where it is missed so much
@@ -16,14 +16,14 @@ from typing import Final, NamedTuple, TypeAlias
 
 from atoll.controller.planners.pipelines.allocation import stage_for
 
-GAIN: Final = 1.25
+MIN_SPEEDUP_TO_MOVE: Final = 1.25
 """Speedup of the least supplied rank for which a volunteer moves: a start costs it seconds."""
 
 
 NEAR_S: Final = 0.1
 """Added to all edges: differences of less are turns of busy processes."""
 
-MEASURED: Final = 2
+MIN_EDGE_MEASUREMENTS: Final = 2
 """Measurements of its edges that a helper makes, while it computes tasks, before it moves for them."""
 
 Edges: TypeAlias = Mapping[int, float]
@@ -37,7 +37,7 @@ class MeasuredEdges(NamedTuple):
     last: tuple[Edges, ...] = ()
 
     def again(self, edges: Edges) -> MeasuredEdges:
-        return MeasuredEdges(self.times + 1, (*self.last, edges)[-MEASURED:])
+        return MeasuredEdges(self.times + 1, (*self.last, edges)[-MIN_EDGE_MEASUREMENTS:])
 
     @property
     def edges(self) -> Edges:
@@ -88,7 +88,8 @@ class Supply:
         least, supply, far = self._least(edges, but=rank), self.by_rank, self._far(edges)
         left = supply[rank] - power * self._per_power[rank]
         more = supply[least] + power * self._per_power[least]
-        return least if min(left * far[rank], more * far[least]) > GAIN * supply[least] * far[least] else None
+        supplied = min(left * far[rank], more * far[least])
+        return least if supplied > MIN_SPEEDUP_TO_MOVE * supply[least] * far[least] else None
 
     def _least(self, edges: Edges, but: int | None = None) -> int:
         supply, far = self.by_rank, self._far(edges)

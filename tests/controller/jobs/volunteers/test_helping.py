@@ -16,7 +16,7 @@ from atoll.controller.jobs.volunteers.helping import (
     helper_number,
     helping_actions,
 )
-from atoll.controller.jobs.volunteers.supply import MEASURED, HelpedRank, MeasuredEdges
+from atoll.controller.jobs.volunteers.supply import MIN_EDGE_MEASUREMENTS, HelpedRank, MeasuredEdges
 from atoll.controller.state.records import WorkerExitKind
 from atoll.jobs.job_spec import MAX_WORKERS
 from atoll.jobs.worker_key import WorkerKey
@@ -99,7 +99,7 @@ def test_who_measured_its_links_goes_to_the_nearer_rank_at_once_and_comes_back_t
     that has more help, and stays."""
     edges = {("v", 0, JOB): {0: 2.0, 1: 0.05}}
     far, near = (node("v", {helper_number(0, rank, 5): worker(step=1)}) for rank in (0, 1))
-    fresh = {("v", WorkerKey(JOB, 1, helper_number(0, rank, 5))): MEASURED for rank in (0, 1)}
+    fresh = {("v", WorkerKey(JOB, 1, helper_number(0, rank, 5))): MIN_EDGE_MEASUREMENTS for rank in (0, 1)}
     assert not list(helping_actions([far], RUNS, set(), edges=edges))
     assert not list(helping_actions([far], RUNS, set(), edges=edges, fresh=dict.fromkeys(fresh, 1)))
     begins = node("v", {helper_number(0, 0, 5): worker()})
