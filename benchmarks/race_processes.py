@@ -260,8 +260,8 @@ def together(island: Island, name: str, settings: dict[str, Any]) -> dict[str, f
         assert run._training is not None
         figures = run.statistics()
         sent_bytes = figures.get("sent_bytes", 0.0) / island.task.entries / island.steps
-        state = run._training._exchange.durable
-        run._training._exchange.boundary(wait=True)
+        state = run._training._driver.durable
+        run._training._driver.boundary(wait=True)
         masters = state.masters()
         weights = [masters.get(id(one), one) for one in model.parameters()]
         found = {"masters": island.held_out(weights), "sent_bytes": sent_bytes}

@@ -15,7 +15,7 @@ import torch
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.kernel_notice import announce_cpu_kernels
-from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
+from atoll.agent.runtime.step.capabilities import LocalUpdate, Norms, Pass, WorkerContext
 from atoll.agent.runtime.step.optimizers.as_one import as_one
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.agent.runtime.transport.channel import LINGER_S
@@ -36,7 +36,7 @@ PaceOf: TypeAlias = Callable[[PlanParameters | None], ExchangePace]
 """Of what a plan says; None: of the settings alone."""
 
 
-class MastersUpdate(ABC):
+class MastersUpdate(LocalUpdate, ABC):
     """All methods run on the training thread."""
 
     flush_changes: bool  # of the exchange

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.step.optimizers.learning_rate import LearningRate
+from atoll.agent.runtime.step.optimizers.update_hooks import register_first
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 FACTOR = 1.7
@@ -61,10 +62,10 @@ def test_a_step_is_one_with_the_multiplied_rates_to_the_bit(name: str) -> None:
     def with_factor(optimizer: torch.optim.Optimizer, update: Callable[[], None]) -> None:
         rate = LearningRate(optimizer)
         own = [group["lr"] for group in optimizer.param_groups]
-        hook = optimizer.register_step_pre_hook(lambda *_: rate.multiply(FACTOR))
+        hooks = register_first(optimizer, lambda *_: rate.multiply(FACTOR), lambda *_: rate.restore())
         update()
-        hook.remove()
-        rate.close()
+        for hook in hooks:
+            hook.remove()
         assert all(group["lr"] is lr for group, lr in zip(optimizer.param_groups, own, strict=True))
 
     plain = train(OPTIMIZERS[name], 4, lambda _, update: update())
@@ -76,7 +77,7 @@ def test_a_scheduler_that_steps_in_a_hook_goes_on_from_the_scripts_rate() -> Non
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
     optimizer.register_step_post_hook(lambda *_: scheduler.step())
     rate = LearningRate(optimizer)
-    optimizer.register_step_pre_hook(lambda *_: rate.multiply(FACTOR))
+    register_first(optimizer, lambda *_: rate.multiply(FACTOR), lambda *_: rate.restore())
     for power in range(1, 4):
         optimizer.step()
         assert optimizer.param_groups[0]["lr"] == 0.1 * 0.5**power
@@ -87,7 +88,7 @@ def test_a_step_that_raises_leaves_no_factor_for_the_next() -> None:
     optimizer = torch.optim.SGD([parameter], lr=0.5)
     rate = LearningRate(optimizer)
     seen: list[float] = []
-    optimizer.register_step_pre_hook(lambda *_: rate.multiply(2.0))
+    register_first(optimizer, lambda *_: rate.multiply(2.0), lambda *_: rate.restore())
     optimizer.register_step_pre_hook(lambda *_: seen.append(optimizer.param_groups[0]["lr"]))
 
     def fail() -> torch.Tensor:

@@ -144,21 +144,43 @@ class SeparateReducer(TensorReducer, Protocol):
         weight: 0 counts as zeros, whatever the gradient holds. ended: as in `reduce`."""
 
 
-class StepPhases(Protocol):
-    """Where a strategy takes part in a step. All methods run on the training thread, and raise PeerLost where a peer
-    is gone."""
+class LocalUpdate:
+    """Each rank updates its own weights at once; the others' updates come later, at most `lag` passes.
+
+    Base class of local-update methods. A method overrides what it needs: mostly `after_update` or `boundary`, which
+    combine weights, and `flush`, which makes them equal everywhere. All methods run on the training thread, and raise
+    PeerLost if a peer is gone. Ranks call `boundary` and `flush` together."""
+
+    lag: int = 0
+    """Proposals of so many passes back are sure to be here, because the weights of that pass must be."""
+
+    flush_changes: bool = True
+    """`flush` changes the model: a checkpoint from before it is not what training ended with."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.context = context
+        self._shown: list[torch.Tensor] = []  # this rank's weights, while the shared ones are shown
+
+    def start(self, position: Position, share: float, origin: Origin | None) -> None:
+        """Begin to train at `position`, of the checkpoint `origin` if there is one. Collective; all ranks are equal.
+
+        share: this rank's, of a whole batch there. The default connects the channel for proposals alone."""
+        if self.context.session.group is not None:
+            self.context.channel.all_connected()
+        self.context.channel.connect_receiver(ProposalsAlone(), [])
 
     def expect_local(self) -> None:
-        """The next passes may be local."""
+        """Prepare for passes under run.no_sync. Call before the first one."""
 
     def begin(self, opened: Pass) -> None:
         """A backward pass begins."""
 
     def backward_done(self) -> None:
-        """It is over on this rank."""
+        """The backward pass is over on this rank."""
 
     def combined(self) -> Norms:
-        """Wait for what the update needs of others."""
+        """Wait for what the update needs of others, and return the norms of the pass."""
+        return Norms()
 
     def before_update(self) -> None:
         """optimizer.step() begins."""
@@ -166,47 +188,52 @@ class StepPhases(Protocol):
     def after_update(self) -> None:
         """optimizer.step() is done."""
 
+    def send_update(self) -> None:
+        """Begin to send what was updated since the last boundary. Otherwise `boundary` sends it."""
+
     def boundary(self, *, wait: bool) -> None:
-        """Between two steps. wait: until every update is in the weights, on every rank alike."""
+        """Bring updates into the weights between two steps. wait: all of them, the same on every rank."""
 
     def flush(self) -> None:
-        """All ranks together, after a boundary that waited: what is left to make the model the same on every rank."""
-
-    def waited(self) -> float:
-        """Seconds the training thread waited for others since the last call."""
-
-    def break_off(self) -> None:
-        """A peer is gone in the middle of the step: nothing but `close` is called any more, and hooks do nothing."""
-
-    def clip(self, max_norm: float) -> bool:
-        """Whether the next combined update is clipped later than this, by the strategy. False: p.grad holds it."""
-
-    def close(self) -> None: ...
-
-
-@runtime_checkable
-class LocalUpdate(StepPhases, Protocol):
-    """Live weights move at once by the rank's own update; what the others did comes later, `lag` passes at most.
-    Masters are equal everywhere after each sync round."""
-
-    lag: int
-    """Proposals of so many passes back are sure to be here, because the weights of that pass must be."""
-
-    flush_changes: bool
-    """Whether `flush` changes the model: a checkpoint from before it is not what training ended with."""
-
-    def start(self, position: Position, share: float, origin: Origin | None) -> None:
-        """All ranks are equal; training goes on at `position`, of the checkpoint `origin` where there is one.
-        Collective. share: this rank's, of a whole batch there."""
-
-    def send_update(self) -> None:
-        """Begin to send what was updated since the last boundary, which else does it."""
+        """Make the model the same on every rank. All ranks call it together, after a boundary that waited."""
 
     def show_shared(self) -> None:
-        """Wait for all updates, then give parameters the shared values, which are the same on every rank."""
+        """Give parameters the values that are the same on every rank. The default shows those of a flush."""
+        parameters = list(self.context.model.parameters())
+        self._shown = [one.detach().clone() for one in parameters]
+        self.flush()
 
     def show_own(self) -> None:
         """Give parameters back the values that this rank trains."""
+        with torch.no_grad():
+            for parameter, own in zip(self.context.model.parameters(), self._shown, strict=True):
+                parameter.copy_(own)
+
+    def waited(self) -> float:
+        """Return the seconds that the training thread waited for others since the last call."""
+        return 0.0
+
+    def clip(self, max_norm: float) -> bool:
+        """Return True if the method clips the next combined update itself. False: p.grad holds it."""
+        return False
+
+    def break_off(self) -> None:
+        """A peer is gone in the middle of the step: only `close` is called any more, and hooks do nothing."""
+
+    def close(self) -> None:
+        """Take hooks off the model, and end threads."""
+
+
+class ProposalsAlone:
+    """Receiver of a channel that carries proposals and no frames."""
+
+    def deliver(  # noqa: PLR0917 - the fields of a frame, in its order
+        self, kind: int, origin: int, step: int, tensor: int, count: int, payload: bytes | memoryview
+    ) -> str | None:
+        return "unknown kind"
+
+    def fail(self, reason: str) -> None:
+        """Ignore a loss: proposals and collectives report it."""
 
 
 @runtime_checkable

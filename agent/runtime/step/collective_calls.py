@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import torch
-from torch import nn
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.evaluation import gathered, gathered_parts
-from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.membership.view_transition import ViewTransition
-from atoll.agent.runtime.step.backward.backward_pass import BackwardPass
 from atoll.agent.runtime.step.backward.gathered_features import GatheredFeatures
-from atoll.agent.runtime.step.evaluated_model import EvaluatedModel
-from atoll.agent.runtime.step.plans.agreement import Agreed, Meeting
+from atoll.agent.runtime.step.drivers.step_driver import StepDriver
+from atoll.agent.runtime.step.plans.agreement import Meeting
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
-from atoll.agent.runtime.step.step_exchange import StepExchange
 from atoll.errors import BadInput
 
 
@@ -29,32 +24,26 @@ class CollectiveCalls:
     def __init__(
         self,
         session: Session,
-        model: nn.Module,
-        loader: Loader[Any],
-        backward: BackwardPass,
+        driver: StepDriver,
         succession: ViewTransition,
         *,
         state: StateKeeper,
-        exchange: Callable[[], StepExchange],
-        own: Callable[[], Agreed],
-        loss_scale: Callable[[], float],
         leave_if_lost: Callable[[], AbstractContextManager[None]],
         broken_if_lost: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """exchange: of the view. own: what this rank knows. loss_scale: a GradScaler's factor on the losses of now.
-        leave_if_lost, broken_if_lost: around what needs other ranks, outside of a pass and in one."""
-        self._session, self._loader, self._backward = session, loader, backward
+        """driver: of the view; replaced with it. leave_if_lost, broken_if_lost: around what needs other ranks, outside
+        of a pass and in one."""
+        self._session, self.driver = session, driver
+        self._loader, self._passes, self.model = driver.parts.loader, driver.parts.passes, driver.parts.evaluated
         self._succession, self._state = succession, state
-        self._exchange, self._own, self._loss_scale = exchange, own, loss_scale
         self._leave_if_lost, self._broken_if_lost = leave_if_lost, broken_if_lost
-        self.model = EvaluatedModel(model)
         self.epochs = 0  # that the script trains in all, as far as it said
         self.training_ended = False
         """All ranks have the same model, and may end: no call waits for others but those that need their numbers."""
 
     def synchronize(self) -> None:
         """Between two steps: bring everything that was not sent yet into the weights."""
-        if self._backward.open or self._backward.gradients_pending:
+        if self._passes.open or self._passes.gradients_pending:
             raise BadInput(
                 "run.synchronize between run.backward and optimizer.step(); call it after the step. A script that "
                 "accumulates gradients has to step at its epoch's last batch too: `if ... or run.last_batch:`"
@@ -64,7 +53,7 @@ class CollectiveCalls:
         if not self.training_ended:
             self._state.change_begins()
             with self._leave_if_lost():
-                self._exchange().flush(Meeting.SYNCHRONIZE, self._own())
+                self.driver.flush(Meeting.SYNCHRONIZE)
             torch.clear_autocast_cache()
 
     @contextmanager
@@ -75,7 +64,7 @@ class CollectiveCalls:
         if self.model.is_shown or self.training_ended or self._session.joins:
             yield
             return
-        if self._backward.open:
+        if self._passes.open:
             raise BadInput("run.evaluation in the middle of a backward pass; call it before run.backward or after it")
         if self._state.snapshot.part is not None:
             raise BadInput(
@@ -87,8 +76,8 @@ class CollectiveCalls:
                 self._meet(Meeting.EVALUATION)
                 self._state.change_begins()
                 if self._loader.position.epoch + 1 >= self.epochs and not self._loader.batches_left:
-                    self._exchange().flush(Meeting.END, self._own())  # no training follows: this is the last model
-                shown.enter_context(self.model.shown(self._exchange(), self._session.group))
+                    self.driver.flush(Meeting.END)  # no training follows: this is the last model
+                shown.enter_context(self.model.shown(self.driver, self._session.group))
             yield
 
     def sum(self, numbers: Sequence[float]) -> tuple[float, ...]:
@@ -106,9 +95,9 @@ class CollectiveCalls:
     def total_count(self, count: float) -> float:
         """In a pass that begins: the sum over ranks of what they count. A rank that is lost counts nothing."""
         group, total = self._session.group, count
-        if group is not None and not self._backward.broken:
+        if group is not None and not self._passes.broken:
             with self._broken_if_lost():
-                self._exchange().meet(Meeting.WEIGHT, self._own())
+                self.driver.meet(Meeting.WEIGHT)
                 (total,) = group.sum_numbers([count])
         return total
 
@@ -119,7 +108,7 @@ class CollectiveCalls:
             raise BadInput("run.gather_for_loss outside the loop over the loader: there is no batch that is trained")
         counts = batch.weight > 0  # else what it has is an empty slice's, for show
         rank, parts = 0, [own.detach() if counts else own.detach()[:0]]
-        if group is not None and not self._backward.broken:
+        if group is not None and not self._passes.broken:
             with self._broken_if_lost():
                 rank, parts = group.rank, gathered_parts(group, parts[0])
         of_all = sum(map(len, parts))
@@ -131,8 +120,8 @@ class CollectiveCalls:
     def _summed(self, of_all: int, gradient: torch.Tensor) -> torch.Tensor:
         """In a backward pass: the gradient of the whole batch's loss by the rows of all ranks, divided by what this
         rank's pass weighs, for it will count so. Behind the first `of_all` rows are those that count for nothing."""
-        group, weight, scale = self._session.group, self._backward.weight, self._loss_scale()
-        if group is None or self._backward.broken:
+        group, weight, scale = self._session.group, self.driver.weight, self.driver.parts.events.loss_scale()
+        if group is None or self._passes.broken:
             return gradient
         wide = gradient.detach().to("cpu", torch.promote_types(gradient.dtype, torch.float32)).contiguous()
         whole = wide[:of_all] * (weight / scale) if weight > 0 else torch.zeros_like(wide[:of_all])  # 0 * NaN is NaN
@@ -144,4 +133,4 @@ class CollectiveCalls:
     def _meet(self, meeting: Meeting) -> None:
         self._succession.abandon(f"{meeting} needs all ranks")
         if not self.training_ended:
-            self._exchange().meet(meeting, self._own())
+            self.driver.meet(meeting)

@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from atoll.agent.runtime.checkpoints.disk.tensorfile import digest_of
-from atoll.agent.runtime.step.step_exchange import StepExchange
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput
+
+
+class SharedValues(Protocol):
+    """The part of a step driver that shows the shared parameters."""
+
+    def show_shared(self) -> None: ...
+
+    def show_own(self) -> None: ...
 
 
 class EvaluatedModel:
@@ -32,11 +40,11 @@ class EvaluatedModel:
             )
 
     @contextmanager
-    def shown(self, exchange: StepExchange, group: Group | None) -> Iterator[None]:
+    def shown(self, driver: SharedValues, group: Group | None) -> Iterator[None]:
         """Collective. Afterwards every value is as it was before. Raises PeerLost."""
         own: list[tuple[torch.Tensor, torch.Tensor]] = []
         with _outside_inference():
-            exchange.show_shared()
+            driver.show_shared()
         self.is_shown = True
         try:
             with _outside_inference():
@@ -46,7 +54,7 @@ class EvaluatedModel:
             with _outside_inference():
                 for tensor, kept in own:
                     tensor.copy_(kept)
-                exchange.show_own()
+                driver.show_own()
             self.is_shown = False
 
     def level(self, group: Group | None) -> list[tuple[torch.Tensor, torch.Tensor]]:

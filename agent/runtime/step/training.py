@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -18,29 +17,28 @@ from atoll.agent.runtime.checkpoints.restore import prepared
 from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings, known_count
-from atoll.agent.runtime.data.sampler import BatchSlice, Position, after
-from atoll.agent.runtime.membership.aborted_step import without_gradients
+from atoll.agent.runtime.data.sampler import Position, after
 from atoll.agent.runtime.membership.member_state import PreparedObjects
 from atoll.agent.runtime.membership.view_transition import ExchangeControl, ViewTransition
-from atoll.agent.runtime.step.backward.accumulation import NORMS_EVERY_STEPS
-from atoll.agent.runtime.step.backward.backward_pass import BackwardPass
 from atoll.agent.runtime.step.backward.batch_statistics import batch_statistics_layers, name_drop_last
 from atoll.agent.runtime.step.backward.counted_passes import CountedPasses
 from atoll.agent.runtime.step.backward.gradient_passes import clip_norm
-from atoll.agent.runtime.step.backward.half_batches import HalfBatches
 from atoll.agent.runtime.step.backward.unapplied_gradients import UnappliedGradients
-from atoll.agent.runtime.step.capabilities import EngineParts, Norms, StepEvents
+from atoll.agent.runtime.step.capabilities import EngineParts, StepEvents
 from atoll.agent.runtime.step.collective_calls import CollectiveCalls
+from atoll.agent.runtime.step.drivers.build import build_driver
+from atoll.agent.runtime.step.drivers.coordination import StepNumbers
+from atoll.agent.runtime.step.drivers.step_driver import PassState, StepDriver, StepParts
+from atoll.agent.runtime.step.evaluated_model import EvaluatedModel
 from atoll.agent.runtime.step.measures.clock import Lap, StepClock, marks_of
 from atoll.agent.runtime.step.measures.non_finite import NonFinite
 from atoll.agent.runtime.step.measures.probe import description
 from atoll.agent.runtime.step.measures.step_reporter import Silent, StepReporter
 from atoll.agent.runtime.step.optimizers.as_one import as_one
 from atoll.agent.runtime.step.optimizers.dry_run import DryRunSteps
-from atoll.agent.runtime.step.optimizers.learning_rate import LearningRate
-from atoll.agent.runtime.step.optimizers.other_optimizers import OtherOptimizers
 from atoll.agent.runtime.step.optimizers.prepared_parameters import unfrozen
 from atoll.agent.runtime.step.optimizers.scaled_steps import ScaledSteps
+from atoll.agent.runtime.step.optimizers.update_hooks import UpdateHooks, UpdateParts
 from atoll.agent.runtime.step.plans.agreement import Agreed, Meeting
 from atoll.agent.runtime.step.plans.arriving import Plans
 from atoll.agent.runtime.step.plans.schedule import PlanSchedule
@@ -48,10 +46,9 @@ from atoll.agent.runtime.step.state.durable import Handover, Origin
 from atoll.agent.runtime.step.state.fingerprint import fingerprint_of
 from atoll.agent.runtime.step.state.randomness import seed_step
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
-from atoll.agent.runtime.step.step_exchange import StepExchange
-from atoll.errors import AtollError, BadInput, DeadlineExceeded, PeerLost
+from atoll.errors import AtollError, BadInput, PeerLost
 from atoll.v1.agents_pb2 import Prepared
-from atoll.v1.common_pb2 import LEVEL_INFO
+from atoll.v1.common_pb2 import LinkSample
 
 
 class Training:
@@ -90,26 +87,33 @@ class Training:
         self._clock = StepClock(marks_of(session.device))
         self._reporter = StepReporter(session.link.outbox) if session.link is not None else Silent()
         self._muted, self._non_finite = DryRunSteps(session.probe), NonFinite(session)
-        self._exchange = self._new_exchange()
-        self._halves: HalfBatches | None = None
-        self._backward = BackwardPass(
-            session,
-            self.loader,
-            self._schedule,
-            self._clock,
-            self._exchange,
-            own=self._own,
-            muted=self._muted,
-            if_lost=self._broken_if_lost,
-            own_norms=self._own_norms(),
-            refuse_training=lambda what: self.calls.model.refuse_training(what),  # noqa: PLW0108 - there is none yet
-        )
-        self._part = engine_parts.part if engine_parts is not None else None
-        self.state = StateKeeper(session, model, optimizers, tracked, self._exchange, part=self._part)
-        self._plans = Plans(session, self._schedule, self.loader.lead)
-        self._learning_rates = {optimizer: LearningRate(optimizer) for optimizer in optimizers}
-        self._others = OtherOptimizers(model, optimizers)
+        self._scaled_steps = ScaledSteps(optimizers, self._update_left_out, for_show=self._without_effect)
+        self.passes, self._plans = PassState(), Plans(session, self._schedule, self.loader.lead)
         self._carried = UnappliedGradients(model, optimizers)
+        self._part = engine_parts.part if engine_parts is not None else None
+        self._step_parts = StepParts(
+            session=session,
+            model=model,
+            optimizers=optimizers,
+            loader=self.loader,
+            schedule=self._schedule,
+            clock=self._clock,
+            dry_run=self._muted,
+            evaluated=EvaluatedModel(model),
+            passes=self.passes,
+            events=StepEvents(
+                open_pass=self._open_pass,
+                gradients_leave=self._gradients_leave,
+                muted=self._muted,
+                loss_scale=self._scaled_steps.loss_scale,
+                lost=self.lost,
+                non_finite=self._non_finite.found,
+            ),
+            own=self._own,
+            links_busy=self._links_busy,
+        )
+        self._driver = self._new_driver()
+        self.state = StateKeeper(session, model, optimizers, tracked, self._driver, part=self._part)
         self.succession = ViewTransition(
             session,
             PreparedObjects(
@@ -123,34 +127,36 @@ class Training:
             self._schedule,
             ExchangeControl(
                 rebuild=self._begin_view,
-                why_not=lambda: self._exchange.why_not_in_place,
-                tolerates_loss_mid_step=lambda: self._exchange.tolerates_loss_mid_step,
+                why_not=self._why_not_in_place,
+                tolerates_loss_mid_step=self._tolerates_loss_mid_step,
                 rewind=self._rewind if self._part is not None else None,
             ),
         )
-        self._scaled_steps = ScaledSteps(
-            optimizers, self._update_left_out, for_show=lambda: self.succession.broken is not None
-        )
         self.calls = CollectiveCalls(
             session,
-            model,
-            self.loader,
-            self._backward,
+            self._driver,
             self.succession,
             state=self.state,
-            exchange=lambda: self._exchange,
-            own=self._own,
-            loss_scale=self._scaled_steps.loss_scale,
             leave_if_lost=self._shut_down_if_lost,
             broken_if_lost=self._broken_if_lost,
         )
         self._counted = CountedPasses(model, settings.batch_size, self.calls.total_count)
-        self._hooks = [
-            *(optimizer.register_step_pre_hook(self._before_update) for optimizer in optimizers),
-            *(optimizer.register_step_pre_hook(self._look_at_gradients) for optimizer in optimizers),
-            *(optimizer.register_step_post_hook(self._after_update) for optimizer in optimizers),
-            *name_drop_last(layers),
-        ]
+        self._updates = UpdateHooks(
+            self._driver,
+            model,
+            optimizers,
+            UpdateParts(
+                session=session,
+                state=self.state,
+                succession=self.succession,
+                carried=self._carried,
+                non_finite=self._non_finite,
+                scaled=self._scaled_steps,
+                rate_factor=self._rate_factor,
+                batches_per_update=self._tell_batches,
+            ),
+        )
+        self._hooks = name_drop_last(layers)
 
     def start(self) -> None:
         """Make all ranks equal: from the newest checkpoint where there is one, else from rank 0.
@@ -172,7 +178,7 @@ class Training:
             session.group.expect_answers_within(session.collective_timeout_s)
         resumed = self.state.resumed
         origin = resumed.origin() if resumed is not None else None
-        self._exchange.start(self.loader.position, self.loader.share, origin)
+        self._start_driver(self.loader.position, origin)
         self.state.start(self.loader.position)
         if session.link is not None:
             self._prepared = prepared(self._model, self._optimizers, self.loader, trains, self.state.bytes)
@@ -201,23 +207,23 @@ class Training:
     @property
     def stuck(self) -> bool:
         """A backward pass was broken off: its collectives are still under way."""
-        return self._backward.open and self._session.group is not None
+        return self.passes.open and self._session.group is not None
 
     def backward(self, loss: torch.Tensor, *, count: float | None, summed: bool) -> None:
         """count: of what the loss is the mean over; None: of the samples. summed: it is a sum over the samples."""
         check_loss(loss)
-        batch, weight, after = self.loader.current, None, self._backward.gradients_pending and not self._backward.unsent
-        if batch is not None and not self._backward.broken:
-            local = self._backward.local
+        batch, weight, after = self.loader.current, None, self.passes.gradients_pending and not self.passes.unsent
+        if batch is not None and not self.passes.broken:
+            local = self.passes.local
             weight = self._counted.weight(count, batch, local=local, after_exchange=after)
         if self._session.probe is not None and self.loader.current is not None:
             self._session.probe.saw(self.loader.current, loss)
-        if summed and self._backward.weight > 0:  # for it will count so
-            loss = loss / self._backward.weight
-        alone = weight is not None and not self._exchange.weighs_gradients
-        self._backward.begin(loss, weight=weight)
+        if summed and self._driver.weight > 0:  # for it will count so
+            loss = loss / self._driver.weight
+        alone = weight is not None and not self._driver.weighs_gradients
+        self._driver.begin_backward(loss, weight=weight)
         # Of weight 0 nothing counts, and a GradScaler sees to overflows itself.
-        if batch is not None and self._backward.weight > 0 and not (self._scaled_steps.scaling or self._muted()):
+        if batch is not None and self._driver.weight > 0 and not (self._scaled_steps.scaling or self._muted()):
             self._non_finite.loss(loss.detach())
         try:
             if not alone:
@@ -225,55 +231,49 @@ class Training:
             elif weight:  # 0 * NaN would be NaN
                 (loss * weight).backward()  # type: ignore[no-untyped-call]
         except Exception:
-            self._backward.break_off()
+            self.passes.open = self._session.group is not None  # a single worker may skip this batch and continue
             raise
-        self._backward.end()
+        self._driver.end_backward()
 
     def step(self, batch: Any) -> torch.Tensor:
         """In place of the script's own forward pass, backward pass and update: its engine's, of the batch that the
         loader gave. Returns the loss, []."""
-        engine, taken = self._exchange.engine, self.loader.current
-        if engine is None:
-            raise BadInput("the strategy has no engine of its own: call run.backward(loss) and optimizer.step()")
-        self._backward.begin()
-        assert taken is not None  # or begin had refused
+        if self._driver.engine is None:
+            return self._driver.step(batch)  # refuses
+        self._driver.begin_backward()
         loss = torch.zeros(())
         if self.succession.broken is None:
             try:
-                loss = engine.step(batch, taken)
+                loss = self._driver.step(batch)
             except PeerLost as error:
-                if self._rewind(taken.step):
+                taken = self.loader.current
+                if taken is not None and self._driver.rewind(taken.step):
                     self.state.shutdown.updated = False
                 self.lost(error)
             else:  # also where this rank had no part in it, or made no update of its own
-                self._backward.gradients_pending, self.state.shutdown.updated = False, True
+                self.passes.gradients_pending, self.state.shutdown.updated = False, True
                 self._non_finite.loss(loss)
         if self.succession.broken is not None:  # an engine's step is whole, or nothing of it is left
-            self.succession.broken.updated, self._backward.gradients_pending = True, False
-        self._backward.end(agrees=False)  # at the boundary: what the script does until then is of a step that is whole
+            self.succession.broken.updated, self.passes.gradients_pending = True, False
+        self._driver.end_backward(agrees=False)  # at the boundary: what the script does until then is of a whole step
         return loss
-
-    def _rewind(self, step: int) -> bool:
-        """An engine's step that raised, or its last one, as if it had never begun."""
-        engine = self._exchange.engine
-        return engine is not None and engine.rewind(step)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Inside, backward passes are local."""
-        self._exchange.expect_local()
-        before, self._backward.local = self._backward.local, True
+        self._driver.expect_local()
+        before, self.passes.local = self.passes.local, True
         try:
             yield
         finally:
-            self._backward.local = before
+            self.passes.local = before
 
     def clip(self, max_norm: float, parameters: Iterable[torch.Tensor] | None) -> torch.Tensor | None:
         """Clip the next update. Returns the norm, or None where the strategy clips later than this."""
-        if not self._backward.gradients_pending:
+        if not self.passes.gradients_pending:
             raise BadInput("run.clip_grad_norm before run.backward: there is no gradient to clip yet")
-        self._refuse_unsent("run.clip_grad_norm")
-        if self.succession.broken is None and self._exchange.clip(max_norm):
+        self._updates.refuse_unsent("run.clip_grad_norm")
+        if self.succession.broken is None and self._driver.clip(max_norm):
             if parameters is not None:
                 raise BadInput("the strategy clips the whole update; call run.clip_grad_norm without parameters")
             return None
@@ -306,7 +306,7 @@ class Training:
         return self._schedule.planned_at(step).learning_rate_factor
 
     def statistics(self) -> Mapping[str, float]:
-        return self._exchange.statistics()
+        return self._driver.coordination.statistics(self._driver.sent_bytes())
 
     def finish(self) -> None:
         """All epochs are done: wait until every rank has come here, then a last checkpoint, which all wait for."""
@@ -314,14 +314,14 @@ class Training:
         self._boundary(last=True)
         self.state.change_begins()
         with self._shut_down_if_lost():
-            self._exchange.flush(Meeting.END, self._own())
+            self._driver.flush(Meeting.END)
             if self._session.group is not None:
                 if self._part is None:
                     self.calls.model.level(self._session.group)
                 self._session.group.barrier()
         torch.clear_autocast_cache()
         self.calls.training_ended = True
-        self._exchange.leave()
+        self._driver.leave()
         self._reporter.finish()
         self.tell_trained()
         with self._shut_down_if_lost():
@@ -337,72 +337,56 @@ class Training:
         self.loader.close()
         for hook in self._hooks:
             hook.remove()
-        for rate in self._learning_rates.values():
-            rate.close()
-        self._others.close()
+        self._updates.close()
         self._carried.close()
         self._scaled_steps.close()
-        if self._halves is not None:
-            self._halves.close()
-        self._exchange.close()
+        self._driver.close()
 
     # --- the views of the run
 
-    def _new_exchange(self, learned: object = None) -> StepExchange:
-        """With the members that the session names. learned: in the view before."""
-        events = StepEvents(
-            open_pass=lambda: self._backward.begin_from_hook(),  # noqa: PLW0108 - there is none yet
-            gradients_leave=lambda: self._backward.gradients_leave(),  # noqa: PLW0108 - there is none yet
-            muted=self._muted,
-            loss_scale=lambda: self._scaled_steps.loss_scale(),  # noqa: PLW0108 - there is none yet
-            lost=self.lost,
-            non_finite=self._non_finite.found,
-        )
+    def _new_driver(self, learned: object = None) -> StepDriver:
+        """Build the driver for the members that the session names. learned: in the view before."""
         self._agreed = Agreed(self._schedule.newest_contiguous(), False)
-        return StepExchange(
-            self._session,
-            self._model,
-            self._optimizers,
-            events=events,
-            busy=self._links_busy,
-            copied_beside=lambda: self.state.memory.copied_beside(),  # noqa: PLW0108 - there is none yet
-            agreed=self._agreed,
-            engine_parts=self._engine_parts,
-            learned=learned,
-        )
+        return build_driver(self._step_parts, self._agreed, self._engine_parts, learned)
+
+    def _start_driver(self, position: Position, origin: Origin | None) -> None:
+        self._driver.start(position, self.loader.share, origin)
+        if self._session.link is not None:
+            self._session.link.outbox.links_so_far = self._links
 
     def _begin_view(self, position: Position, recovered: Recovered | None, origin: Origin | None) -> None:
         """Collective: go on with other members, from the state that all have alike, and `origin` beside it, or from
         what all have in memory. Raises PeerLost, CheckpointError."""
         self.state.memory.close()
-        self._exchange.close(followed=True)
+        self._driver.close(followed=True)
         if recovered is not None:
             resumed = Resumed(recovered.checkpoint, recovered.own)
             self.state.go_back(resumed)
             origin = resumed.origin()
         if origin is not None:
-            self.state.between_views(self._exchange, origin)
+            self.state.between_views(self._driver, origin)
         try:
-            self._begin_exchange(position, recovered, origin)
+            self._begin_driver(position, recovered, origin)
         except AtollError:
-            self._exchange.close(followed=True)
+            self._driver.close(followed=True)
             if origin is not None:
-                self.state.between_views(self._exchange, origin)
+                self.state.between_views(self._driver, origin)
             raise
         self.state.view_begun()
 
-    def _begin_exchange(self, position: Position, recovered: Recovered | None, origin: Origin | None) -> None:
+    def _begin_driver(self, position: Position, recovered: Recovered | None, origin: Origin | None) -> None:
         if self._session.group is not None and self._part is None:  # of stages the engine does
             self._session.group.broadcast_tensors(list(self._model.buffers()))
         with unfrozen(self._trained):
-            self._exchange = self._new_exchange(self._exchange.learned)
-        self._backward.resume(self._exchange, self._own_norms())
+            self._driver = self._new_driver(self._driver.learned)
+        self.calls.driver = self._updates.driver = self._driver
+        self.passes.begin_view()
         self._plans.start()
         self._carried.go_back()
         self._counted.forget()
-        self.state.begin_view(self._exchange, position.step, None if recovered is None else recovered.generation)
+        self.state.begin_view(self._driver, position.step, None if recovered is None else recovered.generation)
         with unfrozen(self._trained):
-            self._exchange.start(position, self.loader.share, origin)
+            self._start_driver(position, origin)
 
     def _leave_view(self) -> None:
         """At a boundary whose update is whole: for the next view, where all ranks know of it. Raises PeerLost."""
@@ -410,33 +394,30 @@ class Training:
             return  # after an epoch's last batch the script does what needs all who were there
         self.state.change_begins()
         handed_over: Handover | None = None
-        if self._exchange.needs_rollback:
+        if self._driver.needs_rollback:
             keeps = self.succession.keeps_unsent(self._agreed.view)
-            handed_over = self._exchange.hand_over(self.loader.position.step, self._own(), keeps_unsent=keeps)
+            handed_over = self._driver.hand_over(self.loader.position.step, keeps_unsent=keeps)
         self.succession.leave(self._agreed.view, handed_over)
 
-    def _own_norms(self) -> Callable[[], Norms] | None:
-        """What tells of each rank's own gradients, where the strategy does not see them all combined."""
-        own = self._session.link is not None and not self._exchange.combines
-        if own and self._halves is None:
-            notice = partial(self._session.notice, LEVEL_INFO)
-            self._halves = HalfBatches(self._model, self._session.seed, self._sampled, notice)
-        elif not own and self._halves is not None:
-            self._halves.close()
-            self._halves = None
-        return self._halves.take if self._halves is not None else None
+    def _why_not_in_place(self) -> str | None:
+        return self._driver.why_not_in_place
+
+    def _tolerates_loss_mid_step(self) -> bool:
+        return self._driver.tolerates_loss_mid_step
+
+    def _rewind(self, step: int) -> bool:
+        return self._driver.rewind(step)
 
     # --- the boundary
 
     def _boundary(self, *, last: bool = False) -> None:
         """Between two steps: before the loader slices a batch, and after an epoch's last. last: no step follows."""
-        if self._backward.open:
+        if self.passes.open:
             raise BadInput("the loader was asked for the next batch in the middle of a backward pass")
         self.calls.model.refuse_training("the next batch")
         lap = self._clock.boundary_begins()
-        for rate in self._learning_rates.values():
-            rate.restore()  # of an optimizer.step() that raised
-        if not last and self.succession.at_boundary(pending=self._backward.gradients_pending):
+        self._updates.at_boundary()
+        if not last and self.succession.at_boundary(pending=self.passes.gradients_pending):
             self._clock.boundary_ends()
             return
         self._end_step(lap)
@@ -449,7 +430,7 @@ class Training:
         if self._session.link is not None:
             self._session.link.step, self._session.link.plan = step, self._schedule.plan_at(step)
         self.succession.trains(step)
-        if not self._backward.gradients_pending:  # while accumulating, the last whole update is what counts
+        if not self.passes.gradients_pending:  # while accumulating, the last whole update is what counts
             self._carried.whole()
             self._keep_state(step, last=last)
         seed_step(self._session.seed, self._session.place.rank, step)
@@ -458,22 +439,24 @@ class Training:
 
     def _end_step(self, lap: Lap) -> None:
         """Report the step that is over, if it was one that counts."""
-        batch, numbers = self.loader.current, self._exchange.take_step()
+        batch, driver = self.loader.current, self._driver
+        metrics = driver.coordination.take_metrics(driver.sent_bytes())
+        numbers = StepNumbers(*driver.exchange_times(), metrics)
         if batch is None:
             return  # what was waited for between two epochs is of no step
         if self._muted.end_rehearsal():
-            if self._backward.gradients_pending:  # the script counts otherwise than in the run before: no update
+            if self.passes.gradients_pending:  # the script counts otherwise than in the run before: no update
                 for parameter in self._model.parameters():
                     parameter.grad = None
-                self._backward.gradients_pending = False
+                self.passes.gradients_pending = False
             return
-        self._exchange.batch_over()
+        driver.coordination.agreement.batch_over()
         plan = self._schedule.plan_at(batch.step)
         self._reporter.report(
             batch,
             lap,
             plan=plan,
-            norms=self._backward.norms,
+            norms=self.passes.norms,
             numbers=numbers,
             non_finite=self._non_finite.end_step(batch.step),
         )
@@ -484,8 +467,8 @@ class Training:
         probe = self._session.probe
         if probe is None:
             return
-        if probe.trained(step) and not self._backward.gradients_pending:
-            statistics = self._exchange.statistics()  # before what follows, which is none of it
+        if probe.trained(step) and not self.passes.gradients_pending:
+            statistics = self.statistics()  # before what follows, which is none of it
             self.calls.synchronize()
             probe.judge(step, self._model, statistics)
         if probe.over(step):
@@ -504,33 +487,33 @@ class Training:
         that follows is for show, because the script's update is still to come."""
         while True:
             try:
-                if (lost := self._exchange.lost) is not None:
+                if (lost := self._driver.lost) is not None:
                     raise PeerLost(lost)
                 self._agree(self.loader.position.step)
-                if not last and not self._backward.gradients_pending:
+                if not last and not self.passes.gradients_pending:
                     self._leave_view()
             except PeerLost as error:
-                self._exchange.check_alike()
-                in_place = self._exchange.needs_rollback or self._exchange.step_is_atomic
-                if self._exchange.step_is_atomic:
+                self._driver.coordination.check_alike()
+                in_place = self._driver.needs_rollback or self._driver.step_is_atomic
+                if self._driver.step_is_atomic:
                     self.state.stands(self.loader.position)
                 if last or not in_place:
                     self.succession.unable("it was lost outside of a step", error)
                     self._leave(error)
                 self.lost(error)
-                if self.succession.lost_at_boundary(pending=self._backward.gradients_pending):
+                if self.succession.lost_at_boundary(pending=self.passes.gradients_pending):
                     return True
             else:
                 return False
 
     def _agree(self, step: int) -> None:
         """Take up what all ranks know alike, and bring the weights to where this boundary needs them."""
-        self._agreed = self._exchange.agree(self._own())
+        self._agreed = self._driver.coordination.agree(self._own())
         # Now: how large the next batch is decides whether this is an epoch's end.
         self._plans.agree(max(step - 1, 0), self._agreed.plan_id)
-        due = not self._backward.gradients_pending and (self._agreed.stop or self.state.saver.due(step))
-        self._exchange.boundary(wait=due or not self.loader.batches_left)
-        self._clock.waited(self._exchange.waited(), at_boundary=True)
+        due = not self.passes.gradients_pending and (self._agreed.stop or self.state.saver.due(step))
+        self._driver.boundary(wait=due or not self.loader.batches_left)
+        self._clock.waited(self._driver.waited(), at_boundary=True)
 
     def _keep_state(self, step: int, *, last: bool) -> None:
         """The update is whole: checkpoints of it begin where they are due; a stop that was agreed is carried out."""
@@ -539,16 +522,11 @@ class Training:
             self._agreed,
             snapshot=not self._muted.rehearsing,  # what was resumed from is on disk already
             # At its end another model may be what training ended with.
-            to_disk=not self._exchange.flush_changes or (self.loader.batches_left > 0 and not last),
+            to_disk=not self._driver.flush_changes or (self.loader.batches_left > 0 and not last),
         )
         if self._agreed.stop:
             self.state.shutdown.drained(step, self._reporter)
         self.state.released()
-
-    def _sampled(self) -> BatchSlice | None:
-        """The batch that is being trained, in steps whose gradients are sampled."""
-        batch = self.loader.current
-        return batch if batch is not None and batch.step % NORMS_EVERY_STEPS == 0 else None
 
     def _handed_out(self) -> None:
         torch.clear_autocast_cache()  # the boundary may have changed weights: others' updates, a restored state
@@ -562,63 +540,34 @@ class Training:
         else:
             self.state.memory.resume()
 
-    # --- the update
+    def _links(self) -> list[LinkSample]:
+        """What connections carried, with the copies of checkpoints on them. May be called by any thread."""
+        samples, copied_bytes = self._driver.coordination.links(), self.state.memory.copied_beside()
+        for sample in samples:
+            sample.copied_bytes = copied_bytes.get(sample.peer, 0)
+        return samples
 
-    def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """What its step is called with, where that is something else."""
-        if self.succession.broken is not None:
-            return self.succession.broken.in_place_of(optimizer, args, kwargs)
-        self.calls.model.refuse_training("optimizer.step()")
-        self._carried.check(optimizer)
-        self._refuse_unsent("optimizer.step()")
-        self.state.update_begins()
-        rate = self._learning_rates[optimizer]
-        rate.multiply(self.learning_rate_factor)
-        if not self._muted():
-            try:
-                self._exchange.before_update()
-            except AtollError as error:
-                rate.restore()
-                if not isinstance(error, PeerLost | DeadlineExceeded):
-                    raise
-                self.lost(error)
-                return self._before_update(optimizer, args, kwargs)
-        return without_gradients(optimizer, args, kwargs, when=lambda: self.succession.broken is not None)
+    # --- what strategies and optimizers report
 
-    def _look_at_gradients(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        scaled = getattr(optimizer, "grad_scale", None) is not None
-        if self.succession.broken is None and not (scaled or self._muted()):
-            self._non_finite.gradients(optimizer)
+    def _open_pass(self) -> None:
+        self._driver.begin_from_hook()
 
-    def _refuse_unsent(self, what: str) -> None:
-        if self._backward.unsent:
-            raise BadInput(
-                f"{what} on gradients that only this worker has: the last backward pass was under run.no_sync(). Make "
-                "the last one of an accumulation outside of it, also where run.last_batch ends one early"
-            )
-
-    def _after_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if self.succession.broken is not None:
-            self.succession.broken.updated, self._backward.gradients_pending = True, False
-            return
-        self._carried.applied(optimizer)
-        self._backward.gradients_pending = False
-        if not self._muted() and self._backward.accumulation.updated():
-            self._tell(batches_per_update=self._backward.accumulation.batches)
-        self.state.shutdown.updated = True
+    def _gradients_leave(self) -> None:
         self._session.throttle.pay()
-        if self._muted():
-            self._muted.undo_update()
-        else:
-            self._exchange.after_update()
-        torch.clear_autocast_cache()  # the script's region may be around several updates
-        self._clock.updated()
+        self._clock.bucket_ready()
+
+    def _rate_factor(self) -> float:
+        return self.learning_rate_factor
+
+    def _tell_batches(self, batches: int) -> None:
+        self._tell(batches_per_update=batches)
+
+    def _without_effect(self) -> bool:
+        """True if what the script does counts for nothing: a GradScaler learns nothing from it."""
+        return self.succession.broken is not None
 
     def _update_left_out(self, optimizer: torch.optim.Optimizer) -> None:
-        """The gradients overflowed: an update that moves nothing, for the others wait for this rank's part of it."""
-        self._before_update(optimizer, (optimizer,), {})
-        self._learning_rates[optimizer].restore()
-        self._after_update(optimizer)
+        self._updates.left_out(optimizer)
 
     # --- when others fail
 
@@ -627,7 +576,7 @@ class Training:
         try:
             yield
         except PeerLost as error:
-            self._exchange.check_alike()
+            self._driver.coordination.check_alike()
             self.succession.unable("it was lost outside of a step", error)
             self._leave(error)
 
@@ -642,12 +591,13 @@ class Training:
         """A peer is gone in a step. Where the run may go on without it, what the script does up to its next batch
         counts for nothing; else save what is whole, and leave. Raises BadInput where it is not gone but waits for
         what this rank's script does not do."""
-        self._exchange.check_alike()
+        self._driver.coordination.check_alike()
         if not self.succession.possible:
             self._leave(error)
-        why = "an epoch's last batch was shown again" if self._muted() else self._exchange.why_not_in_place
+        why = "an epoch's last batch was shown again" if self._muted() else self._driver.why_not_in_place
         self.succession.lose(error, mid_step=why)
-        self._backward.break_pass()
+        self.passes.broken, self.passes.open = True, False
+        self._driver.break_off()
 
     def _leave(self, error: AtollError) -> NoReturn:
         """Save what is whole, and end."""

@@ -86,8 +86,8 @@ def await_view(step: int) -> None:
 
 def miss_the_end() -> None:
     """As if the last part of the kill step's sum had not come back here, though it did at the others."""
-    exchange = run._prepared("the test")._exchange
-    whole = exchange.end
+    exchange = run._prepared("the test")._driver
+    whole = exchange.end_pass
 
     def end() -> Any:
         norms = whole()
@@ -95,7 +95,7 @@ def miss_the_end() -> None:
             raise PeerLost("the test took it away")
         return norms
 
-    exchange.end = end  # type: ignore[method-assign]
+    exchange.end_pass = end  # type: ignore[method-assign]
 
 
 def main() -> None:

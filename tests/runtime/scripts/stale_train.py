@@ -25,7 +25,7 @@ from torch import nn
 
 import atoll
 from atoll.agent.runtime.membership.recovery import continue_without_rollback, roll_back_to_memory
-from atoll.agent.runtime.step.step_exchange import StepExchange
+from atoll.agent.runtime.step.drivers.local_update_step import LocalUpdateStep
 from atoll.errors import PeerLost
 from atoll.strategies.shared_masters.rolling import RollingMasters
 
@@ -97,7 +97,7 @@ optimizer.register_step_pre_hook(lambda *_: look("update"))
 def exchange() -> Any:
     """Of the view under way."""
     assert run._training is not None
-    return run._training._exchange._local
+    return getattr(run._training._driver, "update", None)
 
 
 def look(where: str) -> None:
@@ -112,7 +112,7 @@ def look(where: str) -> None:
 
 def keep(what: str) -> None:
     assert run._training is not None
-    durable: Any = run._training._exchange.durable
+    durable: Any = run._training._driver.durable
     trained, masters = dict(model.named_parameters()), durable.masters()
     residuals = durable.residuals() if masters else durable.own_at_boundary()
     owner_sums = durable.owner_sums() if masters else {}
@@ -194,9 +194,9 @@ def die_in_view() -> None:
     if options.die_in_view == "taking over":
         vars(continue_without_rollback)["transfer_checkpoint"] = die
     elif options.die_in_view == "building":
-        StepExchange.__init__ = die  # type: ignore[method-assign]
+        LocalUpdateStep.__init__ = die  # type: ignore[method-assign]
     else:
-        StepExchange.start = die  # type: ignore[method-assign]
+        LocalUpdateStep.start = die  # type: ignore[method-assign]
 
 
 def await_behind(step: int) -> None:

@@ -95,7 +95,7 @@ def test_the_step_loop_drives_an_engine_through_every_batch(monkeypatch: pytest.
     model = nn.Linear(4, 1)
     alone = copy.deepcopy(model)
     with_engine = training(Settings(), model)
-    engine: Any = with_engine._exchange.engine
+    engine: Any = with_engine._driver.engine
     batches: list[torch.Tensor] = []
     losses = []
     for epoch in range(2):
@@ -129,7 +129,7 @@ def test_a_strategy_without_an_engine_leaves_the_step_to_the_script() -> None:
 def test_a_trial_trains_with_the_learning_rate_that_it_is_given(tmp_path: Path) -> None:
     """1. A trial is asked for with twice the script's learning rate. 2. Its update is twice as far; after it the
     optimizer has its own again."""
-    asked = {"directory": str(tmp_path), "steps": 3, "batch": 4, "stale_sparse": {}, "learning_rate_factor": 2.0}
+    asked = {"directory": str(tmp_path), "steps": 3, "batch": 4, "learning_rate_factor": 2.0}
     moved = []
     for probe in (None, Probe.from_environment(0, {VARIABLE: json.dumps(asked)})):
         torch.manual_seed(1)
@@ -139,7 +139,7 @@ def test_a_trial_trains_with_the_learning_rate_that_it_is_given(tmp_path: Path) 
         before = model.weight.detach().clone()
         (inputs,) = next(iter(made.loader))
         model(inputs).square().mean().backward()
-        (optimizer,) = made._learning_rates
+        (optimizer,) = made._optimizers
         optimizer.step()
         moved.append(model.weight.detach() - before)
         assert optimizer.param_groups[0]["lr"] == 0.1

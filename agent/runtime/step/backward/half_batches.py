@@ -16,9 +16,13 @@ import torch
 from torch import nn
 from torch.nn.grad import conv2d_weight
 
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import BatchSlice
+from atoll.agent.runtime.step.backward.accumulation import NORMS_EVERY_STEPS
 from atoll.agent.runtime.step.capabilities import Norms
 from atoll.agent.runtime.step.module_hooks import ModuleHook
+from atoll.v1.common_pb2 import LEVEL_INFO
 
 SHARE: Final = 0.001
 """Of the rows of each weight: a row is what one output has of it."""
@@ -130,6 +134,18 @@ class HalfBatches:
         ]
         known = self._halves.get(number)
         self._halves[number] = halves if known is None else [a + b for a, b in zip(known, halves, strict=True)]
+
+
+def half_batches_of(session: Session, model: nn.Module, loader: Loader[Any]) -> HalfBatches | None:
+    """Measure the noise of the batches that the loader hands out, in sampled steps. None if no agent asks for it."""
+    if session.link is None:
+        return None
+
+    def sampled() -> BatchSlice | None:
+        batch = loader.current
+        return batch if batch is not None and batch.step % NORMS_EVERY_STEPS == 0 else None
+
+    return HalfBatches(model, session.seed, sampled, partial(session.notice, LEVEL_INFO))
 
 
 def _is_known(layer: nn.Module) -> bool:

@@ -24,7 +24,6 @@ from atoll.agent.runtime.step.backward.gradient_passes import (
     total,
 )
 from atoll.agent.runtime.step.backward.local_passes import LocalPasses
-from atoll.agent.runtime.step.backward.phases import OneWorker
 from atoll.agent.runtime.step.capabilities import (
     Norms,
     Pass,
@@ -39,7 +38,7 @@ from atoll.agent.runtime.step.measures.clock import marks_of
 from atoll.errors import PeerLost
 
 
-class ReducedGradients(OneWorker):
+class ReducedGradients:
     """Drives a TensorReducer behind the backward pass: `begin`, then gradients come by hooks, then `backward_done` and
     `combined`.
 

@@ -22,8 +22,10 @@ class UnappliedGradients:
         self._carried: set[int] = set()  # of them, those from before the last whole update
         self._whole: frozenset[int] = frozenset()  # that had come when it was
         self._accumulated: dict[int, str] = {}  # of those again, the names of which got more on top
-        several = len(optimizers) > 1
-        trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad] if several else []
+        self.watches = len(optimizers) > 1
+        """One optimizer alone carries nothing."""
+        named = model.named_parameters() if self.watches else ()
+        trained = [(name, one) for name, one in named if one.requires_grad]
         self._hooks = [one.register_hook(partial(self._on_gradient, name, one)) for name, one in trained]  # type: ignore[no-untyped-call]
 
     def whole(self) -> None:

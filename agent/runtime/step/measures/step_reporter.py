@@ -9,8 +9,8 @@ from typing import Final
 from atoll.agent.runtime.agent_link.outbox import Outbox
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.step.capabilities import Norms
+from atoll.agent.runtime.step.drivers.coordination import StepNumbers
 from atoll.agent.runtime.step.measures.clock import Lap
-from atoll.agent.runtime.step.step_exchange import StepNumbers
 from atoll.v1.common_pb2 import StepSample
 
 LAG_STEPS: Final = 4

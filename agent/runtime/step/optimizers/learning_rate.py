@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 
 class LearningRate:
-    """There only while optimizer.step() runs: the script, its schedulers and checkpoints see what the script set."""
+    """Factor that holds while optimizer.step() runs. The script, its schedulers and checkpoints see their own rates."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._scaled: list[tuple[dict[str, Any], Any, Any]] = []  # group, its own rate, the one in its place
-        self._hook = optimizer.register_step_post_hook(self._after_step)
-        # Before every other's: a scheduler that steps in such a hook must not go on from the scaled rate.
-        hooks = cast("OrderedDict[int, Any]", optimizer._optimizer_step_post_hooks)
-        hooks.move_to_end(self._hook.id, last=False)
 
     def multiply(self, factor: float) -> None:
-        """Every group's rate, a number or a tensor, until `restore` or the end of the step. A group may have none."""
+        """Multiply every group's rate, a number or a tensor, until `restore`. A group may have none."""
         self.restore()  # of a step that raised
         if factor == 1:
             return
@@ -31,14 +26,8 @@ class LearningRate:
                 self._scaled.append((group, own, scaled))
 
     def restore(self) -> None:
-        """Put back the very objects that were there, but where somebody set another rate since."""
+        """Put back the very objects that were there, unless the script has set another rate since."""
         for group, own, scaled in self._scaled:
             if group["lr"] is scaled:
                 group["lr"] = own
         self._scaled.clear()
-
-    def close(self) -> None:
-        self._hook.remove()
-
-    def _after_step(self, *_: object) -> None:
-        self.restore()

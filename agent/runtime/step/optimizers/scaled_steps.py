@@ -15,7 +15,10 @@ from torch.amp.grad_scaler import GradScaler
 
 
 class ScaledSteps:
-    """torch has no hook for it, so while one of these lives, the method of the class is wrapped."""
+    """Wraps methods of the class GradScaler while it lives. There is no other way: a GradScaler that leaves an update
+    out calls nothing of the optimizer, and the script's instance is known to nobody before its first call.
+
+    `stepped` is set by the optimizers' post hook."""
 
     def __init__(
         self,
@@ -25,9 +28,8 @@ class ScaledSteps:
     ) -> None:
         """left_out: called at the end of a GradScaler.step(optimizer) with one of these that made no update. for_show:
         whether what the script does counts for nothing: then a GradScaler learns nothing from it."""
-        self._stepped = False
+        self.stepped = False
         self._scaler: GradScaler | None = None  # that scaled a loss since its last update
-        self._hooks = [one.register_step_post_hook(self._note_step) for one in optimizers]
         self._wrapped, self._wrapped_update = GradScaler.step, GradScaler.update
         self._wrapped_scale = GradScaler.scale
 
@@ -38,9 +40,9 @@ class ScaledSteps:
 
         @functools.wraps(self._wrapped)
         def step(scaler: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            self._stepped = False
+            self.stepped = False
             made = self._wrapped(scaler, optimizer, *args, **kwargs)
-            if not self._stepped and any(optimizer is one for one in optimizers):
+            if not self.stepped and any(optimizer is one for one in optimizers):
                 left_out(optimizer)
             return made
 
@@ -69,8 +71,3 @@ class ScaledSteps:
         GradScaler.scale = self._wrapped_scale  # type: ignore[method-assign]
         GradScaler.step = self._wrapped  # type: ignore[method-assign]
         GradScaler.update = self._wrapped_update  # type: ignore[method-assign]
-        for hook in self._hooks:
-            hook.remove()
-
-    def _note_step(self, *_: object) -> None:
-        self._stepped = True

@@ -15,10 +15,10 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.step.drivers.step_driver import StepDriver
 from atoll.agent.runtime.step.measures.probe import Probe
 from atoll.agent.runtime.step.measures.step_reporter import Silent, StepReporter
 from atoll.agent.runtime.step.state.consistency import Consistency
-from atoll.agent.runtime.step.step_exchange import StepExchange
 from atoll.jobs import exit_codes
 
 
@@ -26,7 +26,7 @@ class Shutdown:
     """All methods run on the training thread, but for `overdue`."""
 
     def __init__(
-        self, session: Session, snapshot: Snapshot, saver: Saver, exchange: StepExchange, consistency: Consistency
+        self, session: Session, snapshot: Snapshot, saver: Saver, exchange: StepDriver, consistency: Consistency
     ) -> None:
         self._session, self._snapshot, self._saver = session, snapshot, saver
         self.exchange, self._consistency = exchange, consistency

@@ -21,12 +21,12 @@ from atoll.agent.runtime.checkpoints.snapshot import Snapshot, Tracked
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.pipeline.model_part import ModelPart
+from atoll.agent.runtime.step.drivers.step_driver import StepDriver
 from atoll.agent.runtime.step.optimizers.as_one import as_one
 from atoll.agent.runtime.step.plans.agreement import Agreed
 from atoll.agent.runtime.step.state.consistency import Consistency
 from atoll.agent.runtime.step.state.durable import BetweenViews, Origin, SurvivorState
 from atoll.agent.runtime.step.state.shutdown import Shutdown
-from atoll.agent.runtime.step.step_exchange import StepExchange
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
@@ -40,7 +40,7 @@ class StateKeeper:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         tracked: Mapping[str, Tracked],
-        exchange: StepExchange,
+        exchange: StepDriver,
         *,
         part: ModelPart | None = None,
     ) -> None:
@@ -51,10 +51,11 @@ class StateKeeper:
         self.snapshot = Snapshot(model, self._optimizer, tracked, exchange.durable, part)
         self._consistency = Consistency()
         self.saver = Saver(session, self.snapshot)
-        self.memory = CheckpointTier(session, self.snapshot, exchange.links_in_use)
+        self.memory = CheckpointTier(session, self.snapshot, exchange.coordination.channel.in_use)
         self.shutdown = Shutdown(session, self.snapshot, self.saver, exchange, self._consistency)
         self._group_sizes = self._sizes_of_groups()
-        self._goes_on = session.link is not None and session.link.makes_views
+        self._keeps = self.saver.enabled or (session.link is not None and session.link.makes_views)
+        """Snapshots are taken at boundaries: for checkpoints, or for the next view."""
         self.bytes = StateBytes(0, 0)  # of checkpoints in memory, where there are any
         self.resumed: Resumed | None = None
         """The checkpoint from which this run went on."""
@@ -119,14 +120,14 @@ class StateKeeper:
             resumed.restore_tracked(name, tracked)
         self.snapshot.take(resumed.position)
 
-    def begin_view(self, exchange: StepExchange, step: int, generation: Generation | None) -> None:
+    def begin_view(self, exchange: StepDriver, step: int, generation: Generation | None) -> None:
         """Collective: other members go on with the state as it is, from `step`. generation: where that came from
         memory. Raises PeerLost."""
         self.shutdown.exchange = exchange
         self.snapshot.durable = exchange.durable
         self.memory.close()
         complete_step = self.memory.complete_step
-        self.memory = CheckpointTier(self._session, self.snapshot, exchange.links_in_use)
+        self.memory = CheckpointTier(self._session, self.snapshot, exchange.coordination.channel.in_use)
         directory, place = self._session.checkpoint.directory, self._session.place
         if self.snapshot.part is not None:
             self.snapshot.part = self.snapshot.part.in_view(place.rank, place.world_size)
@@ -140,7 +141,7 @@ class StateKeeper:
                 self.bytes = size_of_state(self._model, self._optimizers, self.snapshot)
             self.memory.start(step, generation, self.bytes, complete_step=complete_step)
 
-    def between_views(self, exchange: StepExchange, origin: Origin) -> None:
+    def between_views(self, exchange: StepDriver, origin: Origin) -> None:
         """The view before is left for good, and no next one is begun: what counts is the model and `origin`."""
         between = BetweenViews(origin, self._model, self.survived)
         exchange.durable = self.snapshot.durable = between
@@ -175,8 +176,9 @@ class StateKeeper:
     def update_begins(self) -> None:
         """optimizer.step() does. From here on until `whole`, nobody else saves."""
         self._consistency.begin_update()
-        self._wait_for_reads()
-        self.snapshot.note_writes()
+        if self._keeps:
+            self._wait_for_reads()
+            self.snapshot.note_writes()
 
     def whole(self, position: Position, agreed: Agreed, *, snapshot: bool, to_disk: bool) -> None:
         """At a boundary, the update is whole. snapshot: checkpoints are taken of it where they are due; to_disk: also
@@ -184,7 +186,7 @@ class StateKeeper:
         self._consistency.begin_update()
         self.shutdown.updated = False
         self._tell_changed_groups()
-        if snapshot and (self.saver.enabled or self._goes_on):
+        if snapshot and self._keeps:
             self.change_begins()
             self.snapshot.take(position)
         if snapshot and self.saver.enabled:

@@ -1,0 +1,1 @@
+"""The drivers of a training step, one for each capability of a strategy."""
