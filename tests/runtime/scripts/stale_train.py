@@ -26,6 +26,8 @@ from torch import nn
 import atoll
 from atoll.agent.runtime.membership.recovery import continue_without_rollback, roll_back_to_memory
 from atoll.agent.runtime.step.drivers.local_update_step import LocalUpdateStep
+from atoll.agent.runtime.step.drivers.reduced_step import ReducedStep
+from atoll.agent.runtime.step.drivers.step_driver import StepDriver
 from atoll.errors import PeerLost
 from atoll.strategies.shared_masters.rolling import RollingMasters
 
@@ -194,9 +196,9 @@ def die_in_view() -> None:
     if options.die_in_view == "taking over":
         vars(continue_without_rollback)["transfer_checkpoint"] = die
     elif options.die_in_view == "building":
-        LocalUpdateStep.__init__ = die  # type: ignore[method-assign]
+        StepDriver.__init__ = die  # type: ignore[method-assign]
     else:
-        LocalUpdateStep.start = die  # type: ignore[method-assign]
+        ReducedStep.start = LocalUpdateStep.start = die  # type: ignore[method-assign]
 
 
 def await_behind(step: int) -> None:
