@@ -41,7 +41,7 @@ def test_alone_it_learns_and_ends_with_its_masters(
         assert sum(losses[-6:]) < 0.3 * sum(losses[:6])
         run.synchronize()
         assert run._training is not None
-        masters = run._training._exchange.durable.masters()
+        masters = run._training._driver.durable.masters()
         for one in model.parameters():
             assert torch.equal(one.detach().cpu(), masters[id(one)].to(dtype))
     finally:
