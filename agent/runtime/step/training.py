@@ -89,7 +89,6 @@ class Training:
         self._muted, self._non_finite = DryRunSteps(session.probe), NonFinite(session)
         self._scaled_steps = ScaledSteps(optimizers, self._update_left_out, for_show=self._without_effect)
         self.passes, self._plans = PassState(), Plans(session, self._schedule, self.loader.lead)
-        self._carried = UnappliedGradients(model, optimizers)
         self._part = engine_parts.part if engine_parts is not None else None
         self._step_parts = StepParts(
             session=session,
@@ -113,6 +112,7 @@ class Training:
             links_busy=self._links_busy,
         )
         self._driver = self._new_driver()
+        self._carried = UnappliedGradients(model, optimizers)
         self.state = StateKeeper(session, model, optimizers, tracked, self._driver, part=self._part)
         self.succession = ViewTransition(
             session,
@@ -156,6 +156,7 @@ class Training:
                 batches_per_update=self._tell_batches,
             ),
         )
+        self._scaled_steps.wrap()
         self._hooks = name_drop_last(layers)
 
     def start(self) -> None:

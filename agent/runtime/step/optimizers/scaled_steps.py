@@ -30,8 +30,12 @@ class ScaledSteps:
         whether what the script does counts for nothing: then a GradScaler learns nothing from it."""
         self.stepped = False
         self._scaler: GradScaler | None = None  # that scaled a loss since its last update
+        self._optimizers, self._left_out, self._for_show = optimizers, left_out, for_show
         self._wrapped, self._wrapped_update = GradScaler.step, GradScaler.update
         self._wrapped_scale = GradScaler.scale
+
+    def wrap(self) -> None:
+        """Wrap the class from here on, until `close`. Call it once nothing can be refused any more."""
 
         @functools.wraps(self._wrapped_scale)
         def scale(scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
@@ -42,14 +46,14 @@ class ScaledSteps:
         def step(scaler: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             self.stepped = False
             made = self._wrapped(scaler, optimizer, *args, **kwargs)
-            if not self.stepped and any(optimizer is one for one in optimizers):
-                left_out(optimizer)
+            if not self.stepped and any(optimizer is one for one in self._optimizers):
+                self._left_out(optimizer)
             return made
 
         @functools.wraps(self._wrapped_update)
         def update(scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
             self._scaler = None
-            before = scaler.state_dict() if for_show() else {}
+            before = scaler.state_dict() if self._for_show() else {}
             self._wrapped_update(scaler, *args, **kwargs)
             if before:
                 scaler.load_state_dict(before)
