@@ -20,8 +20,9 @@ class RenewedCertificate:
         self._newest: ssl.SSLContext | None = None
 
     def present(self, connection: ssl.SSLObject | ssl.SSLSocket, name: str, context: ssl.SSLContext) -> None:
-        """What an `SSLContext` calls at each handshake (its `sni_callback`): the connection is shown what lies in the
-        files by now, while they fit each other."""
+        """Give the connection the newest certificate of the files, if its key fits.
+
+        `SSLContext` calls this at each handshake, as its `sni_callback`."""
         if (stamp := self._tls.stamp()) != self._stamp:
             self._stamp = stamp
             try:

@@ -32,7 +32,7 @@ ADDRESS_FILE: Final = "dashboard"
 
 @dataclass(frozen=True, slots=True)
 class PageSocket:
-    """Where the page is served: under which name, and where from other machines, by which certificate."""
+    """Socket of the page, the name of its URL, and the certificate for other machines."""
 
     bound: socket.socket
     name: str

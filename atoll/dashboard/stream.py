@@ -33,7 +33,7 @@ class ClusterFeed:
         self._asked_s = float("-inf")
 
     async def newest(self) -> dict[str, Any]:
-        """At most a second old. Raises AtollError where no controller answers."""
+        """Return the state, at most a second old. Raises AtollError if no controller answers."""
         async with self._asked:
             now_s = asyncio.get_running_loop().time()
             if now_s - self._asked_s >= REFRESH_S:

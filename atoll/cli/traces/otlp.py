@@ -1,5 +1,4 @@
-"""Hands a job's spans to others: to a collector by OTLP over HTTP, or as OTLP JSON. The one place that knows
-OpenTelemetry's library."""
+"""Exports a job's spans to a collector by OTLP over HTTP, or as OTLP JSON. No other module imports OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ class CollectorFailed(AtollError):
 
 
 def traces_url(endpoint: str | None) -> str:
-    """Where spans go: under `endpoint`, else where OpenTelemetry's variables say. Raises BadInput."""
+    """Return the URL of spans: under `endpoint`, else that of OpenTelemetry's variables. Raises BadInput."""
     if endpoint is None and (url := os.environ.get(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT)):
         return _checked(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, url)
     if endpoint is None:
@@ -57,7 +56,7 @@ def _checked(name: str, url: str) -> str:
 
 
 def send(job: pb.Job, spans: Sequence[JobSpan], url: str) -> None:
-    """Export them, headers, certificates and deadline (10 s) as OpenTelemetry's variables say. Raises
+    """Export the spans; headers, certificates and deadline (10 s) as OpenTelemetry's variables say. Raises
     CollectorFailed."""
     exporter, message = OTLPSpanExporter(endpoint=url), _FirstMessage()
     _LIBRARY.addHandler(message)
@@ -74,7 +73,7 @@ def send(job: pb.Job, spans: Sequence[JobSpan], url: str) -> None:
 
 
 def as_otlp_json(job: pb.Job, spans: Sequence[JobSpan]) -> dict[str, Any]:
-    """The document that a collector takes as JSON, and its file receiver reads as a line."""
+    """Return the document that a collector accepts as JSON, and its file receiver reads as a line."""
     document: dict[str, Any] = MessageToDict(encode_spans(_readable(job, spans)), use_integers_for_enums=True)
     for of_resource in document.get("resourceSpans", []):
         for of_scope in of_resource["scopeSpans"]:
@@ -113,7 +112,7 @@ def _ns(unix_s: float) -> int:
 
 
 class _FirstMessage(logging.Handler):
-    """Keeps the first thing that the library says, in place of printing it: the cause, before it tries again."""
+    """Keep the first message of the library in place of printing it: the cause, before the library retries."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -73,19 +73,19 @@ class JobSpan:
 
 
 def trace_id(job: pb.Job) -> int:
-    """128 bits, the same at every export: an id of a removed job may come back, not at the same time."""
+    """Return 128 bits, the same at every export. The submit time is part: a removed job's id may be used again."""
     return _digest(f"{job.id} {job.submitted_unix_s!r}", 16)
 
 
 def span_id(job: pb.Job, key: str) -> int:
-    """64 bits, the same at every export."""
+    """Return 64 bits, the same at every export."""
     return _digest(f"{job.id} {job.submitted_unix_s!r} {key}", 8)
 
 
 def spans_of(job: pb.Job, events: Sequence[common.Event]) -> list[JobSpan]:
-    """The job's spans, its own first.
+    """Return the job's spans, the root first.
 
-    events: in order. Only the newest are kept of a long job; what is gone leaves a gap.
+    events: in order. etcd keeps the newest events of a long job; older ones leave a gap.
     """
     building = _SpanBuilder(job)
     for event in events:
@@ -94,7 +94,7 @@ def spans_of(job: pb.Job, events: Sequence[common.Event]) -> list[JobSpan]:
 
 
 class _SpanBuilder:
-    """The spans so far, and those that are open: the job's, that of its run and that of its phase."""
+    """Build spans event by event. The open ones are those of the job, its run and its phase."""
 
     def __init__(self, job: pb.Job) -> None:
         self._job = job
@@ -150,7 +150,7 @@ class _SpanBuilder:
         self._phase, self._run = self._root, None
 
     def _next(self, phase: str, parent: JobSpan, event: common.Event, reason: str) -> None:
-        """The job is in another phase from now on."""
+        """End the span of the phase and begin that of the next."""
         self._over(self._phase, event.unix_s)
         attributes: Attributes = {"atoll.reason": reason} if reason else {}
         self._phase = self._open(f"{phase} {event.sequence}", parent.key, phase, event.unix_s, attributes)
@@ -160,7 +160,7 @@ class _SpanBuilder:
             phase.close(unix_s)
 
     def _stepped(self, event: common.Event) -> None:
-        """All workers of a run have completed a step."""
+        """Add the span up to the first step that all workers of a run completed."""
         attributes: Attributes = {"atoll.text": event.text}
         parent = self._phase
         span = self._open(f"first step {event.sequence}", parent.key, "first step", parent.start_unix_s, attributes)
