@@ -139,7 +139,7 @@ class Update:
 
     def __init__(self, rig: Rig, sparsity: float) -> None:
         self.rig = rig
-        self.master, self.momentum = rig.gradient, rig.residual  # their memory; what they hold no longer matters
+        self.shared_param, self.momentum = rig.gradient, rig.residual  # their memory; what they hold no longer matters
         self.second = torch.zeros(rig.entries)
         self.live = torch.zeros(rig.entries, dtype=torch.bfloat16)
         self.last_step = torch.zeros(rig.blocks, dtype=torch.int32)
@@ -156,24 +156,30 @@ class Update:
 
     def momentum_step(self, threads: int) -> None:
         sgd_blocks(
-            self.master, self.index, self.values, lr=1e-3, momentum=0.9, momentum_buffer=self.momentum, threads=threads
+            self.shared_param,
+            self.index,
+            self.values,
+            lr=1e-3,
+            momentum=0.9,
+            momentum_buffer=self.momentum,
+            threads=threads,
         )
 
     def lazy_step(self, threads: int) -> None:
         sgd_blocks(
-            self.master, self.index, self.values, lr=1e-3, momentum=0.9, momentum_buffer=self.momentum,
+            self.shared_param, self.index, self.values, lr=1e-3, momentum=0.9, momentum_buffer=self.momentum,
             last_step=self.last_step, threads=threads,
         )  # fmt: skip
 
     def live_step(self, threads: int) -> None:
         sgd_blocks(
-            self.master, self.index, self.values, lr=1e-3, momentum=0.9, momentum_buffer=self.momentum,
+            self.shared_param, self.index, self.values, lr=1e-3, momentum=0.9, momentum_buffer=self.momentum,
             live=self.live, threads=threads,
         )  # fmt: skip
 
     def adam_step(self, threads: int) -> None:
         adam_blocks(
-            self.master, self.index, self.values, lr=1e-3, step=1, first_moment=self.momentum,
+            self.shared_param, self.index, self.values, lr=1e-3, step=1, first_moment=self.momentum,
             second_moment=self.second, threads=threads,
         )  # fmt: skip
 
@@ -182,7 +188,7 @@ class Update:
         at, g = self.elements_long, self.values.view(-1)
         m = self.momentum[at].mul_(0.9).add_(g)
         self.momentum[at] = m
-        self.master[at] = self.master[at].add_(m, alpha=-1e-3)
+        self.shared_param[at] = self.shared_param[at].add_(m, alpha=-1e-3)
 
     def encode(self, _threads: int) -> int:
         return block_coo.encode(self.index, self.values, self.rig.entries, self.payload)

@@ -6,10 +6,10 @@
 Each island is a worker process of one thread with the data of benchmarks/race.py's partition, the same weights,
 batches, inner optimizer and held-out windows as there, and of P3 the same unequal batches, by a plan's shares. A way is
 a strategy and settings of it after a colon; `alone` trains without any exchange and tells the best island. Told are the
-held-out loss of the masters after the last step, and of the model after run.synchronize(), what an island sent for a
-parameter and step on the wire, frames and all, and the median step on this machine, where all islands share its cores,
-and the processor time that an island takes for a step, which is the same however busy they are. Drift is how many
-steps' worth of its own updates an island has not sent, over all steps.
+held-out loss of the shared parameters after the last step, and of the model after run.synchronize(), what an island
+sent for a parameter and step on the wire, frames and all, and the median step on this machine, where all islands share
+its cores, and the processor time that an island takes for a step, which is the same however busy they are. Drift is how
+many steps' worth of its own updates an island has not sent, over all steps.
 
 --absent: the last island's worker gets SIGKILL at 40 % of the steps. The others go on in place from memory, where two
 machines have each island's state, with what it had not sent; at 60 % another worker takes its place, or as soon as it
@@ -77,20 +77,20 @@ def main() -> int:
         return 0
     print(f"{datetime.date.today()}  {platform.machine()}  torch {torch.__version__}")
     print(f"{options.size}, {options.islands} islands, {options.steps} steps")
-    print("| way | seed | masters | synchronized | sent bytes | drift | advantage | step | processor |")
+    print("| way | seed | shared parameters | synchronized | sent bytes | drift | advantage | step | processor |")
     print("|---|---|---|---|---|---|---|---|---|")
     for way, seed in itertools.product(options.ways.split(","), options.seeds.split(",")):
         unequal = options.partition == "P3" and way != "alone"
         race = left_and_back if options.absent else by_plan if unequal else raced
         found = race(options, way, seed)
-        best = min(found, key=lambda one: one["masters"])
+        best = min(found, key=lambda one: one["shared_params"])
         sent, drift, ahead = (
             statistics.mean(one[what] for one in found) for what in ("sent_bytes", "drift", "advantage")
         )
         step_ms, processor_ms = (
             statistics.median(one[what] for one in found) * 1e3 for what in ("step_s", "processor_s")
         )
-        losses = f"{best['masters']:.3f} | {best['synchronized']:.3f}"
+        losses = f"{best['shared_params']:.3f} | {best['synchronized']:.3f}"
         figures = f"{losses} | {sent:.4f} | {drift:.1f} | {ahead:.2f} | {step_ms:.0f} ms | {processor_ms:.1f} ms"
         print(f"| {way} | {seed} | {figures} |", flush=True)
     return 0
@@ -234,7 +234,7 @@ def alone(island: Island) -> dict[str, float]:
         took_s.append(time.perf_counter() - begun_s)
     processor_s = (time.process_time() - began_s) / island.steps
     loss = island.held_out(list(island.model.parameters()))
-    found = {"masters": loss, "synchronized": loss, "sent_bytes": 0.0, "drift": 0.0, "advantage": 0.0}
+    found = {"shared_params": loss, "synchronized": loss, "sent_bytes": 0.0, "drift": 0.0, "advantage": 0.0}
     return found | {"step_s": statistics.median(took_s), "processor_s": processor_s}
 
 
@@ -262,9 +262,9 @@ def together(island: Island, name: str, settings: dict[str, Any]) -> dict[str, f
         sent_bytes = figures.get("sent_bytes", 0.0) / island.task.entries / island.steps
         state = run._training._driver.durable
         run._training._driver.boundary(wait=True)
-        masters = state.masters()
-        weights = [masters.get(id(one), one) for one in model.parameters()]
-        found = {"masters": island.held_out(weights), "sent_bytes": sent_bytes}
+        shared_params = state.shared_params()
+        weights = [shared_params.get(id(one), one) for one in model.parameters()]
+        found = {"shared_params": island.held_out(weights), "sent_bytes": sent_bytes}
         found |= {name: figures.get(name, 0.0) for name in ("drift", "advantage")}
         found |= {"step_s": statistics.median(took_s), "processor_s": processor_s}
         run.synchronize()

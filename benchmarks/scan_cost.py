@@ -4,8 +4,8 @@
 
 One rank alone, eight tensors, live weights that change as a whole in every step; the exchange engine's own processor
 time of a step, in milliseconds, the mean over whole cycles of turns: for the choice of entries, which reads weights and
-masters of what is due, and codes what it chose; for summing and applying it to the masters; and for live weights. With
-`every` H, H times the density sends as much in a step.
+shared parameters of what is due, and codes what it chose; for summing and applying it to the shared parameters; and for
+live weights. With `every` H, H times the density sends as much in a step.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def measured_ms(entries: int, density: float, values: Values, every: int) -> lis
     lives = [torch.randn(entries) for _ in range(TENSORS)]
     for number, live in enumerate(lives):
         engine.add_tensor(
-            order=number, rule="sgd", master=live.clone(), residual=None, first=None, second=None, last_step=None,
+            order=number, rule="sgd", shared_param=live.clone(), residual=None, first=None, second=None, last_step=None,
             live=live, group=0, turn=number % every,
         )  # fmt: skip
     k_blocks = [round(density * block_count(entries))] * TENSORS

@@ -9,7 +9,7 @@ messages between ranks; nothing here touches a network. A sync round is what all
 2. Every member adds the island's parts in rank order and rounds the sum as the wire does, so all have the same bits.
    The leader, the lowest rank, sends it to the other islands. An island of one sends its part as its sum.
 3. `apply` (or `accumulate`, under gradient accumulation): the islands' sums, in island order, go through the sparse
-   optimizer into the float32 master weights, equal bit for bit on all ranks. The tensor's version is then the round.
+   optimizer into the float32 shared parameters, equal bit for bit on all ranks. The tensor's version is then the round.
 4. `fetch`: the model's own weights get what changed, when a forward pass asks for it and never in between.
 
 Any method may be called from any thread. Wrong arguments raise `BadInput` and change nothing. A lost peer, or a message
@@ -40,7 +40,7 @@ Values = Literal["float32", "float16", "bfloat16", "int8", "int4", "int2"]
 
 class Outgoing(NamedTuple):
     """A message to send. kind: 0, this rank's part for its mates; 1, its island's sum for the other islands; 7, the
-    same for the owner of the tensor; 8, the owner's total for everybody."""
+    same for the aggregator of the tensor; 8, the aggregator's total for everybody."""
 
     kind: int
     sync_round: int
@@ -62,7 +62,7 @@ class Change(NamedTuple):
 
 
 class RecentPart(NamedTuple):
-    """A part that this rank sent of a tensor, or, as its owner, a total (kind 8): index uint32 [k], values
+    """A part that this rank sent of a tensor, or, as its aggregator, a total (kind 8): index uint32 [k], values
     float32 [k, 16], after the wire's rounding."""
 
     kind: int
@@ -114,15 +114,15 @@ class ExchangeEngine:
     values: what a part's values are on the wire. selection: which blocks are sent; "random" needs the same `k_blocks`
     and seed on all ranks. error_feedback: what is not sent stays in the residual; without, it is lost. digest_every:
     take `digests` after such rounds, 0: never. first_round: the first that will be exchanged; versions begin one below.
-    exchange: "gradients", which a sparse optimizer applies to the masters; or "updates": each rank makes its own full
-    update in its live weights, `sum_updates` sends what it is ahead of the masters, and `fetch` adds what the others
-    did. The masters take all ranks' updates, each times its `weight`, of which the sum over ranks is 1; at any time
-    live = master - residual / weight, so error feedback is in the weights themselves and needs no memory (pass
-    error_feedback=False). Where a rank's weight changes, what it has not sent yet counts as the new one says. Moments,
-    accumulation and clipping belong to each rank's own optimizer and are refused. What live weights of 16 bits lose
-    where others' updates are added is remembered, in float32 [n], and counts as if they had it.
+    exchange: "gradients", which a sparse optimizer applies to the shared parameters; or "updates": each rank makes its
+    own full update in its live weights, `sum_updates` sends what it is ahead of the shared parameters, and `fetch` adds
+    what the others did. The shared parameters take all ranks' updates, each times its `weight`, of which the sum over
+    ranks is 1; at any time live = shared_param - residual / weight, so error feedback is in the weights themselves and
+    needs no memory (pass error_feedback=False). Where a rank's weight changes, what it has not sent yet counts as the
+    new one says. Moments, accumulation and clipping belong to each rank's own optimizer and are refused. What live
+    weights of 16 bits lose where others' updates are added is remembered, in float32 [n], and counts as if they had it.
     replicas: exchanging updates, the ranks of an island are one replica with equal live weights: the leader alone sends
-    and fetches, the others are added without live weights, and their masters follow.
+    and fetches, the others are added without live weights, and their shared parameters follow.
     every: only each so-many-th round of a tensor is exchanged, which is the tensor's `turn`; the others are counted and
     change nothing, so that a few tensors leave in every round. Exchanging updates alone.
     """
@@ -156,7 +156,7 @@ class ExchangeEngine:
         *,
         order: int,
         rule: Rule,
-        master: Any,
+        shared_param: Any,
         residual: Any,
         first: Any = None,
         second: Any = None,
@@ -164,25 +164,37 @@ class ExchangeEngine:
         live: Any = None,
         group: int = 0,
         turn: int = 0,
-        owner: int | None = None,
-        owner_sum: Any = None,
+        aggregator: int | None = None,
+        aggregator_sum: Any = None,
     ) -> int:
         """Take in a tensor of n entries; returns its number: 0, 1, ... All ranks add the same ones in the same order.
 
-        order: its place in the forward pass. master, residual, first, second: float32 [n] on the CPU, kept alive and
-        written in place; first: momentum or first moment (None: SGD without), second: Adam's. Residual and moments
+        order: its place in the forward pass. shared_param, residual, first, second: float32 [n] on the CPU, kept alive
+        and written in place; first: momentum or first moment (None: SGD without), second: Adam's. Residual and moments
         begin as zeros. Without error feedback the residual is never touched and may be None.
         last_step: int32 [ceil(n / 16)], zeros, or None: moments of blocks that an update missed are decayed later.
         live: float32, float16 or bfloat16 [n], the model's own weights, written by `fetch` alone; None: the caller
         keeps the copy and takes `changes`. group: index into `apply`'s groups. turn: the rounds in which the tensor is
         exchanged are turn, turn + every, ...
-        owner: exchanging updates, index of an island whose leader alone gets the islands' sums; it adds them to its
-        owner_sum, float32 [n], zeros, what the masters are behind the sums by, and sends everybody the heaviest blocks
-        of that, which the masters take. Given on the owner's leader alone. None: every sum goes to all islands.
+        aggregator: exchanging updates, index of an island whose leader alone gets the islands' sums; it adds them to
+        its aggregator_sum, float32 [n], zeros, what the shared parameters are behind the sums by, and sends everybody
+        the heaviest blocks of that, which the shared parameters take. Given on the aggregator's leader alone. None:
+        every sum goes to all islands.
         """
         with _refusals("add_tensor"):
             return self._native.add_tensor(
-                order, rule, master, residual, first, second, last_step, live, group, turn, owner, owner_sum
+                order,
+                rule,
+                shared_param,
+                residual,
+                first,
+                second,
+                last_step,
+                live,
+                group,
+                turn,
+                aggregator,
+                aggregator_sum,
             )
 
     def close(self) -> None:
@@ -216,9 +228,9 @@ class ExchangeEngine:
 
     def take_reference(self, tensor: int) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
         """Exchanging updates, of a tensor that was added without live: the blocks of the reference that are others than
-        when this was last called, or `set_live`, after which it is the master. The reference is what this rank's
-        weights would be if they lacked nothing, so that weight * (reference - live) is what `compress_live` chooses
-        from. Returns index [k], ascending, and values [k, 16].
+        when this was last called, or `set_live`, after which it is the shared parameter. The reference is what this
+        rank's weights would be if they lacked nothing, so that weight * (reference - live) is what `compress_live`
+        chooses from. Returns index [k], ascending, and values [k, 16].
 
         `compress_chosen_live` of what was chosen follows before the next call, and before `changes` are taken."""
         with _refusals("take_reference"):
@@ -249,7 +261,7 @@ class ExchangeEngine:
 
     def compress_live(self, sync_round: int, tensor: int, live: Any, weight: float, k_blocks: int) -> None:
         """Exchanging updates: queue the choice of at most `k_blocks` blocks of what this rank's own weights have and
-        the masters have not, weight * (master - live), less what is on its way.
+        the shared parameters have not, weight * (shared_param - live), less what is on its way.
 
         live: None, the tensor's own; for a tensor added without, a copy of the weights kept elsewhere, with all
         `changes` that were taken before this call, and none that are taken later. Not to be written until
@@ -274,15 +286,16 @@ class ExchangeEngine:
         with _refusals("read_residual"):
             return self._native.read_residual(tensor, live, out)
 
-    def read_master(self, tensor: int, out: Any) -> None:
-        """Exchanging updates: out, float32 [n], becomes a tensor's master, at whatever sync round it is.
+    def read_shared_param(self, tensor: int, out: Any) -> None:
+        """Exchanging updates: out, float32 [n], becomes a tensor's shared_param, at whatever sync round it is.
 
-        The master's own memory may be read while nothing is compressed alone: for a moment it is another."""
-        with _refusals("read_master"):
-            self._native.read_master(tensor, out)
+        The shared parameter's own memory may be read while nothing is compressed alone: for a moment it is another."""
+        with _refusals("read_shared_param"):
+            self._native.read_shared_param(tensor, out)
 
     def set_live(self, tensor: int, residual: Any, weight: float, live: Any) -> None:
-        """Exchanging updates: live becomes master - residual / weight, as of a rank that has not sent so much yet.
+        """Exchanging updates: live becomes shared_param - residual / weight, as of a rank that has not sent so much
+        yet.
 
         residual: float32 [n], or None for 0. weight: in (0, 1], until the next round. live: None, the tensor's own;
         else, for a tensor added without, a buffer for the weights that are kept elsewhere. Call it between two updates,
@@ -295,8 +308,8 @@ class ExchangeEngine:
         """Have memory that updates of a tensor change captured as it is at `sync_round`, which must not be older than
         its version, while later rounds go on: by `await_snapshot`, or right before a later one is applied.
 
-        ranges: pairs (source, into) of uint8 buffers of the same length, of master, moments or last_step. An earlier
-        snapshot of the tensor is forgotten.
+        ranges: pairs (source, into) of uint8 buffers of the same length, of shared_param, moments or last_step. An
+        earlier snapshot of the tensor is forgotten.
         """
         with _refusals("snapshot"):
             self._native.snapshot(sync_round, tensor, list(ranges))
@@ -346,18 +359,18 @@ class ExchangeEngine:
             self._native.accumulate(sync_round)
 
     def sum_updates(
-        self, sync_round: int, weight: float, k_blocks: Sequence[int], owner_blocks: Sequence[int] | None = None
+        self, sync_round: int, weight: float, k_blocks: Sequence[int], aggregator_blocks: Sequence[int] | None = None
     ) -> None:
-        """Exchanging updates: `compress_live` of every tensor that was added with live, and order that the masters take
-        the sum of all ranks' updates.
+        """Exchanging updates: `compress_live` of every tensor that was added with live, and order that the shared
+        parameters take the sum of all ranks' updates.
 
         sync_round: ascends by 1. weight: in (0, 1], of this rank's, as for `compress_live`. k_blocks: one for each
         tensor, as for `compress`; of those added without live, which `compress_live` hands in, it is not looked at.
-        owner_blocks: as many of a tensor that this rank owns go back at most; None: as k_blocks. A tensor whose turn it
-        is not is left out, with live or without.
+        aggregator_blocks: as many of a tensor that this rank owns go back at most; None: as k_blocks. A tensor whose
+        turn it is not is left out, with live or without.
         """
         with _refusals("sum_updates"):
-            self._native.sum_updates(sync_round, weight, list(k_blocks), list(owner_blocks or k_blocks))
+            self._native.sum_updates(sync_round, weight, list(k_blocks), list(aggregator_blocks or k_blocks))
 
     def change_turns(self, sync_round: int, every: int, turns: Sequence[int]) -> None:
         """Exchanging updates: from `sync_round` on, the next to be summed, only each so-many-th round of a tensor is
@@ -383,7 +396,7 @@ class ExchangeEngine:
 
     def changes(self, tensors: Sequence[int], sync_round: int, deadline_s: float) -> tuple[float, list[Change]]:
         """As `fetch`, for tensors without live: the seconds waited, and of each the blocks that changed since the last
-        call, with what master holds there. Exchanging updates, the values are to be added to the live weights."""
+        call, with what shared_param holds there. Exchanging updates, the values are to be added to the live weights."""
         with _refusals("changes"):
             waited_s, rows = self._native.changes(list(tensors), sync_round, deadline_s)
             return waited_s, [Change._make(row) for row in rows]
@@ -416,7 +429,8 @@ class ExchangeEngine:
             self._native.fail(reason)
 
     def quiesce(self, deadline_s: float) -> None:
-        """Let running tasks finish and begin no more until `resume`: masters, moments and residuals hold still.
+        """Let running tasks finish and begin no more until `resume`: shared parameters, moments and residuals hold
+        still.
 
         Raises `DeadlineExceeded` if a task takes longer; then tasks go on.
         """
@@ -429,8 +443,8 @@ class ExchangeEngine:
             self._native.resume()
 
     def recent_parts(self) -> list[RecentPart]:
-        """The parts, and as an owner the totals, that this rank sent in the newest rounds of each tensor, oldest round
-        first: 4, or as many as `remember` said."""
+        """The parts, and as an aggregator the totals, that this rank sent in the newest rounds of each tensor, oldest
+        round first: 4, or as many as `remember` said."""
         with _refusals("recent_parts"):
             return [RecentPart._make(row) for row in self._native.recent_parts()]
 
@@ -440,7 +454,7 @@ class ExchangeEngine:
             self._native.idle(deadline_s)
 
     def digests(self) -> list[tuple[int, int, int]]:
-        """(sync_round, tensor, 64-bit digest of its master after that round), each once; equal on all ranks."""
+        """(sync_round, tensor, 64-bit digest of its shared_param after that round), each once; equal on all ranks."""
         with _refusals("digests"):
             return self._native.digests()
 

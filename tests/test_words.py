@@ -35,7 +35,7 @@ MAX_SENTENCE_WORDS = 20.0
 
 RECORDED: dict[str, set[str]] = {
     "agent/runtime/checkpoints/memory/shards/shard_state.py": {"owed"},
-    "strategies/shared_masters/residuals.py": {"held back", "owed"},
+    "strategies/shared_params/residuals.py": {"held back", "owed"},
 }
 """Retired words in names that files of users have: they stay as long as those are read."""
 
@@ -53,7 +53,7 @@ UNCLEAN_FOLDERS: set[str] = {
     "controller/jobs/lifecycle",
     "kernels",
     "strategies/local_steps",
-    "strategies/shared_masters",
+    "strategies/shared_params",
     "strategies/staged_sums",
     "strategies/stale_sparse",
 }

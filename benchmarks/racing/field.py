@@ -99,7 +99,7 @@ def _local_steps(settings: LocalSteps) -> Runner:
         bits,
         settings.every,
         settings.staleness,
-        at_masters=settings.gradients == "masters",
+        at_shared_params=settings.gradients == "shared_params",
         follows="gradients" not in settings.model_fields_set,
     )
 
@@ -154,7 +154,7 @@ FIELD: Final[Mapping[str, Runner]] = {
     "stale-sparse-1%-16bit": _stale_sparse(StaleSparse(sparsity=0.99, values="float16"), whole_batch=False),
     "local-steps": _local_steps(LocalSteps()),
     "local-steps-own-gradients": _local_steps(LocalSteps(gradients="own")),
-    "local-steps-masters": _local_steps(LocalSteps(gradients="masters")),
+    "local-steps-shared_params": _local_steps(LocalSteps(gradients="shared_params")),
     "local-steps-own-moments": _owned(0.20, 0.40, 2, whole_batch=False),  # its default until 0.1
     "local-steps-100%-4bit": _local_steps(LocalSteps(density=1.0, values="int4")),
     **{f"local-steps@{rho}": _by_link(rho) for rho in (40, 130, 400)},  # each for that link alone
@@ -173,7 +173,7 @@ FIELD: Final[Mapping[str, Runner]] = {
     "updates-36%-2bit-10": _updates(0.36, 2, every=10, late=2),
     "updates-36%-2bit-30": _updates(0.36, 2, every=30, late=5),
     "updates-all": _updates(1.0, 32, late=0),
-    # The same through owners: what an island receives does not grow with their number.
+    # The same through aggregators: what an island receives does not grow with their number.
     "owned-100%-4bit": _owned(1.0, 1.0, 4),
     "owned-20%-40%-2bit": _owned(0.20, 0.40, 2),
     "owned-20%-40%-2bit-10": _owned(0.20, 0.40, 2, every=10, late=2),

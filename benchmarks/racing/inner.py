@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import torch
 from torch import nn
 
-from atoll.strategies.shared_masters.second_moments import SecondMoments
+from atoll.strategies.shared_params.second_moments import SecondMoments
 from racing.clock import Exchange
 from racing.task import Batches, Task
 

@@ -1,11 +1,12 @@
 """Atoll's exchange of updates: every island moves at once by its own optimizer, and what it is ahead of the shared
-masters by leaves in parts, the heaviest blocks first. What was not sent stays in the live weights.
+shared parameters by leaves in parts, the heaviest blocks first. What was not sent stays in the live weights.
 
-With K islands: ahead_i = live_i - master. A part q_i of it is sent; master += u; live_i += u - q_i.
+With K islands: ahead_i = live_i - shared_param. A part q_i of it is sent; shared_param += u; live_i += u - q_i.
 
 `Updates`: everybody's part goes to everybody, and u = mean_j q_j. `OwnedUpdates`: each island owns a share of the
-entries. Parts go to their owners alone; an owner adds them to a sum of its own, and sends everybody what the masters
-are behind that by, in parts again: u is a part of sum - master. What it leaves out waits in the sum."""
+entries. Parts go to their aggregators alone; an aggregator adds them to a sum of its own, and sends everybody what the
+shared parameters are behind that by, in parts again: u is a part of sum - shared_param. What it leaves out waits in the
+sum."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from typing import Any, Final
 import torch
 
 from atoll.controller.planners.islands.exchange_density import ExchangeDensityInput
-from atoll.strategies.shared_masters.local_fit_gap import EVERY, NewestAdvantages
-from atoll.strategies.shared_masters.second_moments import late_of, span_of, told_after
+from atoll.strategies.shared_params.local_fit_gap import EVERY, NewestAdvantages
+from atoll.strategies.shared_params.second_moments import late_of, span_of, told_after
 from racing.clock import Exchange
 from racing.codecs import Blocks, payload_bytes
 from racing.inner import Replica, gather, mean_of, present, ring, shares
@@ -27,9 +28,9 @@ MOST_ADVANTAGE: Final = float(ExchangeDensityInput.model_fields["most_advantage"
 
 class Updates:
     """density: share of the blocks that is sent in an exchange. every: steps between two. late: steps that others'
-    parts may take. whole_batch: Adam's second moments are those of the whole batch's gradient. at_masters: gradients
-    are taken at the masters; follows: as the controller does it, once islands' own weights are good for their own data
-    alone."""
+    parts may take. whole_batch: Adam's second moments are those of the whole batch's gradient. at_shared_params:
+    gradients are taken at the shared parameters; follows: as the controller does it, once islands' own weights are good
+    for their own data alone."""
 
     def __init__(
         self,
@@ -40,18 +41,20 @@ class Updates:
         every: int = 1,
         late: int = 1,
         whole_batch: bool = True,
-        at_masters: bool = False,
+        at_shared_params: bool = False,
         follows: bool = False,
     ) -> None:
-        self._whole_batch, self._at_masters, self._follows = whole_batch, at_masters, follows
+        self._whole_batch, self._at_shared_params, self._follows = whole_batch, at_shared_params, follows
         self._advantages = [NewestAdvantages() for _ in replicas]
         self._told_B, self._told_due = torch.empty(0), 0
         self._replicas, self._density, self._bits, self._every, self._late = replicas, density, bits, every, late
-        self._master = replicas[0].task.initial.clone()
+        self._shared_param = replicas[0].task.initial.clone()
         self._places = replicas[0].task.blocks()
         self._blocks: dict[float, Blocks] = {}  # by density
         self._in_flight: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}
-        self._sent = [torch.zeros_like(self._master) for _ in replicas]  # on its way, and still in the live weights
+        self._sent = [
+            torch.zeros_like(self._shared_param) for _ in replicas
+        ]  # on its way, and still in the live weights
 
     @torch.no_grad()
     def step(self, step: int) -> Sequence[Exchange]:
@@ -60,14 +63,14 @@ class Updates:
         for replica, advantages in zip(self._replicas, self._advantages, strict=True):
             if not replica.away:
                 self._train(replica, advantages, step)
-        if self._follows and not self._at_masters:
-            self._at_masters = self._own_weights_are_good_for_own_data_alone()
+        if self._follows and not self._at_shared_params:
+            self._at_shared_params = self._own_weights_are_good_for_own_data_alone()
         exchanges = self._share_second_moments(step + 1)
         if (step + 1) % self._every:
             return exchanges
         parts, payload = [], 0.0
         for replica, sent_N in zip(self._replicas, self._sent, strict=True):
-            part_N, payload = self._part(replica.theta - self._master - sent_N, self._density, self._bits)
+            part_N, payload = self._part(replica.theta - self._shared_param - sent_N, self._density, self._bits)
             if replica.away:
                 part_N = torch.zeros_like(part_N)
             sent_N.add_(part_N)
@@ -80,9 +83,9 @@ class Updates:
 
     def _train(self, replica: Replica, advantages: NewestAdvantages, step: int) -> None:
         with torch.enable_grad():
-            gradient_N = replica.gradient(step, self._master if self._at_masters else replica.theta)
-        if self._follows and not self._at_masters and (step + 1) % EVERY == 0:
-            advantages.add(-float(gradient_N @ (replica.theta - self._master)), replica.task.loss)
+            gradient_N = replica.gradient(step, self._shared_param if self._at_shared_params else replica.theta)
+        if self._follows and not self._at_shared_params and (step + 1) % EVERY == 0:
+            advantages.add(-float(gradient_N @ (replica.theta - self._shared_param)), replica.task.loss)
         replica.update(gradient_N, step)
 
     def _own_weights_are_good_for_own_data_alone(self) -> bool:
@@ -111,43 +114,46 @@ class Updates:
         """The heaviest blocks of each tensor as the receiver sees them [N], and their bytes."""
         if density not in self._blocks:
             sizes = [at.stop - at.start for at in self._places]
-            self._blocks[density] = Blocks(sizes, density, self._master.device)
+            self._blocks[density] = Blocks(sizes, density, self._shared_param.device)
         blocks = self._blocks[density]
         return blocks.part(ahead_N, bits), payload_bytes(blocks.entries, bits, indexed=density < 1)
 
     def _exchanged(self, mean_N: torch.Tensor, payload: float, after: int, due: int) -> tuple[torch.Tensor, Exchange]:
-        """What the masters move by, and what was sent for it. payload: bytes of one island's part."""
+        """What the shared parameters move by, and what was sent for it. payload: bytes of one island's part."""
         islands = len(self._replicas)
         sparse = gather(payload, islands, after=after, due=due)
         if self._density < 1:
             return mean_N, sparse
-        dense = ring(payload_bytes(self._master.numel(), self._bits, indexed=False), islands, after=after, due=due)
+        dense = ring(
+            payload_bytes(self._shared_param.numel(), self._bits, indexed=False), islands, after=after, due=due
+        )
         return mean_N, min(dense, sparse, key=lambda one: one.up_bytes)
 
     def _apply(self, update_N: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-        self._master += update_N
+        self._shared_param += update_N
         for replica, sent_N, part_N in zip(self._replicas, self._sent, parts, strict=True):
             replica.theta.add_(update_N - part_N)
             sent_N.sub_(part_N)
 
     def consolidated(self) -> torch.Tensor:
-        return self._master
+        return self._shared_param
 
 
 class OwnedUpdates(Updates):
-    """back: share of the blocks that owners send back, in as many bits."""
+    """back: share of the blocks that aggregators send back, in as many bits."""
 
     def __init__(self, replicas: Sequence[Replica], *, back: float, **exchange: Any) -> None:
         super().__init__(replicas, **exchange)
         self._back = back
-        self._sum = self._master.clone()  # of all owners, side by side
+        self._sum = self._shared_param.clone()  # of all aggregators, side by side
 
     def _exchanged(self, mean_N: torch.Tensor, payload: float, after: int, due: int) -> tuple[torch.Tensor, Exchange]:
         self._sum += mean_N
-        behind_N = self._sum - self._master
+        behind_N = self._sum - self._shared_param
         for update_N, _ in self._in_flight.values():
             behind_N -= update_N
         update_N, returned = self._part(behind_N, self._back, self._bits)
         islands = len(self._replicas)
-        moved = (islands - 1) / islands * (payload + returned)  # to the other owners; of its own share to the others
+        # Parts go to the other aggregators; the total of its own share goes to the others.
+        moved = (islands - 1) / islands * (payload + returned)
         return update_N, Exchange(after, due, moved, moved, hops=2)

@@ -204,7 +204,7 @@ SPARSE_SCHEME: Final = Planner(
 )
 EXCHANGE_DENSITY: Final = Planner(
     "exchange-density",
-    "how much of its model an island sends of a step through owners",
+    "how much of its model an island sends of a step through aggregators",
     '{"entries": 25000000, "bandwidths": [12500000, 12500000, 2500000], "step_s": 0.4, "value_bytes": 0.2578125, '
     '"enough": 0.4}',
     ExchangeDensityInput,

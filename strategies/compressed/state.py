@@ -13,7 +13,7 @@ from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.step.state.durable import Origin, OwnState, Tensors
 from atoll.strategies.compressed.flat_state import FlatState
-from atoll.strategies.shared_masters import residuals as own_files
+from atoll.strategies.shared_params import residuals as own_files
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 VELOCITY: Final = "velocity."
@@ -31,7 +31,7 @@ class CompressedState:
 
     def freeze(self) -> None: ...
 
-    def masters(self) -> Mapping[int, torch.Tensor]:
+    def shared_params(self) -> Mapping[int, torch.Tensor]:
         return {}
 
     def shared(self) -> Mapping[str, torch.Tensor]:
@@ -42,7 +42,7 @@ class CompressedState:
         if directory is None:
             return None
         held = {name: one.cpu() for name, one in self._own().items()}
-        state = own_files.state_of(held, [], own_files.OwnerSums({}, {}, {}), None, own_files.FlushLog(()))
+        state = own_files.state_of(held, [], own_files.AggregatorSums({}, {}, {}), None, own_files.FlushLog(()))
         packed = pack_state(state, copy=copy)
         return partial(own_files.write, directory, header, self._session.place.rank, packed)
 

@@ -1,4 +1,4 @@
-"""Strategy `local-steps`: islands move on at once by their own updates; differences of few bits go through owners.
+"""Strategy `local-steps`: islands move on at once by their own updates; differences of few bits go through aggregators.
 
 docs/strategies.md has what it does, docs/performance.md what it learns for a byte."""
 
@@ -9,11 +9,11 @@ from typing import Final
 from atoll.strategies.declaration import Strategy
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import LocalSteps
-from atoll.strategies.shared_masters.metrics import METRICS
+from atoll.strategies.shared_params.metrics import METRICS
 
 STRATEGY: Final = Strategy(
     name="local-steps",
-    summary="islands move on by themselves and exchange differences of few bits through owners: learns most in a step",
+    summary="islands move on by themselves and exchange few bits through aggregators: learns most in a step",
     settings=LocalSteps,
     plan_parameters=LocalStepsPlan,
     metrics=METRICS,

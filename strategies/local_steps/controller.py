@@ -137,8 +137,10 @@ def _after(
     if "staleness" in may and asked.beside_s > 0 and not now.staleness - 1 - SPARE < late < now.staleness + SPARE / 3:
         staleness = planned.staleness
     gradients = now.gradients
-    if "gradients" in may and planned.at_masters:  # for good: at the masters nothing tells how it would be without
-        gradients = "masters"
+    if (
+        "gradients" in may and planned.at_shared_params
+    ):  # for good: at the shared parameters nothing tells how it would be without
+        gradients = "shared_params"
     density = round(shared * every / asked.every, 6)
     return now.model_copy(update={"density": density, "every": every, "staleness": staleness, "gradients": gradients})
 
@@ -196,7 +198,7 @@ def _reason(
     if after.gradients != now.gradients:
         times = f"{math.exp(min(asked.advantage or 0.0, _MOST_TOLD)):.2g}"
         said.append(
-            f"gradients at the shared masters, for on their own data islands' own weights have a loss {times} times "
+            f"gradients at the shared parameters, for on their own data islands' own weights have a loss {times} times "
             "smaller: what each learns there the others take back. One island with all the data may be sooner"
         )
     return f"{changed('bandwidth', before, link, ' Mbit/s')}: {'; '.join([*said, *learning.told(after)])}"

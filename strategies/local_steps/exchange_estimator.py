@@ -37,10 +37,10 @@ class ExchangeEstimate:
     scan_s: float | None = None
     """A look at all entries takes so much of what trains."""
     round_s: float | None = None
-    """From a worker's part of a sync round to masters that have all, under the newest plan, on the worker that waits
-    least for the others' parts."""
+    """From a worker's part of a sync round to shared parameters that have all, under the newest plan, on the worker
+    that waits least for the others' parts."""
     advantage: float | None = None
-    """Of workers' own weights on their own data, the median worker's (strategies/shared_masters/local_fit_gap.py)."""
+    """Of workers' own weights on their own data, the median worker's (strategies/shared_params/local_fit_gap.py)."""
 
 
 class ExchangeEstimator:

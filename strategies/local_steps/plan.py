@@ -25,9 +25,9 @@ class LocalStepsPlan(PlanParameters):
     """steps that others' updates may be late"""
 
     gradients: Annotated[
-        Gradients | None, Flag("own|masters", "whose weights gradients are taken at, e.g. masters")
+        Gradients | None, Flag("own|shared_params", "whose weights gradients are taken at, e.g. shared_params")
     ] = None
-    """whose weights gradients are taken at: an island's own, or the shared masters'"""
+    """whose weights gradients are taken at: an island's own, or the shared parameters'"""
 
     def over_settings(self, settings: LocalSteps) -> LocalSteps:
         """The settings as they hold under this plan."""

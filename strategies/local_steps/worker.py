@@ -1,4 +1,4 @@
-"""Strategy `local-steps`'s worker half: the exchange of updates, through owners."""
+"""Strategy `local-steps`'s worker half: the exchange of updates, through aggregators."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from atoll.agent.runtime.step.capabilities import WorkerContext, WorkerHalf
 from atoll.strategies.declaration import PlanParameters
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import RETURNED, LocalSteps
-from atoll.strategies.shared_masters.options import ExchangeOptions, ExchangePace
-from atoll.strategies.shared_masters.update_exchange import UpdateExchange
+from atoll.strategies.shared_params.options import ExchangeOptions, ExchangePace
+from atoll.strategies.shared_params.update_exchange import UpdateExchange
 
 
 def pace_of(settings: LocalSteps) -> ExchangePace:
     share, every = settings.density, settings.every
-    at_masters = settings.gradients == "masters"
-    return ExchangePace(1 - share / every, share, min(1.0, RETURNED * share), every, settings.staleness, at_masters)
+    at_shared_params = settings.gradients == "shared_params"
+    return ExchangePace(
+        1 - share / every, share, min(1.0, RETURNED * share), every, settings.staleness, at_shared_params
+    )
 
 
 def build(context: WorkerContext) -> WorkerHalf:
@@ -25,7 +27,7 @@ def build(context: WorkerContext) -> WorkerHalf:
         values=settings.values,
         selection="threshold",
         digest_every=settings.digest_every,
-        owners=True,
+        aggregators=True,
     )
 
     def pace(params: PlanParameters | None) -> ExchangePace:

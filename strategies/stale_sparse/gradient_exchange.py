@@ -1,6 +1,6 @@
 """Exchange of gradients: sparse parts with error feedback leave in the backward hooks, and a sparse optimizer applies
-their sum to the masters. optimizer.step() only tells the hyperparameters; torch's own step finds no gradients and does
-nothing.
+their sum to the shared parameters. optimizer.step() only tells the hyperparameters; torch's own step finds no gradients
+and does nothing.
 
 Source: StellaTrain (SIGCOMM '24), sections 3.1 to 3.3."""
 
@@ -20,11 +20,11 @@ from atoll.agent.runtime.step.memory_order import flat_view
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.errors import BadInput
 from atoll.kernels.cuda_device import why_on_cpu
-from atoll.strategies.shared_masters.device_selection import DeviceSelector, SelectionRoom
-from atoll.strategies.shared_masters.engine_tensors import EngineTensor
-from atoll.strategies.shared_masters.layout import Layer
-from atoll.strategies.shared_masters.local_update import MastersUpdate, PaceOf
-from atoll.strategies.shared_masters.options import ExchangeOptions
+from atoll.strategies.shared_params.device_selection import DeviceSelector, SelectionRoom
+from atoll.strategies.shared_params.engine_tensors import EngineTensor
+from atoll.strategies.shared_params.layout import Layer
+from atoll.strategies.shared_params.local_update import PaceOf, SharedParamsUpdate
+from atoll.strategies.shared_params.options import ExchangeOptions
 from atoll.strategies.stale_sparse.gradient_layout import adopt_optimizer_state, lay_out_for_gradients
 from atoll.strategies.stale_sparse.optimizer_rules import Rates
 from atoll.strategies.stale_sparse.settings import StaleSparse
@@ -35,7 +35,7 @@ ON_DEVICE: Final = frozenset({"float32", "float16", "bfloat16"})
 """Values of the wire with which blocks are chosen where the gradient is."""
 
 
-class GradientExchange(MastersUpdate):
+class GradientExchange(SharedParamsUpdate):
     """A sync round is a backward pass that is not local: without run.no_sync an accumulation is several."""
 
     flush_changes = False
@@ -81,7 +81,7 @@ class GradientExchange(MastersUpdate):
                     kept += state.residual[layer.name].to(kept.device)
 
     def flush(self) -> None:
-        """Residuals stay with the checkpoint; the masters are the same on every rank."""
+        """Residuals stay with the checkpoint; the shared parameters are the same on every rank."""
 
     def break_off(self) -> None:
         super().break_off()
@@ -230,7 +230,7 @@ class GradientExchange(MastersUpdate):
             device = layer.parameter.device
             if layer.on_cpu or self._options.values not in ON_DEVICE or why_on_cpu(device) is not None:
                 continue
-            entries, feedback = layer.master.numel(), self._options.error_feedback
+            entries, feedback = layer.shared_param.numel(), self._options.error_feedback
             room = rooms.setdefault(device, SelectionRoom(device))
             selector = DeviceSelector(entries, device, self._options.selection, room, error_feedback=feedback)
             layer.device_residual, selectors[layer.order] = selector.residual, selector

@@ -1,4 +1,5 @@
-"""Layers for the exchange of gradients: moments and residuals beside masters, as the sparse optimizers need them."""
+"""Layers for the exchange of gradients: moments and residuals beside shared parameters, as the sparse optimizers need
+them."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ import torch
 from torch import nn
 
 from atoll.kernels.compress import block_count
-from atoll.strategies.shared_masters.layout import Layer, master_of, trained, zeros
+from atoll.strategies.shared_params.layout import Layer, shared_param_of, trained, zeros
 from atoll.strategies.stale_sparse.optimizer_rules import Rates
 
 
 def lay_out_for_gradients(
     model: nn.Module, optimizer: torch.optim.Optimizer, rates: Rates, *, lazy: bool
 ) -> list[Layer]:
-    """Every parameter that is trained, with fresh masters, residuals and moments. lazy: with last_step.
+    """Every parameter that is trained, with fresh shared parameters, residuals and moments. lazy: with last_step.
 
     Raises BadInput for parameters that cannot be flattened."""
     groups = {id(one): index for index, group in enumerate(optimizer.param_groups) for one in group["params"]}
@@ -23,7 +24,7 @@ def lay_out_for_gradients(
     for name, parameter in trained(model):
         group = groups[id(parameter)]
         moments = rates.moments(group)
-        master = master_of(name, parameter)
+        shared_param = shared_param_of(name, parameter)
         layers.append(
             Layer(
                 name=name,
@@ -31,12 +32,12 @@ def lay_out_for_gradients(
                 order=len(layers),
                 group=group,
                 rule=rates.rules[group],
-                master=master,
-                residual=zeros(master.numel()),
-                first=zeros(master.numel()) if moments.first is not None else None,
-                second=zeros(master.numel()) if moments.second is not None else None,
+                shared_param=shared_param,
+                residual=zeros(shared_param.numel()),
+                first=zeros(shared_param.numel()) if moments.first is not None else None,
+                second=zeros(shared_param.numel()) if moments.second is not None else None,
                 last_step=(
-                    torch.zeros(block_count(master.numel()), dtype=torch.int32)
+                    torch.zeros(block_count(shared_param.numel()), dtype=torch.int32)
                     if lazy and moments.first is not None
                     else None
                 ),

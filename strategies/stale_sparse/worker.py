@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from atoll.agent.runtime.step.capabilities import WorkerContext, WorkerHalf
 from atoll.strategies.declaration import PlanParameters
-from atoll.strategies.shared_masters.local_update import MastersUpdate
-from atoll.strategies.shared_masters.options import ExchangeOptions, ExchangePace
-from atoll.strategies.shared_masters.update_exchange import UpdateExchange
+from atoll.strategies.shared_params.local_update import SharedParamsUpdate
+from atoll.strategies.shared_params.options import ExchangeOptions, ExchangePace
+from atoll.strategies.shared_params.update_exchange import UpdateExchange
 from atoll.strategies.stale_sparse.gradient_exchange import GradientExchange
 from atoll.strategies.stale_sparse.plan import StaleSparsePlan
 from atoll.strategies.stale_sparse.settings import StaleSparse
@@ -33,7 +33,7 @@ def build(context: WorkerContext) -> WorkerHalf:
         planned = params.sparsity if isinstance(params, StaleSparsePlan) else None
         return pace_of(settings.sparsity if planned is None else planned, ranks, settings.staleness)
 
-    update: MastersUpdate
+    update: SharedParamsUpdate
     if settings.exchange == "updates":
         update = UpdateExchange(context, options, pace)
     else:

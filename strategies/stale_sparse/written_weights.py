@@ -8,7 +8,7 @@ from typing import NoReturn
 import torch
 
 from atoll.errors import BadInput
-from atoll.strategies.shared_masters.layout import Layer
+from atoll.strategies.shared_params.layout import Layer
 
 
 class WrittenWeights:
@@ -37,7 +37,7 @@ class WrittenWeights:
         """Raises BadInput for a parameter that differs from the shared one, when all updates are in it."""
         for layer in self._layers:
             live = layer.live.cpu()
-            if not torch.equal(layer.master.to(live.dtype), live):
+            if not torch.equal(layer.shared_param.to(live.dtype), live):
                 _refuse(layer, ", or a bit of this worker's memory changed")
 
 

@@ -18,8 +18,8 @@ from racing.local import CHUNK, DiLoCo, SparseLoCo, largest_of_chunks
 from racing.synchronous import Ddp, PowerSgd
 from racing.updates import OwnedUpdates, Updates
 
-from atoll.strategies.shared_masters.local_fit_gap import EVERY, NEEDED
-from atoll.strategies.shared_masters.second_moments import RATIO
+from atoll.strategies.shared_params.local_fit_gap import EVERY, NEEDED
+from atoll.strategies.shared_params.second_moments import RATIO
 
 ENTRIES = 64
 FREE = Network(up_bps=1e30, down_bps=1e30)
@@ -98,7 +98,8 @@ def test_the_heaviest_blocks_are_chosen_whole() -> None:
 
 
 def test_all_updates_in_float32_are_local_sgd_of_every_step() -> None:
-    """With everything sent at once the masters are the mean of the islands' own steps, as averaging in each step is."""
+    """With everything sent at once the shared parameters are the mean of the islands' own steps, as averaging in each
+    step is."""
     ours, averaging = replicas(3), replicas(3)
     updates = Updates(ours, density=1.0, bits=32, late=0)
     local = DiLoCo(averaging, every=1, outer_learning_rate=1.0, momentum=0.0)
@@ -110,7 +111,7 @@ def test_all_updates_in_float32_are_local_sgd_of_every_step() -> None:
         assert all(torch.allclose(one.theta, updates.consolidated(), atol=1e-6) for one in ours)
 
 
-def test_owners_that_send_all_back_are_updates_from_everybody_to_everybody() -> None:
+def test_aggregators_that_send_all_back_are_updates_from_everybody_to_everybody() -> None:
     through, direct = replicas(3), replicas(3)
     owned = OwnedUpdates(through, density=0.5, back=1.0, bits=32, whole_batch=False)
     updates = Updates(direct, density=0.5, bits=32, whole_batch=False)
@@ -124,7 +125,7 @@ def test_owners_that_send_all_back_are_updates_from_everybody_to_everybody() -> 
 @pytest.mark.parametrize("make", [Updates, partial(OwnedUpdates, back=0.3)])
 def test_what_was_not_sent_waits_and_arrives_in_the_end(make: Any) -> None:
     """1. Ten steps with a quarter of the blocks each. 2. Nobody moves any more; exchanges go on. 3. Everybody's live
-    weights are the masters, and these are the mean of all that the islands moved by."""
+    weights are the shared parameters, and these are the mean of all that the islands moved by."""
     ones = replicas(2)
     updates = make(ones, density=0.25, bits=32, late=1)
     moved = [torch.zeros(ENTRIES), torch.zeros(ENTRIES)]
@@ -151,9 +152,9 @@ def test_what_was_not_sent_waits_and_arrives_in_the_end(make: Any) -> None:
     assert all(torch.allclose(one.theta, wanted, atol=1e-5) for one in ones)
 
 
-@pytest.mark.parametrize(("lowest", "at_masters"), [((0.2, 0.2), False), ((-0.02, 0.02), True)])
-def test_gradients_move_to_the_masters_where_own_weights_are_good_for_own_data_alone(
-    lowest: tuple[float, float], at_masters: bool
+@pytest.mark.parametrize(("lowest", "at_shared_params"), [((0.2, 0.2), False), ((-0.02, 0.02), True)])
+def test_gradients_move_to_the_shared_params_where_own_weights_are_good_for_own_data_alone(
+    lowest: tuple[float, float], at_shared_params: bool
 ) -> None:
     """Two islands on the way to the same lowest point, or each near one of its own."""
     task: Any = Bowl()
@@ -163,7 +164,7 @@ def test_gradients_move_to_the_masters_where_own_weights_are_good_for_own_data_a
     updates = OwnedUpdates(ones, density=0.25, back=0.5, bits=32, follows=True)
     for step in range(EVERY * NEEDED):
         updates.step(step)
-    assert updates._at_masters == at_masters
+    assert updates._at_shared_params == at_shared_params
 
 
 def test_what_islands_tell_of_second_moments_is_an_exchange_of_a_few_steps() -> None:
@@ -218,7 +219,8 @@ def test_gradients_weigh_as_the_examples_that_they_are_of() -> None:
     ],
 )
 def test_updates_weigh_as_the_examples_that_they_are_of(make: Any) -> None:
-    """The masters move by the islands' first steps as their shares say, and those who are there share all of it."""
+    """The shared parameters move by the islands' first steps as their shares say, and those who are there share all of
+    it."""
     beside, ones = replicas(3), replicas(3, rows=(2, 1, 1))
     for replica in beside:
         replica.local_step(0)

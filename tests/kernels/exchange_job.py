@@ -32,10 +32,10 @@ class Tensors:
     """One rank's memory of one tensor."""
 
     def __init__(self, entries: int, number: int, rule: Rule, live: torch.dtype | None, *, lazy: bool) -> None:
-        self.master = normal(entries, 77, number)
+        self.shared_param = normal(entries, 77, number)
         self.residual, self.first, self.second = (torch.zeros(entries) for _ in range(3))
         self.last_step = torch.zeros(block_count(entries), dtype=torch.int32) if lazy else None
-        self.live: Any = None if live is None else self.master.to(live, copy=True)
+        self.live: Any = None if live is None else self.shared_param.to(live, copy=True)
 
 
 class Job:
@@ -124,13 +124,13 @@ class Job:
         for engine in self.engines:
             engine.fetch(range(len(self.sizes)), sync_round, 5)
 
-    def masters(self, rank: int) -> list[torch.Tensor]:
-        return [tensors.master for tensors in self.of[rank]]
+    def shared_params(self, rank: int) -> list[torch.Tensor]:
+        return [tensors.shared_param for tensors in self.of[rank]]
 
-    def assert_equal_masters(self) -> None:
+    def assert_equal_shared_params(self) -> None:
         for rank in range(1, len(self.engines)):
-            for mine, theirs in zip(self.masters(0), self.masters(rank), strict=True):
-                assert same_bits(mine, theirs), f"rank {rank} has another master than rank 0"
+            for mine, theirs in zip(self.shared_params(0), self.shared_params(rank), strict=True):
+                assert same_bits(mine, theirs), f"rank {rank} has another shared parameter than rank 0"
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,9 +1,9 @@
 """The optimizers of the exchange engine, called by themselves: SGD and Adam that touch only the blocks an update has.
 
-Shapes: N parameters, K blocks, B = ceil(N / 16). master and moments: float32 [N], updated in place. index: uint32 or
-int32 [K], ascending; values: float32 [K, 16], the (summed) gradients of those blocks, multiplied by `scale` first (for
-gradient clipping: the norm to clip is that of the values). live: None, or a copy of the parameters [N] in float32,
-float16 or bfloat16 that is brought up to date, rounded as torch rounds, where master changes.
+Shapes: N parameters, K blocks, B = ceil(N / 16). shared_param and moments: float32 [N], updated in place. index: uint32
+or int32 [K], ascending; values: float32 [K, 16], the (summed) gradients of those blocks, multiplied by `scale` first
+(for gradient clipping: the norm to clip is that of the values). live: None, or a copy of the parameters [N] in float32,
+float16 or bfloat16 that is brought up to date, rounded as torch rounds, where shared_param changes.
 
 Parameters in no block keep their value and their moments. Weight decay acts on touched blocks alone, once a touch.
 last_step: None, or int32 [B], zeros at first: the step a block was last touched in. With it the moments of a block are
@@ -26,7 +26,7 @@ from atoll.kernels.refusals import refusals
 
 
 def sgd_blocks(
-    master: Any,
+    shared_param: Any,
     index: Any,
     values: Any,
     *,
@@ -46,17 +46,17 @@ def sgd_blocks(
     momentum_buffer: m, needed if momentum is not 0. step: from 1, used with last_step alone.
     """
     if (momentum != 0 or nesterov) and momentum_buffer is None:
-        raise BadInput(f"sgd_blocks: momentum = {momentum} needs momentum_buffer; pass zeros, as long as master")
+        raise BadInput(f"sgd_blocks: momentum = {momentum} needs momentum_buffer; pass zeros, as long as shared_param")
     rule = "nesterov" if nesterov else "sgd"
     with refusals("sgd_blocks"):
         return _update(
-            threads, master, momentum_buffer, None, last_step, live, index, values, rule, step, lr, weight_decay,
+            threads, shared_param, momentum_buffer, None, last_step, live, index, values, rule, step, lr, weight_decay,
             momentum, 0.0, 0.0, scale,
         )  # fmt: skip
 
 
 def adam_blocks(
-    master: Any,
+    shared_param: Any,
     index: Any,
     values: Any,
     *,
@@ -82,11 +82,11 @@ def adam_blocks(
     rule = "adamw" if decoupled else "adam"
     with refusals("adam_blocks"):
         return _update(
-            threads, master, first_moment, second_moment, last_step, live, index, values, rule, step, lr, weight_decay,
-            beta1, beta2, epsilon, scale,
+            threads, shared_param, first_moment, second_moment, last_step, live, index, values, rule, step, lr,
+            weight_decay, beta1, beta2, epsilon, scale,
         )  # fmt: skip
 
 
-def _update(threads: int, master: Any, *arguments: Any) -> int:
+def _update(threads: int, shared_param: Any, *arguments: Any) -> int:
     on_cpu: Callable[..., int] = native_parts.load().update_blocks
-    return on_cpu(master, *arguments, threads)
+    return on_cpu(shared_param, *arguments, threads)

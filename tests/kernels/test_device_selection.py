@@ -25,10 +25,10 @@ from atoll.kernels import cuda_device
 from atoll.kernels.compress import Selection, block_count
 from atoll.kernels.cuda_device import CudaQueue, NoCode
 from atoll.kernels.exchange_engine import ExchangeEngine
-from atoll.strategies.shared_masters import exchange
-from atoll.strategies.shared_masters.device_selection import DeviceDifference, DeviceSelector, SelectionRoom
-from atoll.strategies.shared_masters.layout import Layer
-from atoll.strategies.shared_masters.publication import write_blocks
+from atoll.strategies.shared_params import exchange
+from atoll.strategies.shared_params.device_selection import DeviceDifference, DeviceSelector, SelectionRoom
+from atoll.strategies.shared_params.layout import Layer
+from atoll.strategies.shared_params.publication import write_blocks
 from atoll.strategies.stale_sparse import gradient_exchange
 
 Rule = Literal["threshold", "topk", "random"]
@@ -67,9 +67,12 @@ def room_on(device: str) -> SelectionRoom:
 
 def engine_of(rule: Rule, values: Literal["float32", "float16"]) -> tuple[ExchangeEngine, torch.Tensor, torch.Tensor]:
     engine = ExchangeEngine(rank=0, islands=[[0], [1]], values=values, selection=rule, seed=3, first_round=1)
-    master, residual = normal(ENTRIES, 1), torch.zeros(ENTRIES)
-    assert engine.add_tensor(order=0, rule="sgd", master=master, residual=residual, live=master.clone()) == 0
-    return engine, master, residual
+    shared_param, residual = normal(ENTRIES, 1), torch.zeros(ENTRIES)
+    assert (
+        engine.add_tensor(order=0, rule="sgd", shared_param=shared_param, residual=residual, live=shared_param.clone())
+        == 0
+    )
+    return engine, shared_param, residual
 
 
 @pytest.mark.parametrize("rule", ["threshold", "topk", "random"])
@@ -135,7 +138,7 @@ class DeviceJob(UpdateJob):
         ]
         for differences, mine in zip(self.differences, self.of, strict=True):
             for difference, one in zip(differences, mine, strict=True):
-                difference.set(one.master)
+                difference.set(one.shared_param)
 
     def choose(self, rank: int, tensor: int, k_blocks: int) -> None:
         live = self.of[rank][tensor].live.to(self.device)
@@ -148,9 +151,10 @@ class DeviceJob(UpdateJob):
 def test_a_device_chooses_of_live_weights_what_the_engine_does(
     device: str, rule: Rule, values: Literal["float32", "float16", "int8"], islands: list[list[int]]
 ) -> None:
-    """1. Ranks update, and messages come in any order: own parts are on their way, totals are in the masters and not in
-    the live weights. 2. A share of the blocks is sent, then all. 3. Messages, masters, live weights and figures are
-    those of ranks whose weights all cross to the CPU, bit for bit. 4. A weight that is not finite is counted."""
+    """1. Ranks update, and messages come in any order: own parts are on their way, totals are in the shared parameters
+    and not in the live weights. 2. A share of the blocks is sent, then all. 3. Messages, shared parameters, live
+    weights and figures are those of ranks whose weights all cross to the CPU, bit for bit. 4. A weight that is not
+    finite is counted."""
     sizes, order = [16 * 300 + 5, 16 * 7], random.Random(4)
     here = UpdateJob(islands, sizes, by_hand=True, selection=rule, values=values, seed=3)
     with here, DeviceJob(device, rule, islands, sizes, values=values, seed=3) as there:
@@ -179,7 +183,7 @@ def test_a_device_chooses_of_live_weights_what_the_engine_does(
         for rank in here.ranks:
             for ours, theirs in zip(here.of[rank], there.of[rank], strict=True):
                 assert same_bits(ours.live, theirs.live)
-                assert same_bits(ours.master, theirs.master)
+                assert same_bits(ours.shared_param, theirs.shared_param)
             ours, theirs = (job.engines[rank].take_stats() for job in jobs)
             assert ours[6:11] == theirs[6:11]  # blocks and bytes
             assert ours[12:14] == theirs[12:14]  # what is outstanding, and updates
@@ -188,17 +192,17 @@ def test_a_device_chooses_of_live_weights_what_the_engine_does(
 
 def test_a_reference_is_what_weights_would_be_that_lack_nothing() -> None:
     """1. Nothing changed since the weights were set: nothing crosses. 2. A part on its way is out of the reference. 3.
-    Weights that are set again have the master as reference."""
+    Weights that are set again have the shared parameter as reference."""
     with UpdateJob([[0], [1]], [ENTRIES], by_hand=True) as job:
         engine, mine = job.engines[0], job.of[0][0]
         assert len(engine.take_reference(0)[0]) == 0
         job.walk(0, 31)
         index, values = engine.take_reference(0)
         sent = job.parts[0, 0, 0].view(-1)
-        reference = mine.master.clone()
+        reference = mine.shared_param.clone()
         write_blocks(reference, index, values)
         assert 0 < len(index) <= 31
-        assert torch.equal(reference, (mine.master - 2 * sent.float()))
+        assert torch.equal(reference, (mine.shared_param - 2 * sent.float()))
         assert list(engine.take_reference(0)[0]) == list(index)  # it may be another the next time
         with pytest.raises(BadInput, match="it must hold the blocks of drift_blocks"):
             engine.compress_chosen_live(1, 0, (index, values, Selection(1, 1, 0)), torch.zeros(16), 0.5)
@@ -300,10 +304,10 @@ def test_training_off_the_cpu_is_the_same_bit_for_bit(
     assert losses(exchanged, values) == expected
 
 
-def test_passes_at_the_masters_take_them_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_at_the_shared_params_take_them_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """1. Each forward pass brought the whole model from pageable memory. 2. It comes through pinned memory, and passes
     see the same values, bit for bit."""
-    strategy = atoll.LocalSteps(gradients="masters", density=0.5, staleness=0)
+    strategy = atoll.LocalSteps(gradients="shared_params", density=0.5, staleness=0)
     torch.manual_seed(0)
     expected = trained(strategy)
     written: list[int] = []

@@ -29,7 +29,7 @@ def torch_optimizer(rule: Rule, parameters: list[torch.Tensor]) -> torch.optim.O
 @pytest.mark.parametrize("islands", LAYOUTS)
 def test_with_all_blocks_sent_it_is_torch_on_the_summed_gradient(islands: list[list[int]], rule: Rule) -> None:
     with Job(islands, SIZES, rule=rule, values="float32") as job:
-        expected = [master.double().requires_grad_() for master in job.masters(0)]
+        expected = [shared_param.double().requires_grad_() for shared_param in job.shared_params(0)]
         optimizer = torch_optimizer(rule, expected)
         for sync_round in range(5):
             gradients = job.compress(sync_round, ALL)
@@ -39,8 +39,8 @@ def test_with_all_blocks_sent_it_is_torch_on_the_summed_gradient(islands: list[l
                 parameter.grad = torch.stack([g[tensor].double() for g in gradients]).mean(0)
             optimizer.step()
         job.fetch(4)
-        job.assert_equal_masters()
-        for mine, plain, tensors in zip(job.masters(0), expected, job.of[0], strict=True):
+        job.assert_equal_shared_params()
+        for mine, plain, tensors in zip(job.shared_params(0), expected, job.of[0], strict=True):
             torch.testing.assert_close(mine.double(), plain.detach(), rtol=1e-4, atol=1e-4)
             assert same_bits(mine, tensors.live)
 
@@ -48,14 +48,14 @@ def test_with_all_blocks_sent_it_is_torch_on_the_summed_gradient(islands: list[l
 class PlainSgd:
     """Top-k blocks with error feedback, summed and applied by momentum SGD on touched blocks, in float64."""
 
-    def __init__(self, master: torch.Tensor, ranks: int, k_blocks: int) -> None:
-        self.master, self.momentum = padded(master), padded(torch.zeros_like(master))
-        self.residual = [torch.zeros_like(self.master) for _ in range(ranks)]
+    def __init__(self, shared_param: torch.Tensor, ranks: int, k_blocks: int) -> None:
+        self.shared_param, self.momentum = padded(shared_param), padded(torch.zeros_like(shared_param))
+        self.residual = [torch.zeros_like(self.shared_param) for _ in range(ranks)]
         self.k_blocks = k_blocks
 
     def sync_round(self, gradients: Sequence[torch.Tensor]) -> None:
         lr, decay, momentum, _, _ = RATES["sgd"]
-        total, touched = torch.zeros_like(self.master), torch.zeros(len(self.master), dtype=torch.bool)
+        total, touched = torch.zeros_like(self.shared_param), torch.zeros(len(self.shared_param), dtype=torch.bool)
         for rank, gradient in enumerate(gradients):
             residual = self.residual[rank] + padded(gradient) / len(gradients)
             self.residual[rank] = residual
@@ -63,9 +63,9 @@ class PlainSgd:
             total[chosen] += residual[chosen]
             residual[chosen] = 0
             touched[chosen] = True
-        g = total[touched] + decay * self.master[touched]
+        g = total[touched] + decay * self.shared_param[touched]
         self.momentum[touched] = momentum * self.momentum[touched] + g
-        self.master[touched] -= lr * self.momentum[touched]
+        self.shared_param[touched] -= lr * self.momentum[touched]
 
 
 def padded(x: torch.Tensor) -> torch.Tensor:
@@ -76,16 +76,16 @@ def padded(x: torch.Tensor) -> torch.Tensor:
 def test_with_few_blocks_sent_it_is_the_plain_method(islands: list[list[int]]) -> None:
     with Job(islands, [40, 1023, 3000], values="float32", selection="topk") as job:
         ranks = len(job.engines)
-        plain = [PlainSgd(master, ranks, 7) for master in job.masters(0)]
+        plain = [PlainSgd(shared_param, ranks, 7) for shared_param in job.shared_params(0)]
         for sync_round in range(12):
             gradients = job.compress(sync_round, 7)
             job.apply(sync_round)
             job.exchange()
             for tensor, one in enumerate(plain):
                 one.sync_round([mine[tensor] for mine in gradients])
-        job.assert_equal_masters()
+        job.assert_equal_shared_params()
         for tensor, one in enumerate(plain):
-            torch.testing.assert_close(padded(job.masters(0)[tensor]), one.master, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(padded(job.shared_params(0)[tensor]), one.shared_param, rtol=1e-4, atol=1e-4)
             for rank in range(ranks):
                 residual = padded(job.of[rank][tensor].residual)
                 torch.testing.assert_close(residual, one.residual[rank], rtol=1e-4, atol=1e-4)
@@ -103,11 +103,11 @@ def test_with_few_blocks_sent_it_is_the_plain_method(islands: list[list[int]]) -
     lazy=st.booleans(),
     error_feedback=st.booleans(),
 )
-def test_masters_are_equal_on_all_ranks_whatever_the_settings(
+def test_shared_params_are_equal_on_all_ranks_whatever_the_settings(
     islands: list[list[int]], k_blocks: int, scale: float, **how: Any
 ) -> None:
     with Job(islands, [1, 130, 1023], digest_every=2, **how) as job:
-        before = [master.clone() for master in job.masters(0)]
+        before = [shared_param.clone() for shared_param in job.shared_params(0)]
         for sync_round in range(6):
             job.compress(sync_round, k_blocks, scale=scale)
             if sync_round == 3:
@@ -116,8 +116,8 @@ def test_masters_are_equal_on_all_ranks_whatever_the_settings(
             else:
                 job.apply(sync_round, clip_norm=1.0 if sync_round % 2 else 0.0)
             job.exchange()
-            job.assert_equal_masters()
-        assert not all(map(same_bits, before, job.masters(0)))
+            job.assert_equal_shared_params()
+        assert not all(map(same_bits, before, job.shared_params(0)))
         digests = [sorted(engine.digests()) for engine in job.engines]
         assert [row[:2] for row in digests[0]] == [(sync_round, t) for sync_round in (0, 2, 4) for t in range(3)]
         assert all(row == digests[0] for row in digests)
@@ -129,7 +129,7 @@ def test_what_is_sent_and_the_residual_are_all_there_was(values: Any, selection:
     """Also what 16 bits take away is residual, in an island's sum by its leader."""
     islands = [[0, 1], [2]]
     with Job(islands, [1023], values=values, selection=selection) as job:
-        start = job.masters(0)[0].clone()
+        start = job.shared_params(0)[0].clone()
         came = torch.zeros(1023, dtype=torch.float64)
         for sync_round in range(8):
             for mine in job.compress(sync_round, 9):
@@ -137,7 +137,7 @@ def test_what_is_sent_and_the_residual_are_all_there_was(values: Any, selection:
             for engine in job.engines:
                 engine.apply(sync_round, sync_round + 1, [(1.0, 0.0, 0.0, 0.0, 0.0)])
             job.exchange()
-        applied = (start - job.masters(0)[0]).double()
+        applied = (start - job.shared_params(0)[0]).double()
         residual = torch.stack([tensors[0].residual.double() for tensors in job.of]).sum(0)
         torch.testing.assert_close(applied + residual, came, rtol=1e-4, atol=1e-4)
 
@@ -149,7 +149,7 @@ def test_without_error_feedback_nothing_is_left_in_the_residual() -> None:
             job.apply(sync_round)
             job.exchange()
         assert not any(tensors[0].residual.any() for tensors in job.of)
-        job.assert_equal_masters()
+        job.assert_equal_shared_params()
 
 
 def test_an_island_of_one_sends_its_part_as_its_sum_and_mates_send_parts() -> None:
@@ -189,14 +189,14 @@ def test_accumulated_passes_are_one_update_with_their_sum() -> None:
             engine.compress(0, 0, summed[rank], 0.5, ALL)
         single.apply(0)
         single.exchange()
-        accumulated.assert_equal_masters()
-        torch.testing.assert_close(accumulated.masters(1)[0], single.masters(1)[0], rtol=1e-5, atol=1e-6)
+        accumulated.assert_equal_shared_params()
+        torch.testing.assert_close(accumulated.shared_params(1)[0], single.shared_params(1)[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("clip_norm", [0.5, 1e9])
 def test_the_norm_of_all_tensors_together_is_clipped_as_torch_does(clip_norm: float) -> None:
     with Job([[0, 1], [2]], SIZES, values="float32") as job:
-        expected = [master.double().requires_grad_() for master in job.masters(0)]
+        expected = [shared_param.double().requires_grad_() for shared_param in job.shared_params(0)]
         gradients = job.compress(0, ALL)
         job.apply(0, clip_norm=clip_norm)
         job.exchange()
@@ -204,7 +204,7 @@ def test_the_norm_of_all_tensors_together_is_clipped_as_torch_does(clip_norm: fl
             parameter.grad = torch.stack([g[tensor].double() for g in gradients]).mean(0)
         torch.nn.utils.clip_grad_norm_(expected, clip_norm)
         torch_optimizer("sgd", expected).step()
-        for mine, plain in zip(job.masters(2), expected, strict=True):
+        for mine, plain in zip(job.shared_params(2), expected, strict=True):
             torch.testing.assert_close(mine.double(), plain.detach(), rtol=1e-5, atol=1e-6)
 
 
@@ -236,11 +236,13 @@ def test_maximize_goes_the_other_way() -> None:
         down.exchange()
         up.exchange()
         start = normal(100, 77, 0)
-        torch.testing.assert_close(up.masters(0)[0] - start, start - down.masters(0)[0], rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(
+            up.shared_params(0)[0] - start, start - down.shared_params(0)[0], rtol=1e-3, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_live_weights_are_the_rounded_masters_after_a_fetch_and_not_before(dtype: torch.dtype) -> None:
+def test_live_weights_are_the_rounded_shared_params_after_a_fetch_and_not_before(dtype: torch.dtype) -> None:
     with Job([[0]], [1023, 100_000], live=dtype, selection="topk") as job:
         before = [tensors.live.clone() for tensors in job.of[0]]
         for sync_round in range(3):
@@ -250,7 +252,7 @@ def test_live_weights_are_the_rounded_masters_after_a_fetch_and_not_before(dtype
         assert all(torch.equal(tensors.live, old) for tensors, old in zip(job.of[0], before, strict=True))
         assert job.engines[0].fetch([0, 1], 1, 1)[:2] == (2, 2)
         for tensors in job.of[0]:
-            assert torch.equal(tensors.live, tensors.master.to(dtype))
+            assert torch.equal(tensors.live, tensors.shared_param.to(dtype))
         assert not torch.equal(job.of[0][1].live, before[1])
 
 
@@ -265,7 +267,7 @@ def test_gradients_of_16_bits_count_as_what_they_stand_for(dtype: torch.dtype) -
         wide.apply(0)
         narrow.exchange()
         wide.exchange()
-        assert same_bits(narrow.masters(0)[0], wide.masters(0)[0])
+        assert same_bits(narrow.shared_params(0)[0], wide.shared_params(0)[0])
         assert same_bits(narrow.of[0][0].residual, wide.of[0][0].residual)
 
 
@@ -280,14 +282,14 @@ def test_a_round_without_gradient_sends_the_residual(selection: Selection, feedb
             engine.apply(0, 1, [(1.0, 0.0, 0.0, 0.0, 0.0)])
             engine.apply(1, 2, [(1.0, 0.0, 0.0, 0.0, 0.0)])
         job.exchange()
-        job.assert_equal_masters()
+        job.assert_equal_shared_params()
         if feedback:
             expected = normal(100, 77, 0) - torch.stack(gradients).mean(0)
-            torch.testing.assert_close(job.masters(0)[0], expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(job.shared_params(0)[0], expected, rtol=1e-5, atol=1e-6)
         assert job.engines[1].take_stats().nonfinite_blocks == 0
 
 
-def test_a_gradient_with_nan_is_counted_and_harms_no_master() -> None:
+def test_a_gradient_with_nan_is_counted_and_harms_no_shared_param() -> None:
     with Job([[0], [1]], [160]) as job:
         bad = normal(160, 1)
         bad[17], bad[40] = torch.nan, torch.inf
@@ -295,8 +297,8 @@ def test_a_gradient_with_nan_is_counted_and_harms_no_master() -> None:
         job.engines[1].compress(0, 0, normal(160, 2), 0.5, ALL)
         job.apply(0)
         job.exchange()
-        job.assert_equal_masters()
-        assert job.masters(0)[0].isfinite().all()
+        job.assert_equal_shared_params()
+        assert job.shared_params(0)[0].isfinite().all()
         stats = job.engines[0].take_stats()
         assert (stats.nonfinite_blocks, stats.chosen_blocks, stats.all_blocks) == (2, 8, 10)
 
@@ -310,9 +312,9 @@ def test_sums_beyond_float32_stay_finite_and_equal() -> None:
             engine.compress(0, 0, gradient, 1.0, ALL)
             engine.apply(0, 1, [(1e-38, 0.0, 0.0, 0.0, 0.0)])
         job.exchange()
-        job.assert_equal_masters()
-        assert job.masters(0)[0].isfinite().all()
-        assert float(job.masters(0)[0][0]) == pytest.approx(float(normal(16, 77, 0)[0]) - 3.4028, rel=1e-3)
+        job.assert_equal_shared_params()
+        assert job.shared_params(0)[0].isfinite().all()
+        assert float(job.shared_params(0)[0][0]) == pytest.approx(float(normal(16, 77, 0)[0]) - 3.4028, rel=1e-3)
 
 
 def test_the_threshold_brings_the_chosen_blocks_to_the_number_asked_for() -> None:

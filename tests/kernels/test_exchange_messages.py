@@ -82,7 +82,7 @@ def test_messages_are_taken_up_to_16_rounds_ahead_and_wait_for_their_turn() -> N
         for message in sent(job, 0):
             assert job.deliver(0, message, 1) is None
         job.fetch(16)
-        job.assert_equal_masters()
+        job.assert_equal_shared_params()
         assert job.deliver(1, messages[16], 0) == "old round"
 
 
@@ -93,12 +93,12 @@ def test_damaged_bytes_lose_the_peer_and_say_whose_what_and_how(kind: int) -> No
         job.compress(0, 3)
         message = next(m for m in sent(job, 1) if m.tensor == 1)
         broken = message._replace(payload=message.payload[:-1])
-        before = job.masters(0)[1].clone()
+        before = job.shared_params(0)[1].clone()
         assert job.deliver(1, broken, 0) is None
         who, what = ("rank 1", "part") if kind == 0 else ("island 1", "sum")
         with pytest.raises(PeerLost, match=f"{who} sent a damaged {what} of tensor 1 for sync round 0: the payload of"):
             job.engines[0].fetch([0, 1], 0, 5)
-        assert torch.equal(job.masters(0)[1], before)
+        assert torch.equal(job.shared_params(0)[1], before)
 
 
 @settings(max_examples=60, deadline=None)
@@ -112,7 +112,7 @@ def test_no_bytes_do_more_than_lose_the_peer(payload: bytes, count: int, selecti
         if refused is None:
             damaged = "island 1 sent a damaged sum of tensor 0 for sync round 0"
             assert outcome(job.engines[0]) in ("well", damaged)
-        assert job.masters(0)[0].isfinite().all()
+        assert job.shared_params(0)[0].isfinite().all()
 
 
 def test_ranks_that_send_different_numbers_of_random_blocks_are_told() -> None:
@@ -181,7 +181,7 @@ def test_payloads_may_be_any_bytes_and_are_copied() -> None:
         job.engines[0].resume()
         assert refused is None
         job.fetch(0)
-        job.assert_equal_masters()
+        job.assert_equal_shared_params()
 
 
 @pytest.mark.parametrize(
@@ -214,14 +214,26 @@ def test_arguments_that_cannot_work_are_named_and_change_nothing() -> None:
                 call(*args, **how)
 
         add = engine.add_tensor
-        refused("residual has 99 entries, not 100", add, order=0, rule="sgd", master=x[0], residual=x[1][:99])
-        refused("rule 'adam' needs its moments", add, order=0, rule="adam", master=x[0], residual=x[1], first=x[2])
-        refused("rule = 'lamb' is not known", add, order=0, rule="lamb", master=x[0], residual=x[1])
-        refused("master and residual share memory", add, order=0, rule="sgd", master=x[0], residual=x[0])
-        refused("residual is None, but error feedback is on", add, order=0, rule="sgd", master=x[0], residual=None)
-        refused("last_step is float32, not int32", add, order=0, rule="sgd", master=x[0], residual=x[1], last_step=x[2])
-        refused("order = -1 is negative", add, order=-1, rule="sgd", master=x[0], residual=x[1])
-        assert add(order=1, rule="sgd", master=x[0], residual=x[1]) == 1
+        refused("residual has 99 entries, not 100", add, order=0, rule="sgd", shared_param=x[0], residual=x[1][:99])
+        refused(
+            "rule 'adam' needs its moments", add, order=0, rule="adam", shared_param=x[0], residual=x[1], first=x[2]
+        )
+        refused("rule = 'lamb' is not known", add, order=0, rule="lamb", shared_param=x[0], residual=x[1])
+        refused("shared_param and residual share memory", add, order=0, rule="sgd", shared_param=x[0], residual=x[0])
+        refused(
+            "residual is None, but error feedback is on", add, order=0, rule="sgd", shared_param=x[0], residual=None
+        )
+        refused(
+            "last_step is float32, not int32",
+            add,
+            order=0,
+            rule="sgd",
+            shared_param=x[0],
+            residual=x[1],
+            last_step=x[2],
+        )
+        refused("order = -1 is negative", add, order=-1, rule="sgd", shared_param=x[0], residual=x[1])
+        assert add(order=1, rule="sgd", shared_param=x[0], residual=x[1]) == 1
         refused("tensor = 2 is not one of the 2", engine.compress, 0, 2, x[2], 1.0, 1)
         refused("sync_round = 1 of tensor 0 cannot be compressed after round -1", engine.compress, 1, 0, x[2], 1.0, 1)
         refused("gradient has 99 entries, not 100", engine.compress, 0, 0, x[2][:99], 1.0, 1)
@@ -246,4 +258,4 @@ def test_arguments_that_cannot_work_are_named_and_change_nothing() -> None:
         assert engine.versions() == [-1, -1]
         assert engine.take_stats().tasks == 0
         engine.compress(0, 0, x[2], 1.0, 1)
-        refused("add_tensor came after the first round", add, order=2, rule="sgd", master=x[2], residual=x[3])
+        refused("add_tensor came after the first round", add, order=2, rule="sgd", shared_param=x[2], residual=x[3])

@@ -117,7 +117,7 @@ def test_close_wakes_those_who_wait_and_ends_the_threads() -> None:
 
 def test_close_with_queued_work_drops_it_and_lets_the_gradients_go() -> None:
     with Job([[0]], [160]) as job:
-        engine, before = job.engines[0], job.masters(0)[0].clone()
+        engine, before = job.engines[0], job.shared_params(0)[0].clone()
         engine.quiesce(5)
         gradient = np.ones(160, np.float32)
         gone = weakref.ref(gradient)
@@ -128,7 +128,7 @@ def test_close_with_queued_work_drops_it_and_lets_the_gradients_go() -> None:
         assert gone() is not None
         engine.close()
         assert gone() is None
-        assert torch.equal(job.masters(0)[0], before)
+        assert torch.equal(job.shared_params(0)[0], before)
 
 
 def test_a_gradient_is_kept_while_it_is_needed_and_no_longer() -> None:
@@ -147,9 +147,9 @@ def test_a_gradient_is_kept_while_it_is_needed_and_no_longer() -> None:
 
 
 def test_a_dropped_pipeline_stops_its_threads() -> None:
-    master, residual = torch.zeros(16), torch.zeros(16)
+    shared_param, residual = torch.zeros(16), torch.zeros(16)
     engine = ExchangeEngine(rank=0, islands=[[0]], threads=2)
-    engine.add_tensor(order=0, rule="sgd", master=master, residual=residual)
+    engine.add_tensor(order=0, rule="sgd", shared_param=shared_param, residual=residual)
     engine.compress(0, 0, torch.ones(16), 1.0, 1)
     del engine
     gc.collect()
@@ -164,7 +164,7 @@ def test_quiesce_holds_everything_still_until_resume() -> None:
             job.apply(sync_round)
         engine.quiesce(5)
         version = engine.versions()[0]
-        still = [job.masters(0)[0].clone(), job.of[0][0].residual.clone()]
+        still = [job.shared_params(0)[0].clone(), job.of[0][0].residual.clone()]
         job.compress(3, 100)
         job.apply(3)
         with pytest.raises(DeadlineExceeded, match="tasks are still queued or running"):
@@ -172,7 +172,7 @@ def test_quiesce_holds_everything_still_until_resume() -> None:
         with pytest.raises(DeadlineExceeded, match="the engine is quiesced"):
             engine.fetch([0], 3, 0.1)
         assert engine.versions() == [version]
-        assert torch.equal(job.masters(0)[0], still[0])
+        assert torch.equal(job.shared_params(0)[0], still[0])
         assert torch.equal(job.of[0][0].residual, still[1])
         engine.quiesce(5)
         engine.resume()
@@ -212,7 +212,7 @@ def test_the_queue_keeps_a_tensors_rounds_in_order_whatever_the_threads() -> Non
                 job.compress(sync_round, 9)
                 job.apply(sync_round)
             job.fetch(19)
-        assert torch.equal(alone.masters(0)[0], many.masters(0)[0])
+        assert torch.equal(alone.shared_params(0)[0], many.shared_params(0)[0])
         assert torch.equal(alone.of[0][0].residual, many.of[0][0].residual)
 
 
@@ -261,9 +261,9 @@ for end in ENDS:
 else:
     sys.exit()
 n = 2_000_000
-master, residual, live = torch.zeros(n), torch.zeros(n), torch.zeros(n)
+shared_param, residual, live = torch.zeros(n), torch.zeros(n), torch.zeros(n)
 engine = ExchangeEngine(rank=0, islands=[[0], [1]], threads=2)
-engine.add_tensor(order=0, rule="sgd", master=master, residual=residual, live=live)
+engine.add_tensor(order=0, rule="sgd", shared_param=shared_param, residual=residual, live=live)
 for round in range(4):
     engine.compress(round, 0, torch.ones(n), 1.0, 5000)
     engine.accumulate(round)
@@ -339,7 +339,7 @@ def test_its_figures_are_processor_time_however_many_threads_want_the_processors
     assert 0 < sum(one.compress_s + one.sum_s + one.update_s for one in stats) <= taken_s
 
 
-def test_many_threads_and_rounds_end_in_the_same_masters() -> None:
+def test_many_threads_and_rounds_end_in_the_same_shared_params() -> None:
     """Messages move while gradients come, as in a real job; three layouts' worth of tasks at once."""
     with Job([[0, 1], [2, 3]], [3000, 17, 1023], threads=3, live=torch.bfloat16, rule="adam") as job:
         stop = threading.Event()
@@ -366,4 +366,4 @@ def test_many_threads_and_rounds_end_in_the_same_masters() -> None:
         outcomes = [rank.result() for rank in ranks]
         stop.set()
         assert [*outcomes, network.result()] == [None] * 5
-        job.assert_equal_masters()
+        job.assert_equal_shared_params()

@@ -1,4 +1,4 @@
-"""Exchanging updates: every rank moves its own weights; what it is ahead of the masters travels."""
+"""Exchanging updates: every rank moves its own weights; what it is ahead of the shared parameters travels."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_as_many_blocks_leave_as_may(entries: int) -> None:
     )  # fmt: skip
     live, scale = torch.randn(entries), torch.exp(torch.randn(entries))
     engine.add_tensor(
-        order=0, rule="sgd", master=live.clone(), residual=None, first=None, second=None, last_step=None, live=live,
-        group=0,
+        order=0, rule="sgd", shared_param=live.clone(), residual=None, first=None, second=None, last_step=None,
+        live=live, group=0,
     )  # fmt: skip
     k_blocks, rounds, chosen = entries // 16 // 5, 30, 0
     for number in range(1, rounds + 1):
@@ -87,7 +87,7 @@ def test_whatever_comes_when_each_rank_has_its_own_rounds_and_what_came(
 @pytest.mark.parametrize("islands", LAYOUTS)
 def test_with_all_sent_every_rank_has_the_weighted_mean_of_all_updates(islands: list[list[int]], by_hand: bool) -> None:
     """1. Ranks train unequal shares of a batch, which change. 2. Each update counts as its round's shares say.
-    Each counted 1 / ranks: with Adam a rank of 6 % moved the masters as far as one of 94 %."""
+    Each counted 1 / ranks: with Adam a rank of 6 % moved the shared parameters as far as one of 94 %."""
     with UpdateJob(islands, SIZES, values="float32", by_hand=by_hand) as job:
         way = [torch.zeros(n, dtype=torch.float64) for n in SIZES]
         for sync_round in range(6):
@@ -104,7 +104,7 @@ def test_with_all_sent_every_rank_has_the_weighted_mean_of_all_updates(islands: 
             for rank in job.ranks:
                 torch.testing.assert_close(job.of[rank][tensor].live.double(), start + way[tensor], rtol=0, atol=5e-6)
                 close(job.residual(rank, tensor), torch.zeros_like(start))
-        job.assert_equal_masters()
+        job.assert_equal_shared_params()
 
 
 @settings(max_examples=15, deadline=None)
@@ -119,8 +119,8 @@ def test_what_was_not_sent_counts_as_the_weight_of_the_round_that_sends_it(
     islands: list[list[int]], k_blocks: int, seed: int, **how: Any
 ) -> None:
     """1. Weights change while much is not sent yet and rounds are on their way. 2. Live weights of a rank stay what it
-    did and what came. 3. At the end they are master - residual / weight, of the last weight, and a rank that has sent
-    nothing new since has not moved."""
+    did and what came. 3. At the end they are shared_param - residual / weight, of the last weight, and a rank that has
+    sent nothing new since has not moved."""
     choice = random.Random(seed)
     with UpdateJob(islands, SIZES, **how) as job:
         for _ in range(8):
@@ -131,12 +131,12 @@ def test_what_was_not_sent_counts_as_the_weight_of_the_round_that_sends_it(
                 job.move_one(choice.randrange(1000))
             job.catch_up(choice.choice(job.ranks))
         job.drain()
-        job.assert_equal_masters()
+        job.assert_equal_shared_params()
         for rank in job.ranks:
             job.catch_up(rank, 7)
             for tensor, mine in enumerate(job.of[rank]):
-                master, residual = mine.master.double(), job.residual(rank, tensor)
-                close(mine.live.double(), master - residual / job.weights[rank])
+                shared_param, residual = mine.shared_param.double(), job.residual(rank, tensor)
+                close(mine.live.double(), shared_param - residual / job.weights[rank])
                 job.engines[rank].set_live(tensor, residual.float(), 1.0, mine.live if job.by_hand else None)
                 close(job.residual(rank, tensor), residual)
 
@@ -178,17 +178,17 @@ def test_live_weights_of_16_bits_are_rounded_once_for_all_that_came(dtype: torch
                 spacing = torch.finfo(dtype).eps * torch.maximum(meant.abs(), job.start[tensor].abs())
                 assert ((mine.live.double() - meant).abs() <= 0.51 * spacing + 1e-6).all()
                 close(job.residual(rank, tensor), -job.weights[rank] * did - job.sent([rank], tensor, 3))
-        job.assert_equal_masters()
+        job.assert_equal_shared_params()
 
 
 @pytest.mark.parametrize(
     ("workers", "dtype", "by_hand"),
     [(2, torch.float16, False), (2, torch.bfloat16, True), (8, torch.float16, True), (8, torch.bfloat16, False)],
 )
-def test_masters_have_every_move_of_16_bit_weights(workers: int, dtype: torch.dtype, by_hand: bool) -> None:
+def test_shared_params_have_every_move_of_16_bit_weights(workers: int, dtype: torch.dtype, by_hand: bool) -> None:
     """1. Each rank moves some of its weights by one step of 16 bits a round, and all of it is sent. 2. What comes of
-    the others is less than a step. It was rounded away, and then sent back as this rank's own: masters had 44 % of the
-    moves of two workers, 5 % of those of eight."""
+    the others is less than a step. It was rounded away, and then sent back as this rank's own: shared parameters had 44
+    % of the moves of two workers, 5 % of those of eight."""
     with UpdateJob([[rank] for rank in range(workers)], [1023], live=dtype, values="float32", by_hand=by_hand) as job:
         for _ in range(20):
             for rank in job.ranks:
@@ -197,16 +197,16 @@ def test_masters_have_every_move_of_16_bit_weights(workers: int, dtype: torch.dt
             for rank in job.ranks:
                 job.catch_up(rank)
         moves = torch.stack([job.did[rank][0] for rank in job.ranks]).mean(0)
-        way = job.masters(0)[0].double() - job.start[0]
+        way = job.shared_params(0)[0].double() - job.start[0]
         assert moves.abs().sum() > 0.5 * torch.finfo(dtype).eps * job.start[0].abs().sum()
         assert 0.999 < (way * moves).sum() / (moves * moves).sum() < 1.001
         torch.testing.assert_close(way, moves, rtol=0, atol=0.01 * torch.finfo(dtype).eps)
-        job.assert_equal_masters()
+        job.assert_equal_shared_params()
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_live_weights_are_set_to_what_masters_and_a_residual_say(dtype: torch.dtype, by_hand: bool) -> None:
+def test_live_weights_are_set_to_what_shared_params_and_a_residual_say(dtype: torch.dtype, by_hand: bool) -> None:
     """What 16 bits cannot hold of it is not taken for an update of this rank's."""
     with UpdateJob([[0], [1]], SIZES, live=dtype, values="float32", by_hand=by_hand) as job:
         for rank in job.ranks:
@@ -216,10 +216,10 @@ def test_live_weights_are_set_to_what_masters_and_a_residual_say(dtype: torch.dt
         for tensor, mine in enumerate(job.of[0]):
             live, residual = mine.live if by_hand else None, 0.01 * normal(SIZES[tensor], 3, tensor)
             job.engines[0].set_live(tensor, residual, 0.25, live)
-            assert torch.equal(mine.live, (mine.master - 4 * residual).to(dtype))
+            assert torch.equal(mine.live, (mine.shared_param - 4 * residual).to(dtype))
             close(job.residual(0, tensor), residual.double())
             job.engines[0].set_live(tensor, None, 0.25, live)
-            assert torch.equal(mine.live, mine.master.to(dtype))
+            assert torch.equal(mine.live, mine.shared_param.to(dtype))
             assert not job.residual(0, tensor).any()
 
 
@@ -279,8 +279,8 @@ def test_a_rank_whose_weights_are_not_finite_harms_nobody_and_it_is_counted() ->
         job.drain()
         for rank in job.ranks:
             job.catch_up(rank, 0)
-        job.assert_equal_masters()
-        assert job.masters(0)[0].isfinite().all()
+        job.assert_equal_shared_params()
+        assert job.shared_params(0)[0].isfinite().all()
         assert job.of[0][0].live.isfinite().all()
         assert job.engines[0].take_stats().nonfinite_blocks == 0
         assert job.engines[1].take_stats().nonfinite_blocks == 2
@@ -290,18 +290,18 @@ def test_a_rank_whose_weights_are_not_finite_harms_nobody_and_it_is_counted() ->
         assert not out[16:32].any()
 
 
-def test_asking_what_is_owed_leaves_quiesced_masters_alone() -> None:
+def test_asking_what_is_owed_leaves_quiesced_shared_params_alone() -> None:
     """Another thread may be saving them: they were moved for a moment and then put back."""
     with UpdateJob([[0], [1]], [1_000_000], values="float32") as job:
         for _ in range(3):
             job.walk(0, ALL)  # rank 1's sums are missing: its own parts are outstanding
         job.engines[0].quiesce(5)
-        master, moved, done = job.masters(0)[0], 0, threading.Event()
-        before = float(master[0])
+        shared_param, moved, done = job.shared_params(0)[0], 0, threading.Event()
+        before = float(shared_param[0])
         asking = threading.Thread(target=lambda: (job.residual(0, 0), job.residual(0, 0), done.set()))
         asking.start()
         while not done.is_set():
-            moved += float(master[0]) != before
+            moved += float(shared_param[0]) != before
         asking.join(30)
         assert moved == 0
 
@@ -329,14 +329,14 @@ def test_the_optimizer_waits_for_parts_that_are_still_selected() -> None:
             engine.read_residual(0, None, torch.empty(1023))
 
 
-def test_masters_are_read_as_they_are_whatever_is_compressed_beside() -> None:
-    """Live weights that have others' parts already are compared with masters that have not: those are moved for that,
-    for a moment, which nobody may read."""
+def test_shared_params_are_read_as_they_are_whatever_is_compressed_beside() -> None:
+    """Live weights that have others' parts already are compared with shared parameters that have not: those are moved
+    for that, for a moment, which nobody may read."""
     with UpdateJob([[0], [1]], [1 << 20, 40], values="float32") as job:
         for rank in job.ranks:
             job.walk(rank, 1 << 16)
         job.drain()
-        engine, master = job.engines[0], job.masters(0)[0].clone()
+        engine, shared_param = job.engines[0], job.shared_params(0)[0].clone()
         done = threading.Event()
         moved = 0
 
@@ -344,8 +344,8 @@ def test_masters_are_read_as_they_are_whatever_is_compressed_beside() -> None:
             nonlocal moved
             out = torch.empty(1 << 20)
             while not done.is_set():
-                engine.read_master(0, out)
-                moved += not torch.equal(out, master)
+                engine.read_shared_param(0, out)
+                moved += not torch.equal(out, shared_param)
 
         reading = threading.Thread(target=read)
         reading.start()
@@ -354,8 +354,8 @@ def test_masters_are_read_as_they_are_whatever_is_compressed_beside() -> None:
         done.set()
         reading.join(30)
         assert moved == 0
-        with pytest.raises(BadInput, match="as long as master"):
-            engine.read_master(0, torch.empty(159))
+        with pytest.raises(BadInput, match="as long as shared_param"):
+            engine.read_shared_param(0, torch.empty(159))
 
 
 def test_a_layer_is_waited_for_alone() -> None:
@@ -392,7 +392,7 @@ def test_what_makes_no_sense_is_refused() -> None:
             engine.accumulate(0)
         with pytest.raises(BadInput, match="apply makes no sense .*; call sum_updates"):
             engine.apply(0, 1, [(1.0, 0.0, 0.0, 0.0, 0.0)])
-        with pytest.raises(BadInput, match="k_blocks has 2 entries and owner_blocks 2, but there are 1 tensors"):
+        with pytest.raises(BadInput, match="k_blocks has 2 entries and aggregator_blocks 2, but there are 1 tensors"):
             engine.sum_updates(0, 1.0, [1, 1])
         with pytest.raises(BadInput, match="k_blocks = 0"):
             engine.sum_updates(0, 1.0, [0])
@@ -407,7 +407,7 @@ def test_what_makes_no_sense_is_refused() -> None:
             engine.compress_live(0, 0, torch.zeros(160), 1.0, 1)
         with pytest.raises(BadInput, match="k_blocks = 0"):
             engine.compress_live(0, 0, None, 1.0, 0)
-        with pytest.raises(BadInput, match="as long as master"):
+        with pytest.raises(BadInput, match="as long as shared_param"):
             engine.read_residual(0, None, torch.empty(159))
         with pytest.raises(BadInput, match="sync_round = 1 of tensor 0 cannot be compressed"):
             engine.compress_live(1, 0, None, 1.0, 1)
@@ -428,7 +428,7 @@ def test_what_makes_no_sense_is_refused() -> None:
 @pytest.mark.parametrize("extra", ["residual", "first", "last_step", "rule"])
 def test_the_state_of_an_optimizer_is_refused(extra: str) -> None:
     engine = ExchangeEngine(rank=0, islands=[[0]], exchange="updates", error_feedback=False)
-    given: dict[str, Any] = {"order": 0, "rule": "sgd", "master": torch.zeros(16), "residual": None}
+    given: dict[str, Any] = {"order": 0, "rule": "sgd", "shared_param": torch.zeros(16), "residual": None}
     given |= {
         "residual": {"residual": torch.zeros(16)},
         "first": {"first": torch.zeros(16)},
@@ -454,12 +454,12 @@ def test_a_snapshot_of_a_round_is_one_state_whatever_comes_later(
     islands: list[list[int]], k_blocks: int, seed: int, taken_early: bool, **how: Any
 ) -> None:
     """1. Each rank asks for the state of round 3 when it has chosen its part, whatever came of earlier ones by then.
-    2. All go on to round 7, messages late and in any order. 3. What they got: masters that are the same on every rank,
-    and what each residual; together all that was done up to round 3. What 16 bits took away of sums that came later is
-    counted too."""
+    2. All go on to round 7, messages late and in any order. 3. What they got: shared parameters that are the same on
+    every rank, and what each residual; together all that was done up to round 3. What 16 bits took away of sums that
+    came later is counted too."""
     choice, last, ends = random.Random(seed), 3, 8
     with UpdateJob(islands, SIZES, **how) as job:
-        masters = [[torch.zeros(n) for n in SIZES] for _ in job.ranks]
+        shared_params = [[torch.zeros(n) for n in SIZES] for _ in job.ranks]
         residual = [[torch.zeros(n) for n in SIZES] for _ in job.ranks]
         did: list[list[torch.Tensor]] = [[] for _ in job.ranks]
         while job.wire or min(job.sync_round) < ends:
@@ -474,7 +474,10 @@ def test_a_snapshot_of_a_round_is_one_state_whatever_comes_later(
                 if job.sync_round[rank] == last + 1:
                     did[rank] = [one.clone() for one in job.did[rank]]
                     for tensor, mine in enumerate(job.of[rank]):
-                        source, into = mine.master.view(torch.uint8), masters[rank][tensor].view(torch.uint8)
+                        source, into = (
+                            mine.shared_param.view(torch.uint8),
+                            shared_params[rank][tensor].view(torch.uint8),
+                        )
                         engine.snapshot(last, tensor, [(source[:3], into[:3]), (source[3:], into[3:])])
                         assert engine.snapshot_residual(last, tensor, None, residual[rank][tensor]) == 0
                 job.compute(rank)
@@ -486,16 +489,16 @@ def test_a_snapshot_of_a_round_is_one_state_whatever_comes_later(
             for tensor in range(len(SIZES)):
                 job.engines[rank].await_snapshot([tensor], last, 5)
         for tensor, start in enumerate(job.start):
-            assert all(torch.equal(one[tensor], masters[0][tensor]) for one in masters)
+            assert all(torch.equal(one[tensor], shared_params[0][tensor]) for one in shared_params)
             together = sum(weight * one[tensor] for weight, one in zip(job.weights, did, strict=True))
             left = torch.stack([one[tensor].double() for one in residual]).sum(0)
-            close(start - masters[0][tensor].double() + left, -together)
+            close(start - shared_params[0][tensor].double() + left, -together)
 
 
 def test_what_is_gone_cannot_be_kept_and_what_nobody_kept_not_taken() -> None:
     with UpdateJob([[0]], SIZES) as job:
         engine, (mine, *_) = job.engines[0], job.of[0]
-        source, into = mine.master.view(torch.uint8), torch.zeros(4 * SIZES[0], dtype=torch.uint8)
+        source, into = mine.shared_param.view(torch.uint8), torch.zeros(4 * SIZES[0], dtype=torch.uint8)
         for _ in range(2):
             job.walk(0, ALL)
         with pytest.raises(BadInput, match=r"sync_round = 0 of tensor 0 is gone: its weights are of round 1"):

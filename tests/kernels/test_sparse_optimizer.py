@@ -31,22 +31,22 @@ RULES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 class Ours:
     """Parameters, moments and the rule of one entry of RULES."""
 
-    def __init__(self, name: str, master: torch.Tensor, **options: Any) -> None:
-        self.name, self.master = name, master.clone()
+    def __init__(self, name: str, shared_param: torch.Tensor, **options: Any) -> None:
+        self.name, self.shared_param = name, shared_param.clone()
         self.options = {**RULES[name][1], **options}
-        self.first, self.second = torch.zeros_like(master), torch.zeros_like(master)
+        self.first, self.second = torch.zeros_like(shared_param), torch.zeros_like(shared_param)
 
     def step(self, step: int, index: Any, values: torch.Tensor, **more: Any) -> int:
         options = dict(self.options)
         if self.name.startswith("adam"):
             beta1, beta2 = options.pop("betas", (0.9, 0.999))
             return adam_blocks(
-                self.master, index, values, step=step, first_moment=self.first, second_moment=self.second,
+                self.shared_param, index, values, step=step, first_moment=self.first, second_moment=self.second,
                 decoupled=self.name == "adamw", epsilon=options.pop("eps", 1e-8), beta1=beta1, beta2=beta2,
                 **options, **more,
             )  # fmt: skip
         buffer = self.first if "momentum" in options else None
-        return sgd_blocks(self.master, index, values, momentum_buffer=buffer, step=step, **options, **more)
+        return sgd_blocks(self.shared_param, index, values, momentum_buffer=buffer, step=step, **options, **more)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -85,8 +85,8 @@ def test_touched_blocks_take_torchs_steps_and_the_others_none(name: str, entries
         assert ours.step(step, index, values) == 0
         parameter.grad = dense(entries, index, values).double()[where]
         torchs.step()
-    torch.testing.assert_close(ours.master[where].double(), parameter.detach(), rtol=2e-5, atol=2e-6)
-    assert (ours.master[~where] == start[~where]).all()
+    torch.testing.assert_close(ours.shared_param[where].double(), parameter.detach(), rtol=2e-5, atol=2e-6)
+    assert (ours.shared_param[~where] == start[~where]).all()
     assert not ours.first[~where].any()
     assert not ours.second[~where].any()
 
@@ -102,7 +102,7 @@ def test_the_bits_do_not_depend_on_threads_or_processor(name: str, entries: int)
         last_step = torch.zeros(compress.block_count(entries), dtype=torch.int32)
         for step in (1, 3):
             ours.step(step, index, values, live=live, last_step=last_step, **how)
-        buffers = (ours.master, ours.first, ours.second, live.view(torch.int16), last_step)
+        buffers = (ours.shared_param, ours.first, ours.second, live.view(torch.int16), last_step)
         results.add(tuple(buffer.numpy().tobytes() for buffer in buffers))
     assert len(results) == 1
 
@@ -112,31 +112,46 @@ def test_a_processor_without_avx2_takes_the_same_steps(rule: str) -> None:
     start, index = normal(1025), some_blocks(1025)
     values, results = normal(len(index), 16, seed=1), set()
     for portable in (False, True):
-        master, first, second = start.clone(), normal(1025, seed=2), normal(1025, seed=3).abs()
+        shared_param, first, second = start.clone(), normal(1025, seed=2), normal(1025, seed=3).abs()
         moments = (first, second) if rule.startswith("adam") else (first, None)
         native_parts.load().update_blocks(
-            master, *moments, None, None, index, values, rule, 3, 0.1, 0.01, 0.9, 0.99, 1e-8, 0.7, 1, portable=portable
+            shared_param,
+            *moments,
+            None,
+            None,
+            index,
+            values,
+            rule,
+            3,
+            0.1,
+            0.01,
+            0.9,
+            0.99,
+            1e-8,
+            0.7,
+            1,
+            portable=portable,
         )
-        results.add((master.numpy().tobytes(), first.numpy().tobytes(), second.numpy().tobytes()))
+        results.add((shared_param.numpy().tobytes(), first.numpy().tobytes(), second.numpy().tobytes()))
     assert len(results) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("entries", [1, 17, 1025])
-def test_the_live_copy_follows_where_the_master_changes(dtype: torch.dtype, entries: int) -> None:
+def test_the_live_copy_follows_where_the_shared_param_changes(dtype: torch.dtype, entries: int) -> None:
     start, index = normal(entries) * 1e-3, some_blocks(entries, 0.6)
     live = torch.full((entries,), 7.0, dtype=dtype)
     ours = Ours("momentum", start)
     ours.step(1, index, normal(len(index), 16, seed=1) * 10, live=live)
     where = touched(entries, index)
-    assert (live[where] == ours.master[where].to(dtype)).all()
+    assert (live[where] == ours.shared_param[where].to(dtype)).all()
     assert live[~where].eq(7.0).all()
 
 
 def test_a_live_copy_beyond_float16_becomes_infinite_as_in_torch() -> None:
-    master, live = torch.tensor([70000.0, 1e-8, -0.0, 65520.0, 65519.0]), torch.zeros(5, dtype=torch.float16)
-    sgd_blocks(master, torch.zeros(1, dtype=torch.int32), torch.zeros(1, 16), lr=0.0, live=live)
-    assert (live.view(torch.int16) == master.half().view(torch.int16)).all()
+    shared_param, live = torch.tensor([70000.0, 1e-8, -0.0, 65520.0, 65519.0]), torch.zeros(5, dtype=torch.float16)
+    sgd_blocks(shared_param, torch.zeros(1, dtype=torch.int32), torch.zeros(1, 16), lr=0.0, live=live)
+    assert (live.view(torch.int16) == shared_param.half().view(torch.int16)).all()
 
 
 @pytest.mark.parametrize("name", ["momentum", "nesterov", "adam", "adamw"])
@@ -155,7 +170,7 @@ def test_lazy_decay_makes_up_for_the_steps_a_block_was_missed(name: str) -> None
             lazy.step(step, torch.arange(3, dtype=torch.int32), values, last_step=last_step)
     torch.testing.assert_close(lazy.first, always.first, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(lazy.second, always.second, rtol=1e-5, atol=1e-7)
-    assert (lazy.master[:16] == always.master[:16]).all()
+    assert (lazy.shared_param[:16] == always.shared_param[:16]).all()
 
 
 def test_lazy_momentum_is_the_power_of_the_steps_missed() -> None:
@@ -178,7 +193,7 @@ def test_a_block_that_is_not_finite_is_left_out_whole_and_counted(name: str) -> 
     without = Ours(name, start)
     keep = [k for k in range(len(index)) if k not in (3, 7)]
     assert without.step(1, index[keep], values[keep]) == 0
-    assert (ours.master == without.master).all()
+    assert (ours.shared_param == without.shared_param).all()
     assert (ours.first == without.first).all()
 
 
@@ -190,10 +205,10 @@ def test_misaligned_parameters_are_updated_and_nothing_around_them(name: str, of
     inside = slice(offset, offset + entries)
     whole[inside] = normal(entries)
     aligned, shifted = Ours(name, whole[inside]), Ours(name, whole[inside])
-    shifted.master = whole[inside]
+    shifted.shared_param = whole[inside]
     aligned.step(1, index, values)
     shifted.step(1, index, values)
-    assert (whole[inside] == aligned.master).all()
+    assert (whole[inside] == aligned.shared_param).all()
     assert whole[:offset].isnan().all()
     assert whole[offset + entries :].isnan().all()
 
@@ -204,7 +219,7 @@ def test_scale_clips_the_gradient_before_everything_else() -> None:
     scaled, plain = Ours("momentum", start), Ours("momentum", start)
     scaled.step(1, index, values, scale=0.25)
     plain.step(1, index, values * 0.25)
-    assert (scaled.master == plain.master).all()
+    assert (scaled.shared_param == plain.shared_param).all()
 
 
 @given(
@@ -219,14 +234,16 @@ def test_any_sgd_step_is_numpys_in_float32_bit_for_bit(
     entries: int, seed: int, share: float, momentum: float, weight_decay: float
 ) -> None:
     index = some_blocks(entries, share, seed)
-    values, master, buffer = normal(len(index), 16, seed=seed), normal(entries), normal(entries, seed=2)
+    values, shared_param, buffer = normal(len(index), 16, seed=seed), normal(entries), normal(entries, seed=2)
     where = touched(entries, index).numpy()
-    p, m = master.numpy().copy(), buffer.numpy().copy()
+    p, m = shared_param.numpy().copy(), buffer.numpy().copy()
     g = dense(entries, index, values).numpy() + np.float32(weight_decay) * p
     m = np.where(where, np.float32(momentum) * m + g, m)
     p = np.where(where, p - np.float32(0.1) * m, p)
-    sgd_blocks(master, index, values, lr=0.1, momentum=momentum, weight_decay=weight_decay, momentum_buffer=buffer)
-    assert (master.numpy() == p).all()
+    sgd_blocks(
+        shared_param, index, values, lr=0.1, momentum=momentum, weight_decay=weight_decay, momentum_buffer=buffer
+    )
+    assert (shared_param.numpy() == p).all()
     assert (buffer.numpy() == m).all()
 
 
@@ -239,7 +256,7 @@ def test_any_sgd_step_is_numpys_in_float32_bit_for_bit(
         (lambda p, i, v: sgd_blocks(p, i, v[:1], lr=0.1), "values has 16 entries, not 32"),
         (lambda p, i, v: sgd_blocks(p, i, v, lr=float("nan")), "lr = nan is not a finite number from 0 on"),
         (lambda p, i, v: sgd_blocks(p, i, v, lr=0.1, momentum=1.0, momentum_buffer=v), "momentum = 1.0"),
-        (lambda p, i, v: sgd_blocks(p, i, v, lr=0.1, live=p), "master and live share memory"),
+        (lambda p, i, v: sgd_blocks(p, i, v, lr=0.1, live=p), "shared_param and live share memory"),
         (lambda p, i, v: sgd_blocks(p, i, v, lr=0.1, live=p.double()), "live is float64, not float32, float16 or"),
         (lambda p, i, v: sgd_blocks(p, i, v, lr=0.1, last_step=torch.zeros(3).int()), "last_step has 3 entries, not 2"),
         (lambda p, i, v: sgd_blocks(p, i, v, lr=0.1, step=0), "step = 0 is not a step; the first is 1"),
@@ -257,7 +274,7 @@ def test_any_sgd_step_is_numpys_in_float32_bit_for_bit(
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_does_not_fit_is_refused_by_name_and_changes_nothing(call: Callable[..., Any], says: str) -> None:
-    master, index, values = torch.ones(30), torch.arange(2, dtype=torch.int32), torch.ones(2, 16)
+    shared_param, index, values = torch.ones(30), torch.arange(2, dtype=torch.int32), torch.ones(2, 16)
     with pytest.raises(BadInput, match=says):
-        call(master, index, values)
-    assert master.eq(1).all()
+        call(shared_param, index, values)
+    assert shared_param.eq(1).all()

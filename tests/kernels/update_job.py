@@ -34,7 +34,7 @@ class UpdateJob(Job):
         for engine, mine in zip(self.engines, self.of, strict=True):
             for tensor, one in enumerate(mine):
                 engine.set_live(tensor, None, 1.0, one.live if by_hand else None)
-        self.start = [master.double().clone() for master in self.masters(0)]
+        self.start = [shared_param.double().clone() for shared_param in self.shared_params(0)]
         self.did = [[torch.zeros(n, dtype=torch.float64) for n in sizes] for _ in self.ranks]
         self.parts: dict[tuple[int, int, int], torch.Tensor] = {}  # by rank, round, tensor; dense
         self.totals: dict[tuple[int, int], torch.Tensor] = {}  # by round and tensor; dense
@@ -45,8 +45,8 @@ class UpdateJob(Job):
         self.weights = [share / sum(shares) for share in shares]
 
     def buffers(self, tensors: Tensors) -> dict[str, Any]:
-        tensors.live = tensors.master.to(self._live_type, copy=True)
-        return {"master": tensors.master, "residual": None, "live": None if self.by_hand else tensors.live}
+        tensors.live = tensors.shared_param.to(self._live_type, copy=True)
+        return {"shared_param": tensors.shared_param, "residual": None, "live": None if self.by_hand else tensors.live}
 
     def walk(self, rank: int, k_blocks: int, *, scale: float = 0.1, by_a_step: bool = False, wait: bool = True) -> None:
         """One update of a rank, and what follows from it there. by_a_step: of its weights of 16 bits one in twenty
@@ -143,15 +143,15 @@ class UpdateJob(Job):
 
     def check_end(self) -> None:
         """With nothing on the way."""
-        self.assert_equal_masters()
+        self.assert_equal_shared_params()
         for tensor, start in enumerate(self.start):
             residuals = [self.residual(rank, tensor) for rank in self.ranks]
             did = sum(self.weights[rank] * self.did[rank][tensor] for rank in self.ranks)
-            master = self.masters(0)[tensor].double()
-            close(start - master + torch.stack(residuals).sum(0), -did)
+            shared_param = self.shared_params(0)[tensor].double()
+            close(start - shared_param + torch.stack(residuals).sum(0), -did)
             for rank in self.ranks:
                 if self._live_type == torch.float32:
-                    close(self.of[rank][tensor].live.double(), master - residuals[rank] / self.weights[rank])
+                    close(self.of[rank][tensor].live.double(), shared_param - residuals[rank] / self.weights[rank])
 
 
 def add(live: torch.Tensor, index: Any, values: Any) -> None:

@@ -38,8 +38,8 @@ def together(states: Iterable[dict[str, Any]], what: str) -> Tensors:
 
 
 def left(states: Sequence[dict[str, Any]]) -> Tensors:
-    """What masters lack: residuals and owners' sums, over all ranks."""
-    residuals, sums = together(states, "residuals"), together(states, "owner_sums")
+    """What shared parameters lack: residuals and aggregators' sums, over all ranks."""
+    residuals, sums = together(states, "residuals"), together(states, "aggregator_sums")
     return {name: one + sums.get(name, torch.zeros_like(one)) for name, one in residuals.items()}
 
 
@@ -57,11 +57,11 @@ def equal(ones: Tensors, others: Tensors) -> bool:
 
 
 def check_nothing_was_lost(
-    begun: Tensors, masters: Tensors, gradients: Tensors, residuals: Tensors, exchange: str
+    begun: Tensors, shared_params: Tensors, gradients: Tensors, residuals: Tensors, exchange: str
 ) -> None:
-    """Plain SGD: the masters' way and residuals are, over the rate, all gradients there ever were."""
-    for name in masters:
-        way = (begun[name].double() - masters[name].double()) / LR
+    """Plain SGD: the shared parameters' way and residuals are, over the rate, all gradients there ever were."""
+    for name in shared_params:
+        way = (begun[name].double() - shared_params[name].double()) / LR
         residual = residuals[name] / (LR if exchange == "updates" else 1.0)
         torch.testing.assert_close(
             way + residual, gradients[name], rtol=1e-4, atol=1e-3, msg=lambda text, name=name: f"{name}: {text}"

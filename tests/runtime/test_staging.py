@@ -17,7 +17,7 @@ from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of, deserializ
 from atoll.agent.runtime.checkpoints.memory.shards.live_state import Piece, Sources
 from atoll.agent.runtime.staging import DEPTH, PIECE_BYTES, CudaCopyStream, PinnedUploads, StagingRing, to_cpu
 from atoll.errors import AtollError
-from atoll.strategies.shared_masters.offload import Offload, PinnedRing
+from atoll.strategies.shared_params.offload import Offload, PinnedRing
 
 BIG = 3 * PIECE_BYTES // 4 + 5  # float32 entries: three pieces, the last a part of one
 

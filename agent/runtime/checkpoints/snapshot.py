@@ -136,7 +136,7 @@ class Snapshot:
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of the model's entries that are this rank's own where the strategy keeps masters."""
+        """Bytes of the model's entries that are this rank's own where the strategy keeps shared parameters."""
         frozen = self.frozen()
         return sum(size(one) for name, one in self._kept.saved.items() if name not in frozen)
 
@@ -183,7 +183,7 @@ class Snapshot:
         return found
 
     def frozen(self) -> dict[str, torch.Tensor]:
-        """Parameters without a master, though others have one: they stay as they are."""
+        """Parameters without a shared parameter, though others have one: they stay as they are."""
         rolling = self.durable.rolling()
         moving = rolling.parameters() if rolling is not None else ()
         named = plain_parameters(self._model)
@@ -211,17 +211,17 @@ class Snapshot:
     def states(self, *, narrow: bool = True) -> dict[str, StateDict]:
         """State dicts by name, as of the boundary. Their tensors are live: copy before the next optimizer.step().
 
-        narrow: masters in their parameters' dtype."""
+        narrow: shared parameters in their parameters' dtype."""
         model = module_state(self._model)  # not a plain dict: it carries the versions of its modules' layouts
         if self.position is not None:
             for name in ModelTensors.of(self._model).buffers.keys() - self._kept.saved.keys():
                 model.pop(name, None)  # it came after the boundary
             model.update({**self._kept.saved, **self._extras})
-        masters = self.durable.masters()
+        shared_params = self.durable.shared_params()
         for name, parameter in plain_parameters(self._model, remove_duplicate=False):
-            if id(parameter) in masters and name in model:
-                master = masters[id(parameter)]
-                model[name] = master.to(parameter.dtype) if narrow else master
+            if id(parameter) in shared_params and name in model:
+                shared_param = shared_params[id(parameter)]
+                model[name] = shared_param.to(parameter.dtype) if narrow else shared_param
         return {"model": model, "optimizer": self._optimizer_state(), **self._beside()}
 
     def _optimizer_state(self) -> StateDict:

@@ -135,7 +135,7 @@ class Channel:
             raise
 
     def compare(self, digests: Iterable[tuple[int, int, int]]) -> None:
-        """(sync round, tensor, digest of this rank's master) go to all ranks; those that came are compared.
+        """(sync round, tensor, digest of this rank's shared parameter) go to all ranks; those that came are compared.
 
         Raises WeightsDiffer."""
         self._digests.take(digests)
@@ -197,7 +197,7 @@ class Channel:
 
     def _hear(self, frame: Frame) -> str | None:
         match frame.kind:
-            case Kind.PART | Kind.SUM | Kind.TO_OWNER | Kind.FROM_OWNER:
+            case Kind.PART | Kind.SUM | Kind.TO_AGGREGATOR | Kind.FROM_AGGREGATOR:
                 return self._hear_part(frame)
             case Kind.DIRECT:
                 return self._deliver(frame)

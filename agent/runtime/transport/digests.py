@@ -1,4 +1,4 @@
-"""Digests of the masters, exchanged every so many sync rounds: do all ranks still hold the same weights?"""
+"""Digests of the shared parameters, exchanged every so many sync rounds: do all ranks still hold the same weights?"""
 
 from __future__ import annotations
 

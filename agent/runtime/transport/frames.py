@@ -37,10 +37,8 @@ class Kind(IntEnum):
     GOODBYE = 4  # this rank leaves on purpose
     HELLO = 5  # first on each connection, between the transports only
     DIRECT = 6  # from one rank to one of its peers, and no further; origin: the rank
-    TO_OWNER = (
-        7  # an island's sum of one tensor, from its leader to that of the island that owns it; origin: the island
-    )
-    FROM_OWNER = 8  # what all masters of a tensor take, from its owner's leader; origin: the owner's island
+    TO_AGGREGATOR = 7  # an island's sum of one tensor, from leader to the aggregator's leader; origin: the island
+    FROM_AGGREGATOR = 8  # the total of one tensor, from the aggregator's leader to all; origin: the aggregator's island
 
 
 class Flaw(StrEnum):

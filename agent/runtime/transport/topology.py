@@ -74,7 +74,7 @@ class Topology:
         return (*self.mates, *self.leaders)
 
     def routes(self, kind: Kind) -> tuple[int, ...]:
-        """Return the destinations of an own message; a DIRECT or TO_OWNER message names its own."""
+        """Return the destinations of an own message; a DIRECT or TO_AGGREGATOR message names its own."""
         match kind:
             case Kind.PART:
                 return self.mates
@@ -85,11 +85,11 @@ class Topology:
 
     def relays(self, kind: Kind, sender: int) -> tuple[int, ...]:
         """Return the ranks to which a message from the peer `sender` is relayed."""
-        if not self.me.leader or kind in {Kind.PART, Kind.HELLO, Kind.DIRECT, Kind.TO_OWNER}:
+        if not self.me.leader or kind in {Kind.PART, Kind.HELLO, Kind.DIRECT, Kind.TO_AGGREGATOR}:
             return ()
         if self.members[sender].island != self.me.island:
             return self.mates
-        return () if kind in {Kind.SUM, Kind.FROM_OWNER} else self.leaders
+        return () if kind in {Kind.SUM, Kind.FROM_AGGREGATOR} else self.leaders
 
     def accepts(self, kind: Kind, origin: int, sender: int) -> bool:
         """Return True if the peer `sender` may deliver a message of `origin`: a mate its own, a leader its island's,
@@ -101,12 +101,12 @@ class Topology:
                 return mate and origin == sender
             case Kind.HELLO | Kind.DIRECT:
                 return origin == sender
-            case Kind.SUM | Kind.FROM_OWNER if mate:
-                of_another = origin != self.me.island or kind is Kind.FROM_OWNER
+            case Kind.SUM | Kind.FROM_AGGREGATOR if mate:
+                of_another = origin != self.me.island or kind is Kind.FROM_AGGREGATOR
                 return sender == self.my_leader and of_another and origin < self.islands
-            case Kind.SUM | Kind.FROM_OWNER:
+            case Kind.SUM | Kind.FROM_AGGREGATOR:
                 return origin == there.island
-            case Kind.TO_OWNER:
+            case Kind.TO_AGGREGATOR:
                 return not mate and origin == there.island
         if origin == sender:
             return True

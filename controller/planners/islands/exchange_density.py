@@ -123,15 +123,15 @@ class ExchangeDensityInput(Schema):
 class ExchangeDensityPlan:
     """density: the share of the due entries that an island sends. link_s: seconds of a step in which the slowest link
     carries it. held_by: the limit that the density does not exceed, or stay below (`drift`). every: steps between two
-    exchanges of one entry. staleness: steps that others' updates may be late. at_masters: gradients are taken at the
-    shared parameters."""
+    exchanges of one entry. staleness: steps that others' updates may be late. at_shared_params: gradients are taken at
+    the shared parameters."""
 
     density: float
     link_s: float
     held_by: HeldBy
     every: int
     staleness: int
-    at_masters: bool
+    at_shared_params: bool
 
 
 def plan_exchange_density(given: ExchangeDensityInput) -> ExchangeDensityPlan:
@@ -143,9 +143,9 @@ def plan_exchange_density(given: ExchangeDensityInput) -> ExchangeDensityPlan:
     density = max(MIN_DENSITY, min(density, 1.0))
     staleness = min(max(1, math.ceil(given.late(density) - ROUNDING_STEPS)), given.most_staleness)
     every = _turns(given, density)
-    at_masters = given.advantage is not None and given.advantage > given.most_advantage
+    at_shared_params = given.advantage is not None and given.advantage > given.most_advantage
     return ExchangeDensityPlan(
-        density * every / given.every, given.link_s(density), held_by, every, staleness, at_masters
+        density * every / given.every, given.link_s(density), held_by, every, staleness, at_shared_params
     )
 
 

@@ -92,13 +92,13 @@ ATOLL_INLINE void touch(const Parameters& to, std::uint32_t block, const float* 
     const std::size_t begin = block * block_entries;
     Block b;
     const auto run = [&](std::size_t n) __attribute__((always_inline)) {
-        std::copy_n(to.master + begin, n, b.p);
+        std::copy_n(to.shared_param + begin, n, b.p);
         if constexpr (moments) std::copy_n(to.first + begin, n, b.m);
         if constexpr (adaptive) std::copy_n(to.second + begin, n, b.v);
         for (std::size_t i = 0; i < block_entries; ++i) b.g[i] = c.scale * values[i];
         if (to.last_step != nullptr) decay_missed(to, block, hyper, b);
         step_block<rule, moments>(b, c);
-        std::copy_n(b.p, n, to.master + begin);
+        std::copy_n(b.p, n, to.shared_param + begin);
         if constexpr (moments) std::copy_n(b.m, n, to.first + begin);
         if constexpr (adaptive) std::copy_n(b.v, n, to.second + begin);
         write_live(to.live, begin, b.p, n);
@@ -113,7 +113,7 @@ ATOLL_INLINE void touch(const Parameters& to, std::uint32_t block, const float* 
 
 ATOLL_INLINE void fetch(const Parameters& to, std::uint32_t block) {
     const std::size_t begin = block * block_entries;
-    __builtin_prefetch(to.master + begin, 1);
+    __builtin_prefetch(to.shared_param + begin, 1);
     if (to.first != nullptr) __builtin_prefetch(to.first + begin, 1);
     if (to.second != nullptr) __builtin_prefetch(to.second + begin, 1);
     if (to.last_step != nullptr) __builtin_prefetch(to.last_step + block, 1);

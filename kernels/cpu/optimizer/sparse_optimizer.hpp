@@ -33,7 +33,7 @@ struct Live {  // a copy of the parameters that is kept up to date where they ch
 };
 
 struct Parameters {
-    float* master;            // float32 [n]
+    float* shared_param;            // float32 [n]
     float* first;             // momentum or first moment [n]; null: SGD without momentum
     float* second;            // second moment [n], Adam only
     std::int32_t* last_step;  // [blocks], or null: moments of untouched blocks wait as they are

@@ -29,7 +29,7 @@ ATOLL_INLINE void widen(const Difference& of, std::size_t begin, std::size_t n, 
 template <ValueFormat format>
 ATOLL_INLINE void difference_at(const Difference& of, std::size_t begin, std::size_t n, float* d) {
     widen<format>(of, begin, n, d);
-    for (std::size_t i = 0; i < n; ++i) d[i] = of.scale * (of.master[begin + i] - d[i]);
+    for (std::size_t i = 0; i < n; ++i) d[i] = of.scale * (of.shared_param[begin + i] - d[i]);
 }
 
 template <ValueFormat format>
@@ -45,8 +45,8 @@ ATOLL_INLINE Sixteen sixteen_at(const Difference& of, std::size_t begin) {
         load(live.low, wide);
         load(live.high, wide + 8);
     }
-    load(d.low, of.master + begin);
-    load(d.high, of.master + begin + 8);
+    load(d.low, of.shared_param + begin);
+    load(d.high, of.shared_param + begin + 8);
     d.low = of.scale * (d.low - live.low);
     d.high = of.scale * (d.high - live.high);
     return d;
@@ -56,7 +56,7 @@ template <ValueFormat format>
 ATOLL_INLINE void fetch_ahead(const Difference& of, std::size_t begin) {
     constexpr std::size_t bytes = format == ValueFormat::float32 ? 4 : 2;
     const std::size_t there = std::min(begin + ahead_entries, of.n - 1);
-    __builtin_prefetch(of.master + there);
+    __builtin_prefetch(of.shared_param + there);
     __builtin_prefetch(static_cast<const char*>(of.live) + there * bytes);
     if (format != ValueFormat::float32 && of.lost != nullptr) __builtin_prefetch(of.lost + there);
 }

@@ -9,13 +9,13 @@
 // Chooses the part of the difference between two copies of a tensor that is worth sending. Nothing is written but the
 // choice: what is not sent stays in the difference.
 //
-// d = scale * (master - live), each operation rounded to float32; live of 16 bits may come with what rounding to them
-// took away, and live + lost stands for it. Blocks, scores and non-finite blocks as in compress.hpp. The same bits on
-// every processor and for any number of threads. Bound by memory: reads 8n bytes (of 16 bits: 6n, with lost 10n).
+// d = scale * (shared_param - live), each operation rounded to float32; live of 16 bits may come with what rounding to
+// them took away, and live + lost stands for it. Blocks, scores and non-finite blocks as in compress.hpp. The same bits
+// on every processor and for any number of threads. Bound by memory: reads 8n bytes (of 16 bits: 6n, with lost 10n).
 namespace atoll_kernels {
 
 struct Difference {
-    const float* master;  // float32 [n]
+    const float* shared_param;  // float32 [n]
     const void* live;     // [n]
     ValueFormat format;   // of live
     float scale;

@@ -57,7 +57,7 @@ inline std::size_t checked_k_blocks(std::int64_t k_blocks) {
     return static_cast<std::size_t>(k_blocks);
 }
 
-// Of a rank's updates in the masters.
+// Of a rank's updates in the shared parameters.
 inline float checked_share(double weight) {
     const auto narrow = static_cast<float>(weight);
     if (!(narrow > 0 && narrow <= 1))

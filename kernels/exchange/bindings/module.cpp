@@ -50,9 +50,9 @@ void bind_exchange_engine(nb::module_& m) {
             },
             "rank"_a, "islands"_a, "threads"_a, "values"_a, "selection"_a, "error_feedback"_a, "digest_every"_a,
             "seed"_a, "first_round"_a, "exchange"_a, "every"_a, "replicas"_a)
-        .def("add_tensor", &P::add_tensor, "order"_a, "rule"_a, "master"_a.none(), "residual"_a.none(),
+        .def("add_tensor", &P::add_tensor, "order"_a, "rule"_a, "shared_param"_a.none(), "residual"_a.none(),
              "first"_a.none(), "second"_a.none(), "last_step"_a.none(), "live"_a.none(), "group"_a, "turn"_a,
-             "owner"_a.none(), "owner_sum"_a.none())
+             "aggregator"_a.none(), "aggregator_sum"_a.none())
         .def("close", &P::close)
         .def("fileno", &P::fileno)
         .def("compress", &P::compress, "sync_round"_a, "tensor"_a, "gradient"_a.none(), "weight"_a, "k_blocks"_a)
@@ -67,14 +67,14 @@ void bind_exchange_engine(nb::module_& m) {
              "k_blocks"_a)
         .def("await_compressed", &P::await_compressed, "deadline_s"_a, "tensors"_a)
         .def("read_residual", &P::read_residual, "tensor"_a, "live"_a.none(), "out"_a.none())
-        .def("read_master", &P::read_master, "tensor"_a, "out"_a.none())
+        .def("read_shared_param", &P::read_shared_param, "tensor"_a, "out"_a.none())
         .def("set_live", &P::set_live, "tensor"_a, "residual"_a.none(), "weight"_a, "live"_a.none())
         .def("apply", &P::apply, "sync_round"_a, "update"_a, "groups"_a, "maximize"_a, "clip_norm"_a)
         .def("snapshot", &P::snapshot, "sync_round"_a, "tensor"_a, "ranges"_a)
         .def("snapshot_residual", &P::snapshot_residual, "sync_round"_a, "tensor"_a, "live"_a.none(), "out"_a.none())
         .def("await_snapshot", &P::await_snapshot, "tensors"_a, "sync_round"_a, "deadline_s"_a)
         .def("accumulate", &P::accumulate, "sync_round"_a)
-        .def("sum_updates", &P::sum_updates, "sync_round"_a, "weight"_a, "k_blocks"_a, "owner_blocks"_a)
+        .def("sum_updates", &P::sum_updates, "sync_round"_a, "weight"_a, "k_blocks"_a, "aggregator_blocks"_a)
         .def("change_turns", &P::change_turns, "sync_round"_a, "every"_a, "turns"_a)
         .def("remember", &P::remember, "rounds"_a)
         .def("fetch", &P::fetch, "tensors"_a, "sync_round"_a, "deadline_s"_a)

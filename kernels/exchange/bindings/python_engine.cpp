@@ -68,40 +68,42 @@ void PythonEngine::close() {
     deferred_->wait_for_others();
 }
 
-std::size_t PythonEngine::add_tensor(std::int64_t order, const std::string& rule_name, nb::handle master_object,
+std::size_t PythonEngine::add_tensor(std::int64_t order, const std::string& rule_name, nb::handle shared_param_object,
                                      nb::handle residual_object, nb::handle first_object, nb::handle second_object,
                                      nb::handle last_step_object, nb::handle live_object, std::int64_t group,
-                                     std::int64_t turn, std::optional<std::size_t> owner,
-                                     nb::handle owner_sum_object) {
+                                     std::int64_t turn, std::optional<std::size_t> aggregator,
+                                     nb::handle aggregator_sum_object) {
     ExchangeEngine& engine = core();
     const Rule rule = format_named<Rule>(
         rule_name, "rule",
         {{"sgd", Rule::sgd}, {"nesterov", Rule::nesterov}, {"adam", Rule::adam}, {"adamw", Rule::adamw}});
-    Loaded master = required(master_object, "master", Access::write);
+    Loaded shared_param = required(shared_param_object, "shared_param", Access::write);
     Loaded residual(residual_object, "residual", Access::write);
     Loaded first(first_object, "first", Access::write);
     Loaded second(second_object, "second", Access::write);
     Loaded last_step(last_step_object, "last_step", Access::write, step_entries);
     Loaded live(live_object, "live", Access::write, live_entries);
-    Loaded owner_sum(owner_sum_object, "owner_sum", Access::write);
+    Loaded aggregator_sum(aggregator_sum_object, "aggregator_sum", Access::write);
     const bool adaptive = rule == Rule::adam || rule == Rule::adamw;
     if ((rule != Rule::sgd && !first.given()) || (adaptive && !second.given()))
-        refuse("rule '" + rule_name + "' needs its moments; pass buffers of zeros, as long as master");
+        refuse("rule '" + rule_name + "' needs its moments; pass buffers of zeros, as long as shared_param");
     if (!residual.given() && engine.feeds_back())
-        refuse("residual is None, but error feedback is on; pass a buffer of zeros, as long as master");
-    for (const Loaded* buffer : {&residual, &first, &second, &live, &owner_sum})
-        check_entries(*buffer, master.entries, "it must be as long as master");
-    check_entries(last_step, block_count(master.entries), "it must have one entry for each block of master");
-    if (block_count(master.entries) > std::size_t{1} << 32)
-        refuse("master has " + number(master.entries) + " entries, more than indices of 32 bits reach; split it");
-    refuse_overlap({&master, &residual, &first, &second, &last_step, &live, &owner_sum});
+        refuse("residual is None, but error feedback is on; pass a buffer of zeros, as long as shared_param");
+    for (const Loaded* buffer : {&residual, &first, &second, &live, &aggregator_sum})
+        check_entries(*buffer, shared_param.entries, "it must be as long as shared_param");
+    check_entries(last_step, block_count(shared_param.entries),
+                  "it must have one entry for each block of shared_param");
+    if (block_count(shared_param.entries) > std::size_t{1} << 32)
+        refuse("shared_param has " + number(shared_param.entries) +
+               " entries, more than indices of 32 bits reach; split it");
+    refuse_overlap({&shared_param, &residual, &first, &second, &last_step, &live, &aggregator_sum});
     const Parameters parameters{
-        master.data,   first.data,    adaptive ? second.data : nullptr, last_step.as<std::int32_t>(),
-        live_of(live), master.entries};
+        shared_param.data,   first.data,    adaptive ? second.data : nullptr, last_step.as<std::int32_t>(),
+        live_of(live), shared_param.entries};
     const std::size_t number = engine.add_tensor({checked_small(order, "order"), rule, parameters, residual.data,
                                                   static_cast<std::size_t>(checked_natural(group, "group")), turn,
-                                                  owner, owner_sum.data});
-    for (Loaded* buffer : {&master, &residual, &first, &second, &last_step, &live, &owner_sum})
+                                                  aggregator, aggregator_sum.data});
+    for (Loaded* buffer : {&shared_param, &residual, &first, &second, &last_step, &live, &aggregator_sum})
         owned_.push_back(std::move(*buffer));
     return number;
 }
@@ -115,7 +117,7 @@ void PythonEngine::compress(std::int64_t sync_round, std::size_t tensor, nb::han
     Gradient gradient{nullptr, ValueFormat::float32, checked_weight(weight), k, {}};
     if (gradient_object.is_none()) return engine.compress(sync_round, tensor, std::move(gradient));
     Loaded buffer = required(gradient_object, "gradient", Access::read, live_entries);
-    check_entries(buffer, engine.entries(tensor), "it must be as long as master");
+    check_entries(buffer, engine.entries(tensor), "it must be as long as shared_param");
     gradient.data = buffer.data;
     gradient.format = live_of(buffer).format;
     gradient.owner = deferred_->lend(std::move(buffer));
@@ -138,7 +140,8 @@ void PythonEngine::compress_chosen_live(std::int64_t sync_round, std::size_t ten
     if (engine.live(tensor).data != nullptr) refuse("the tensor was added with its live weights; call compress_live");
     Gradient gradient = chosen_elsewhere(engine, tensor, index_object, values_object, found, nonfinite);
     const Loaded sample = required(sample_object, "sample", Access::read);
-    check_entries(sample, engine.drift_blocks(tensor).size() * block_entries, "it must hold the blocks of drift_blocks");
+    check_entries(sample, engine.drift_blocks(tensor).size() * block_entries,
+                  "it must hold the blocks of drift_blocks");
     gradient.sample.assign(sample.data, sample.data + sample.entries);
     gradient.weight = checked_share(weight);
     gradient.is_live = true;
@@ -193,7 +196,7 @@ Live PythonEngine::live_for(ExchangeEngine& engine, std::size_t tensor, nb::hand
     if (!object.is_none() && live.data != nullptr) refuse("the tensor was added with its live weights; pass None");
     if (object.is_none()) return live;
     buffer.emplace(required(object, "live", access, live_entries));
-    check_entries(*buffer, engine.entries(tensor), "it must be as long as master");
+    check_entries(*buffer, engine.entries(tensor), "it must be as long as shared_param");
     return live_of(*buffer);
 }
 
@@ -220,17 +223,17 @@ std::size_t PythonEngine::read_residual(std::size_t tensor, nb::handle live_obje
     std::optional<Loaded> buffer;
     const Live live = live_for(engine, tensor, live_object, buffer);
     const Loaded out = required(out_object, "out", Access::write);
-    check_entries(out, engine.entries(tensor), "it must be as long as master");
+    check_entries(out, engine.entries(tensor), "it must be as long as shared_param");
     const GilReleased released(always);
     return engine.read_residual(tensor, live, out.data);
 }
 
-void PythonEngine::read_master(std::size_t tensor, nb::handle out_object) {
+void PythonEngine::read_shared_param(std::size_t tensor, nb::handle out_object) {
     ExchangeEngine& engine = core();
     const Loaded out = required(out_object, "out", Access::write);
-    check_entries(out, engine.entries(tensor), "it must be as long as master");
+    check_entries(out, engine.entries(tensor), "it must be as long as shared_param");
     const GilReleased released(always);
-    engine.read_master(tensor, out.data);
+    engine.read_shared_param(tensor, out.data);
 }
 
 void PythonEngine::set_live(std::size_t tensor, nb::handle residual_object, double weight, nb::handle live_object) {
@@ -238,7 +241,7 @@ void PythonEngine::set_live(std::size_t tensor, nb::handle residual_object, doub
     std::optional<Loaded> buffer;
     const Live live = live_for(engine, tensor, live_object, buffer, Access::write);
     const Loaded residual(residual_object, "residual", Access::write);
-    check_entries(residual, engine.entries(tensor), "it must be as long as master");
+    check_entries(residual, engine.entries(tensor), "it must be as long as shared_param");
     if (buffer.has_value()) refuse_overlap({&*buffer, &residual});
     const float checked = checked_share(weight);
     const GilReleased released(always);
@@ -270,7 +273,7 @@ std::size_t PythonEngine::snapshot_residual(std::int64_t sync_round, std::size_t
     if (!engine.exchanges_updates() && !engine.feeds_back())
         refuse("without error feedback there is no residual to capture");
     Loaded out = required(out_object, "out", Access::write);
-    check_entries(out, engine.entries(tensor), "it must be as long as master");
+    check_entries(out, engine.entries(tensor), "it must be as long as shared_param");
     float* const data = out.data;
     std::shared_ptr<const void> owner = deferred_->lend(std::move(out));
     const GilReleased released(always);
@@ -298,7 +301,7 @@ void PythonEngine::apply(std::int64_t sync_round, std::int64_t number, const std
 }
 
 void PythonEngine::sum_updates(std::int64_t sync_round, double weight, const std::vector<std::int64_t>& k_blocks,
-                               const std::vector<std::int64_t>& owner_blocks) {
+                               const std::vector<std::int64_t>& aggregator_blocks) {
     ExchangeEngine& engine = core();
     const auto checked = [](const std::vector<std::int64_t>& blocks) {
         std::vector<std::size_t> all;
@@ -306,7 +309,7 @@ void PythonEngine::sum_updates(std::int64_t sync_round, double weight, const std
         for (const std::int64_t k : blocks) all.push_back(checked_k_blocks(k));
         return all;
     };
-    engine.sum_updates(sync_round, checked_share(weight), checked(k_blocks), checked(owner_blocks));
+    engine.sum_updates(sync_round, checked_share(weight), checked(k_blocks), checked(aggregator_blocks));
 }
 
 void PythonEngine::change_turns(std::int64_t sync_round, std::int64_t every, const std::vector<std::int64_t>& turns) {
@@ -372,9 +375,10 @@ nb::object PythonEngine::deliver(int kind, std::uint64_t origin, std::uint64_t s
                                  std::uint64_t count, nb::handle payload_object) {
     ExchangeEngine& engine = core();
     const auto sent = static_cast<MessageKind>(kind);
-    if (sent != MessageKind::part && sent != MessageKind::sum && sent != MessageKind::to_owner &&
-        sent != MessageKind::from_owner)
-        refuse("kind = " + std::to_string(kind) + " is none of 0 (part), 1 (sum), 7 (to owner) and 8 (from owner)");
+    if (sent != MessageKind::part && sent != MessageKind::sum && sent != MessageKind::to_aggregator &&
+        sent != MessageKind::from_aggregator)
+        refuse("kind = " + std::to_string(kind) +
+               " is none of 0 (part), 1 (sum), 7 (to aggregator) and 8 (from aggregator)");
     const Loaded payload = required(payload_object, "payload", Access::read, byte_entries);
     const char* why;
     {

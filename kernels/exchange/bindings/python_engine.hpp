@@ -40,10 +40,10 @@ class PythonEngine {
         deferred_.reset();
     }
 
-    std::size_t add_tensor(std::int64_t order, const std::string& rule_name, nb::handle master_object,
+    std::size_t add_tensor(std::int64_t order, const std::string& rule_name, nb::handle shared_param_object,
                            nb::handle residual_object, nb::handle first_object, nb::handle second_object,
                            nb::handle last_step_object, nb::handle live_object, std::int64_t group, std::int64_t turn,
-                           std::optional<std::size_t> owner, nb::handle owner_sum_object);
+                           std::optional<std::size_t> aggregator, nb::handle aggregator_sum_object);
     void close();
     int fileno() { return core().event(); }
     void compress(std::int64_t sync_round, std::size_t tensor, nb::handle gradient_object, double weight,
@@ -59,7 +59,7 @@ class PythonEngine {
                        std::int64_t k_blocks);
     void await_compressed(double deadline_s, const std::vector<std::size_t>& tensors);
     std::size_t read_residual(std::size_t tensor, nb::handle live_object, nb::handle out_object);
-    void read_master(std::size_t tensor, nb::handle out_object);
+    void read_shared_param(std::size_t tensor, nb::handle out_object);
     void set_live(std::size_t tensor, nb::handle residual_object, double weight, nb::handle live_object);
     void snapshot(std::int64_t sync_round, std::size_t tensor,
                   const std::vector<std::tuple<nb::object, nb::object>>& ranges);
@@ -70,7 +70,7 @@ class PythonEngine {
                double clip_norm);
     void accumulate(std::int64_t sync_round) { core().accumulate(sync_round); }
     void sum_updates(std::int64_t sync_round, double weight, const std::vector<std::int64_t>& k_blocks,
-                     const std::vector<std::int64_t>& owner_blocks);
+                     const std::vector<std::int64_t>& aggregator_blocks);
     void change_turns(std::int64_t sync_round, std::int64_t every, const std::vector<std::int64_t>& turns);
     void remember(std::size_t rounds) { core().remember(rounds); }
     nb::tuple fetch(const std::vector<std::size_t>& tensors, std::int64_t sync_round, double deadline_s);

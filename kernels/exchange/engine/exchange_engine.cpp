@@ -36,9 +36,9 @@ ExchangeEngine::Tensor::Tensor(std::size_t tensor, const TensorSettings& setting
       weights_version(all.first_round - 1),
       rounding(settings.parameters.n),
       drift(settings.parameters.n),
-      owner_sum(settings.owner_sum),
-      owner_selector(all.selection, settings.owner_sum, settings.parameters.n, all.updates),
-      rounds(islands, {all.first_round, all.every, settings.turn}, settings.owner) {}
+      aggregator_sum(settings.aggregator_sum),
+      aggregator_selector(all.selection, settings.aggregator_sum, settings.parameters.n, all.updates),
+      rounds(islands, {all.first_round, all.every, settings.turn}, settings.aggregator) {}
 
 ExchangeEngine::ExchangeEngine(Settings settings)
     : settings_(std::move(settings)),
@@ -60,7 +60,7 @@ void ExchangeEngine::close() {
         changed_.notify_all();
     }
     queue_.close();
-    std::vector<std::deque<std::pair<std::int64_t, Gradient>>> dropped;  // their owners go without the lock
+    std::vector<std::deque<std::pair<std::int64_t, Gradient>>> dropped;  // their aggregators go without the lock
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& tensor : tensors_) dropped.push_back(std::exchange(tensor->gradients, {}));
 }
@@ -88,7 +88,7 @@ std::size_t ExchangeEngine::add_tensor(const TensorSettings& settings) {
     check_open();
     if (begun_) refuse("add_tensor came after the first round; add every tensor before compress, apply and deliver");
     if (settings_.updates) check_tensor_of_updates(settings);
-    check_owner(settings);
+    check_aggregator(settings);
     tensors_.push_back(std::make_unique<Tensor>(tensors_.size(), settings, settings_, islands_));
     return tensors_.size() - 1;
 }

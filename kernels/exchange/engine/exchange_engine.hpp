@@ -26,7 +26,7 @@
 #include "round_tracker.hpp"
 
 // Compresses, exchanges, sums, updates and publishes: what one rank does with each tensor in each sync round, as tasks
-// of one queue. The ranks' masters stay equal, bit for bit: all apply the same sums in the same order.
+// of one queue. The ranks' shared parameters stay equal, bit for bit: all apply the same sums in the same order.
 //
 // Locks: mutex_ guards what is known about tensors and rounds and is held for moments only. Each tensor has
 // residual_mutex for its residual and selector, and weights_mutex for its weights, held while a kernel works on them;
@@ -49,8 +49,8 @@ struct Settings {
     std::uint64_t seed;
     std::int64_t first_round;
     bool updates;  // what is exchanged: false gradients, true each rank's own updates
-    std::int64_t every = 1;  // rounds between two of one tensor's; in those between, its masters stay as they are
-    bool replicas = false;   // an island is one: its leader sends for all, the others' masters follow
+    std::int64_t every = 1;  // rounds between two exchanges of one tensor; in the others its values stay
+    bool replicas = false;   // an island is one: its leader sends for all, the others' shared parameters follow
 };
 
 struct TensorSettings {
@@ -60,8 +60,8 @@ struct TensorSettings {
     float* residual;  // may be null without error feedback
     std::size_t group;
     std::int64_t turn = 0;             // the tensor's rounds are turn, turn + every, ...
-    std::optional<std::size_t> owner;  // the island that sums; none: everybody
-    float* owner_sum = nullptr;        // [n] on the owner's leader: what the masters are behind the sums by
+    std::optional<std::size_t> aggregator;  // the island that sums; none: everybody
+    float* aggregator_sum = nullptr;  // [n] on the aggregator's leader: the ranks' sums less the shared parameters
 };
 
 struct ParameterGroup {
@@ -87,7 +87,7 @@ struct Change {
 };
 
 struct OwnPart {
-    MessageKind kind;  // part, or from_owner
+    MessageKind kind;  // part, or from_aggregator
     std::int64_t sync_round;
     std::size_t tensor;
     Part part;
@@ -137,14 +137,14 @@ class ExchangeEngine {
     // round.
     void apply(std::int64_t sync_round, OptimizerStep step);
     void accumulate(std::int64_t sync_round);  // none: its sums are added to the next round's
-    // Exchanging updates: the masters take the sum of the ranks', this one's times `weight` in (0, 1]. Compresses the
-    // own live weights of every tensor that has them; k_blocks is one for each tensor, and owner_blocks what its owner
-    // sends back.
+    // Exchanging updates: the shared parameters take the sum of the ranks', this one's times `weight` in (0, 1].
+    // Compresses the own live weights of every tensor that has them; k_blocks is one for each tensor, and
+    // aggregator_blocks what its aggregator sends back.
     void sum_updates(std::int64_t sync_round, float weight, std::span<const std::size_t> k_blocks,
-                     std::span<const std::size_t> owner_blocks);
+                     std::span<const std::size_t> aggregator_blocks);
 
-    // From the next round on, `sync_round`, tensors are exchanged in other rounds: turns is one for each, below `every`.
-    // On all ranks from the same round.
+    // From the next round on, `sync_round`, tensors are exchanged in other rounds: turns is one for each, below
+    // `every`. On all ranks from the same round.
     void change_turns(std::int64_t sync_round, std::int64_t every, std::span<const std::int64_t> turns);
 
     // Parts of so many of each tensor's newest rounds are remembered for recent_parts.
@@ -169,12 +169,12 @@ class ExchangeEngine {
     // how many blocks are not finite; they are 0 in out, for they are never sent.
     std::size_t read_residual(std::size_t tensor, const Live& live, float* out);
 
-    // Exchanging updates, at once: out [entries] becomes the master, at whatever round it is.
-    void read_master(std::size_t tensor, float* out);
+    // Exchanging updates, at once: out [entries] becomes the shared parameter, at whatever round it is.
+    void read_shared_param(std::size_t tensor, float* out);
 
-    // Exchanging updates, of a tensor whose live weights and difference are elsewhere: the blocks in which the reference
-    // is another than when it was last taken. The reference is what live would be if it lacked nothing; a choice of
-    // blocks of weight * (reference - live) follows before the next call, and before changes are taken.
+    // Exchanging updates, of a tensor whose live weights and difference are elsewhere: the blocks in which the
+    // reference is another than when it was last taken. The reference is what live would be if it lacked nothing; a
+    // choice of blocks of weight * (reference - live) follows before the next call, and before changes are taken.
     Part take_reference(std::size_t tensor);
     const std::vector<std::uint32_t>& drift_blocks(std::size_t tensor) const { return at(tensor).drift.blocks(); }
 
@@ -234,9 +234,9 @@ class ExchangeEngine {
         PendingUpdates pending;
         LiveRounding rounding;
         Drift drift;
-        float* const owner_sum;  // null: this rank does not own the tensor
-        Selector owner_selector;
-        float weight = 1;  // of this rank's updates in the masters, in the round that was compressed last
+        float* const aggregator_sum;  // null: this rank does not own the tensor
+        Selector aggregator_selector;
+        float weight = 1;  // of this rank's updates in the shared parameters, in the round that was compressed last
         StateSnapshot snapshot;
 
         // Guarded by mutex_.
@@ -244,7 +244,7 @@ class ExchangeEngine {
         std::deque<std::pair<std::int64_t, Gradient>> gradients;  // waiting to be compressed, oldest first
         bool compressing = false;
         std::deque<Own> recent, recent_totals;
-        std::size_t owner_blocks = 1;
+        std::size_t aggregator_blocks = 1;
         SharedPart accumulated;  // of rounds without an update
         SharedPart total;        // of the round after the version, while the norm of all is awaited
     };
@@ -266,7 +266,7 @@ class ExchangeEngine {
     void check_order(std::int64_t sync_round) const;
     void check_step(const OptimizerStep& step) const;
     void check_tensor_of_updates(const TensorSettings& settings) const;
-    void check_owner(const TensorSettings& settings) const;
+    void check_aggregator(const TensorSettings& settings) const;
     void note_copy(std::int64_t sync_round, Tensor& tensor, const Gradient& live);
     const char* refusal(MessageKind kind, std::uint64_t origin, std::uint64_t sync_round, std::uint64_t tensor,
                         std::uint64_t count, std::size_t bytes) const;

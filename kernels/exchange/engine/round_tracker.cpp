@@ -42,12 +42,12 @@ const char* RoundTracker::refusal(MessageKind kind, std::uint64_t origin, std::u
     const std::size_t place = part ? place_of(origin) : origin;
     const std::size_t end = part ? islands_->mates().size() : islands_->members.size();
     if (place >= end) return "from nobody";
-    if (kind == MessageKind::from_owner) {
-        if (owner_ != place || owns()) return "not from its owner";
+    if (kind == MessageKind::from_aggregator) {
+        if (aggregator_ != place || owns()) return "not from its aggregator";
     } else {
         if (place == (part ? islands_->place : islands_->mine)) return "from nobody";
-        const bool for_leader = islands_->follows() || (owner_.has_value() && !islands_->leads());
-        if (part ? for_leader : kind == MessageKind::to_owner ? !owns() : owner_.has_value())
+        const bool for_leader = islands_->follows() || (aggregator_.has_value() && !islands_->leads());
+        if (part ? for_leader : kind == MessageKind::to_aggregator ? !owns() : aggregator_.has_value())
             return "not for this rank";
     }
     const std::int64_t newest = compressed_ + rounds_ahead;
@@ -92,7 +92,7 @@ std::vector<SharedPart> RoundTracker::take_sums(Open& next) {
     return sums;
 }
 
-bool RoundTracker::owner_may_total() const {
+bool RoundTracker::aggregator_may_total() const {
     if (!owns()) return false;
     const Open* const next = find(version_ + 1);
     return next != nullptr && next->sums_missing == 0 && !next->sums_taken;
@@ -109,14 +109,14 @@ bool RoundTracker::next_is_complete() const {
     if (!is_due(version_ + 1)) return true;
     const Open* const next = find(version_ + 1);
     if (next == nullptr) return false;
-    return owner_.has_value() ? next->total.part != nullptr : next->sums_missing == 0;
+    return aggregator_.has_value() ? next->total.part != nullptr : next->sums_missing == 0;
 }
 
 std::vector<SharedPart> RoundTracker::take_next_sums() {
     taken_ = version_ + 1;
     if (!is_due(taken_)) return {};
     Open& next = open(taken_);
-    if (owner_.has_value()) return {std::exchange(next.total.part, nullptr)};
+    if (aggregator_.has_value()) return {std::exchange(next.total.part, nullptr)};
     return take_sums(next);
 }
 
@@ -127,9 +127,9 @@ std::vector<std::string> RoundTracker::missing() const {
     const Open* const next = find(version_ + 1);
     if (taken_ > version_ || !is_due(version_ + 1)) return missing;
     note_missing_parts(next, missing);
-    if (owner_.has_value() && !owns()) {
+    if (aggregator_.has_value() && !owns()) {
         if (next != nullptr && next->total.part != nullptr) return {};
-        missing.push_back("total of island " + std::to_string(*owner_) + ", its owner, is missing");
+        missing.push_back("total of island " + std::to_string(*aggregator_) + ", its aggregator, is missing");
         return missing;
     }
     for (std::size_t island = 0; island < islands_->members.size(); ++island) {
@@ -143,7 +143,7 @@ std::vector<std::string> RoundTracker::missing() const {
 void RoundTracker::note_missing_parts(const Open* next, std::vector<std::string>& missing) const {
     if (compressed_ <= version_)
         missing.push_back("part of rank " + std::to_string(islands_->rank) + ", this one, is missing (not compressed)");
-    if (owner_.has_value() && !islands_->leads()) return;
+    if (aggregator_.has_value() && !islands_->leads()) return;
     if (next != nullptr && next->parts_missing == 0) return;  // the parts themselves are in the sum already
     for (std::size_t place = 0; place < islands_->mates().size(); ++place) {
         if (place == islands_->place || (next != nullptr && next->parts[place].part != nullptr)) continue;

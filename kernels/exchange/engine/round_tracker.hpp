@@ -12,8 +12,8 @@
 
 namespace atoll_kernels {
 
-// The rounds in which a tensor is exchanged, from round `from` on: those after `turn` by a multiple of `every`. The others
-// are only counted.
+// The rounds in which a tensor is exchanged, from round `from` on: those after `turn` by a multiple of `every`. The
+// others are only counted.
 struct Turns {
     std::int64_t from, every = 1, turn = 0;
 };
@@ -29,17 +29,17 @@ class RoundTracker {
     // the staleness; the rest is for what waits in queues.
     static constexpr std::int64_t rounds_ahead = 16;
 
-    // With an owner, that island's leader alone takes the islands' sums, and everybody its total.
-    RoundTracker(const Islands& islands, Turns turns, std::optional<std::size_t> owner)
+    // With an aggregator, that island's leader alone takes the islands' sums, and everybody its total.
+    RoundTracker(const Islands& islands, Turns turns, std::optional<std::size_t> aggregator)
         : islands_(&islands),
-          owner_(owner),
+          aggregator_(aggregator),
           turns_{turns},
           version_(turns.from - 1),
           compressed_(turns.from - 1),
           taken_(turns.from - 1) {}
 
-    std::optional<std::size_t> owner() const { return owner_; }
-    bool owns() const { return owner_ == islands_->mine && islands_->leads(); }
+    std::optional<std::size_t> aggregator() const { return aggregator_; }
+    bool owns() const { return aggregator_ == islands_->mine && islands_->leads(); }
     bool is_due(std::int64_t sync_round) const;
 
     // From a round that was not begun yet, on all ranks alike. Earlier ones go on as they were.
@@ -67,11 +67,11 @@ class RoundTracker {
 
     // Whether this rank owns the tensor, the sums of the round after the version are complete, and nobody took them
     // yet; in island order.
-    bool owner_may_total() const;
+    bool aggregator_may_total() const;
     std::vector<SharedPart> take_owned_sums();
 
-    // The same of what the masters take in that round: its sums in island order, its owner's total, or, where it is not
-    // due, nothing.
+    // The same of what the shared parameters take in that round: its sums in island order, its aggregator's total, or,
+    // where it is not due, nothing.
     bool next_is_complete() const;
     std::vector<SharedPart> take_next_sums();
 
@@ -98,13 +98,13 @@ class RoundTracker {
     void note_missing_parts(const Open* next, std::vector<std::string>& missing) const;
 
     static auto& entry(auto& of, MessageKind kind, std::size_t place) {
-        if (kind == MessageKind::from_owner) return of.total;
+        if (kind == MessageKind::from_aggregator) return of.total;
         return (kind == MessageKind::part ? of.parts : of.sums)[place];
     }
     std::vector<SharedPart> take_sums(Open& next);
 
     const Islands* islands_;
-    std::optional<std::size_t> owner_;
+    std::optional<std::size_t> aggregator_;
     std::vector<Turns> turns_;  // by their first round; those of rounds that are all closed are forgotten
     std::int64_t version_, compressed_;
     std::int64_t taken_;  // the newest round that was taken

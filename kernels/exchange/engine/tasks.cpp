@@ -1,7 +1,7 @@
 // The tasks, and how one follows from another: compress -> (parts of the island are here) -> sum -> (sums of all
 // islands are here, the round's update is ordered) -> reduce, which totals and updates. With clipping the update waits
-// for all totals. Of a tensor with an owner: (sums of all islands are at the owner) -> own -> (its total is here) ->
-// reduce.
+// for all totals. Of a tensor with an aggregator: (sums of all islands are at the aggregator) -> own -> (its total is
+// here) -> reduce.
 #include <cmath>
 #include <utility>
 
@@ -61,9 +61,9 @@ void ExchangeEngine::send(MessageKind kind, const Tensor& tensor, std::int64_t s
 
 void ExchangeEngine::part_is_here(Tensor& tensor, std::int64_t sync_round, std::size_t place, EncodedPart own) {
     const bool mine = place == islands_.place;
-    if (tensor.rounds.owner().has_value() && !islands_.leads())  // the leader alone needs it
+    if (tensor.rounds.aggregator().has_value() && !islands_.leads())  // the leader alone needs it
         return send(MessageKind::part, tensor, sync_round, own.part->count, own.payload, islands_.mates().front());
-    if (mine && !islands_.alone() && !tensor.rounds.owner().has_value())
+    if (mine && !islands_.alone() && !tensor.rounds.aggregator().has_value())
         send(MessageKind::part, tensor, sync_round, own.part->count, own.payload);
     if (!tensor.rounds.put_part(sync_round, place, own.part)) return;
     if (islands_.alone()) {
@@ -84,7 +84,7 @@ void ExchangeEngine::run_read(Tensor& tensor, MessageKind kind, std::size_t orig
     const double read_s = processor_s() - begun_s;
     const std::lock_guard<std::mutex> lock(mutex_);
     stats_.sum_s += read_s;
-    const bool is_part = kind == MessageKind::part, is_total = kind == MessageKind::from_owner;
+    const bool is_part = kind == MessageKind::part, is_total = kind == MessageKind::from_aggregator;
     if (wrong != nullptr) {
         give_up((is_part ? "rank " : "island ") + std::to_string(origin) + " sent a damaged " +
                     (is_part    ? "part"
@@ -144,14 +144,14 @@ void ExchangeEngine::run_sum(Tensor& tensor, std::int64_t sync_round, Scratch& s
 }
 
 void ExchangeEngine::own_sum_is_here(Tensor& tensor, std::int64_t sync_round, EncodedPart sum) {
-    const std::optional<std::size_t> owner = tensor.rounds.owner();
-    if (owner.has_value() && !tensor.rounds.owns()) {
+    const std::optional<std::size_t> aggregator = tensor.rounds.aggregator();
+    if (aggregator.has_value() && !tensor.rounds.owns()) {
         if (islands_.leads())
-            send(MessageKind::to_owner, tensor, sync_round, sum.part->count, std::move(sum.payload),
-                 islands_.members[*owner].front());
+            send(MessageKind::to_aggregator, tensor, sync_round, sum.part->count, std::move(sum.payload),
+                 islands_.members[*aggregator].front());
         return;
     }
-    if (!owner.has_value() && islands_.leads() && !islands_.single())
+    if (!aggregator.has_value() && islands_.leads() && !islands_.single())
         send(MessageKind::sum, tensor, sync_round, sum.part->count, std::move(sum.payload));
     if (tensor.rounds.put_sum(sync_round, islands_.mine, std::move(sum.part))) reduce_if_ready(tensor);
 }
@@ -160,7 +160,7 @@ void ExchangeEngine::reduce_if_ready(Tensor& tensor) {
     const std::int64_t sync_round = tensor.rounds.version() + 1;
     const auto round_update = round_updates_.find(sync_round);
     if (round_update == round_updates_.end()) return;
-    if (tensor.rounds.owner_may_total()) {
+    if (tensor.rounds.aggregator_may_total()) {
         const auto sums = std::make_shared<const std::vector<SharedPart>>(tensor.rounds.take_owned_sums());
         return push(tensor, sync_round, [this, &tensor, sync_round, sums](Scratch& scratch) {
             run_own(tensor, sync_round, *sums, scratch);
@@ -179,11 +179,11 @@ void ExchangeEngine::reduce_if_ready(Tensor& tensor) {
          [this, &tensor, sync_round, sums](Scratch& scratch) { run_reduce(tensor, sync_round, *sums, scratch); });
 }
 
-// The owner's sum keeps what the masters are behind by; everybody gets the heaviest blocks of it.
+// The aggregator's sum keeps what the shared parameters are behind by; everybody gets the heaviest blocks of it.
 void ExchangeEngine::run_own(Tensor& tensor, std::int64_t sync_round, const std::vector<SharedPart>& sums,
                              Scratch& scratch) {
     std::unique_lock<std::mutex> state_lock(mutex_);
-    const std::size_t k_blocks = tensor.owner_blocks;
+    const std::size_t k_blocks = tensor.aggregator_blocks;
     state_lock.unlock();
     const double begun_s = processor_s();
     const Units units = sums.size() == 1 ? sums.front()->units() : sum_of(sums, scratch);
@@ -191,16 +191,16 @@ void ExchangeEngine::run_own(Tensor& tensor, std::int64_t sync_round, const std:
     {
         const std::lock_guard<std::mutex> lock(tensor.weights_mutex);
         tensor.snapshot.before(sync_round);
-        add_to(tensor.owner_sum, tensor.weights.entries(), units);
+        add_to(tensor.aggregator_sum, tensor.weights.entries(), units);
         const Gradient nothing_new{.k_blocks = k_blocks};
-        total = tensor.owner_selector.select(nothing_new, format_of(tensor, sync_round), scratch).encoded;
+        total = tensor.aggregator_selector.select(nothing_new, format_of(tensor, sync_round), scratch).encoded;
     }
     const double sum_s = processor_s() - begun_s;
     state_lock.lock();
     stats_.sum_s += sum_s;
-    tensor.recent_totals.push_back({MessageKind::from_owner, sync_round, total.part->count, total.payload});
+    tensor.recent_totals.push_back({MessageKind::from_aggregator, sync_round, total.part->count, total.payload});
     while (tensor.recent_totals.size() > recent_rounds_) tensor.recent_totals.pop_front();
-    send(MessageKind::from_owner, tensor, sync_round, total.part->count, std::move(total.payload));
+    send(MessageKind::from_aggregator, tensor, sync_round, total.part->count, std::move(total.payload));
     tensor.rounds.put_total(sync_round, std::move(total.part));
     reduce_if_ready(tensor);
 }
@@ -246,7 +246,7 @@ void ExchangeEngine::scale_is_known(std::int64_t sync_round, RoundUpdate& round_
 }
 
 Hyperparameters ExchangeEngine::hyperparameters_of(const Tensor& tensor, const RoundUpdate& round_update) const {
-    if (!round_update.step.has_value())  // the ranks' own updates: the masters take their sum as it is
+    if (!round_update.step.has_value())  // the ranks' own updates: the shared parameters take their sum as it is
         return {.rule = Rule::sgd,
                 .lr = 1,
                 .weight_decay = 0,

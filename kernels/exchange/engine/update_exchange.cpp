@@ -12,7 +12,7 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
 
-// The master as live would have it if live lacked nothing; the end puts the very bits back.
+// The shared parameter as live would have it if live lacked nothing; the end puts the very bits back.
 class Shifted {
   public:
     Shifted(Weights& weights, std::vector<PendingUpdate> pending, Scratch& scratch)
@@ -51,31 +51,32 @@ void ExchangeEngine::check_tensor_of_updates(const TensorSettings& settings) con
         "None for residual, first, second and last_step");
 }
 
-void ExchangeEngine::check_owner(const TensorSettings& settings) const {
+void ExchangeEngine::check_aggregator(const TensorSettings& settings) const {
     if (settings.turn < 0 || settings.turn >= settings_.every)
         refuse("turn = " + std::to_string(settings.turn) + " is not in 0.." + std::to_string(settings_.every - 1));
-    if (!settings.owner.has_value()) {
-        if (settings.owner_sum != nullptr) refuse("owner_sum makes no sense without an owner; pass None");
+    if (!settings.aggregator.has_value()) {
+        if (settings.aggregator_sum != nullptr)
+            refuse("aggregator_sum makes no sense without an aggregator; pass None");
         return;
     }
-    if (!settings_.updates) refuse("an owner makes no sense exchanging gradients; pass None");
-    if (*settings.owner >= islands_.members.size())
-        refuse("owner = " + std::to_string(*settings.owner) + " is none of the " +
+    if (!settings_.updates) refuse("an aggregator makes no sense exchanging gradients; pass None");
+    if (*settings.aggregator >= islands_.members.size())
+        refuse("aggregator = " + std::to_string(*settings.aggregator) + " is none of the " +
                std::to_string(islands_.members.size()) + " islands");
-    const bool mine = *settings.owner == islands_.mine && islands_.leads();
-    if (mine != (settings.owner_sum != nullptr))
-        refuse(mine ? "this rank owns the tensor, but owner_sum is None; pass a buffer of zeros, as long as master"
-                    : "owner_sum is given, but the tensor is another's; pass None");
+    const bool mine = *settings.aggregator == islands_.mine && islands_.leads();
+    if (mine != (settings.aggregator_sum != nullptr))
+        refuse(mine ? "this rank aggregates the tensor, but aggregator_sum is None; pass zeros, as long as shared_param"
+                    : "aggregator_sum is given, but the tensor is another's; pass None");
 }
 
 void ExchangeEngine::sum_updates(std::int64_t sync_round, float weight, std::span<const std::size_t> k_blocks,
-                                 std::span<const std::size_t> owner_blocks) {
+                                 std::span<const std::size_t> aggregator_blocks) {
     const std::lock_guard<std::mutex> lock(mutex_);
     check_order(sync_round);
     if (!settings_.updates) refuse("sum_updates makes no sense exchanging gradients; call apply");
-    if (k_blocks.size() != tensors_.size() || owner_blocks.size() != tensors_.size()) {
-        refuse("k_blocks has " + std::to_string(k_blocks.size()) + " entries and owner_blocks " +
-               std::to_string(owner_blocks.size()) + ", but there are " + std::to_string(tensors_.size()) +
+    if (k_blocks.size() != tensors_.size() || aggregator_blocks.size() != tensors_.size()) {
+        refuse("k_blocks has " + std::to_string(k_blocks.size()) + " entries and aggregator_blocks " +
+               std::to_string(aggregator_blocks.size()) + ", but there are " + std::to_string(tensors_.size()) +
                " tensors; pass one for each");
     }
     const bool follows = islands_.follows();
@@ -84,7 +85,7 @@ void ExchangeEngine::sum_updates(std::int64_t sync_round, float weight, std::spa
     };
     for (const auto& tensor : tensors_ | std::views::filter(begins)) check_compress(sync_round, *tensor);
     for (const auto& tensor : tensors_) {
-        tensor->owner_blocks = owner_blocks[tensor->number];
+        tensor->aggregator_blocks = aggregator_blocks[tensor->number];
         if (!begins(tensor)) continue;
         const Live& live = tensor->weights.live();
         if (tensor->rounds.is_due(sync_round) && !follows) {
@@ -134,9 +135,9 @@ Selected ExchangeEngine::compress_live(Tensor& tensor, std::int64_t sync_round, 
         own = tensor.selector.encode(live, format_of(tensor, sync_round), scratch);
     } else {
         const Shifted shifted(tensor.weights, tensor.pending.missing_from_copy(live.takes), scratch);
-        const Copies copies{tensor.weights.master(), live.data,     live.format,
+        const Copies copies{tensor.weights.shared_param(), live.data,     live.format,
                             live.weight,             live.k_blocks, tensor.rounding.lost()};
-        tensor.drift.before({copies.master, copies.live, copies.format, copies.scale, tensor.weights.entries(),
+        tensor.drift.before({copies.shared_param, copies.live, copies.format, copies.scale, tensor.weights.entries(),
                              copies.lost});
         own = tensor.selector.select(copies, format_of(tensor, sync_round), scratch);
     }
@@ -146,7 +147,8 @@ Selected ExchangeEngine::compress_live(Tensor& tensor, std::int64_t sync_round, 
     return own;
 }
 
-// What Shifted makes of the master, entry by entry in the same order, of a copy of the blocks that may have changed.
+// What Shifted makes of the shared parameter, entry by entry in the same order, of a copy of the blocks that may have
+// changed.
 Part ExchangeEngine::take_reference(std::size_t tensor) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -190,7 +192,7 @@ void ExchangeEngine::set_live(std::size_t tensor, const Live& live, const float*
     const std::lock_guard<std::mutex> lock(t.weights_mutex);
     t.weight = weight;
     t.drift.forget();
-    t.rounding.set(live, t.weights.master(), residual, 1 / weight);
+    t.rounding.set(live, t.weights.shared_param(), residual, 1 / weight);
     if (!t.weights.has_live()) {
         t.rounding.note_copy(live);
         t.weights.forget_changes();
@@ -198,18 +200,18 @@ void ExchangeEngine::set_live(std::size_t tensor, const Live& live, const float*
     t.pending.mark_published();
 }
 
-void ExchangeEngine::read_master(std::size_t tensor, float* out) {
+void ExchangeEngine::read_shared_param(std::size_t tensor, float* out) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         check_open();
     }
     Tensor& t = at(tensor);
     const std::lock_guard<std::mutex> lock(t.weights_mutex);
-    std::copy_n(t.weights.master(), t.weights.entries(), out);
+    std::copy_n(t.weights.shared_param(), t.weights.entries(), out);
 }
 
-// Unlike compress_live it leaves the masters alone, even for a moment: it runs while tasks are quiesced, and then they
-// may be read.
+// Unlike compress_live it leaves the shared parameters alone, even for a moment: it runs while tasks are quiesced, and
+// then they may be read.
 std::size_t ExchangeEngine::read_residual(std::size_t tensor, const Live& live, float* out) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -220,7 +222,7 @@ std::size_t ExchangeEngine::read_residual(std::size_t tensor, const Live& live, 
     {
         const std::lock_guard<std::mutex> lock(t.weights_mutex);
         const float scale = t.weight;
-        difference({t.weights.master(), live.data, live.format, scale, n, t.rounding.lost()}, out, best_path());
+        difference({t.weights.shared_param(), live.data, live.format, scale, n, t.rounding.lost()}, out, best_path());
         for (const auto& [units, factor] : t.pending.missing_from_copy(t.pending.takes())) {
             for (std::size_t k = 0; k < units.count; ++k) {
                 const std::size_t begin = units.index[k] * block_entries, end = std::min(n, begin + block_entries);

@@ -11,9 +11,9 @@
 // Parts, which travel and are added up: sparse blocks of one tensor in one sync round.
 namespace atoll_kernels {
 
-// part: of one rank, for its island. sum: of an island, for all others. Where a tensor has an owner, an island's sum goes
-// to_owner, and what the masters take comes from_owner. The numbers are those of frames.
-enum class MessageKind { part = 0, sum = 1, to_owner = 7, from_owner = 8 };
+// part: of one rank, for its island. sum: of an island, for all others. Where a tensor has an aggregator, an island's
+// sum goes to_aggregator, and what the shared parameters take comes from_aggregator. The numbers are those of frames.
+enum class MessageKind { part = 0, sum = 1, to_aggregator = 7, from_aggregator = 8 };
 
 struct Part {
     std::unique_ptr<std::uint32_t[]> index;  // ascending

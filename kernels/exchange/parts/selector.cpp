@@ -71,7 +71,7 @@ Selected Selector::select(const Copies& copies, const Format& format, Scratch& s
     const std::size_t capacity = std::min(copies.k_blocks, format.blocks());
     const Chosen to{scratch.index.of(capacity), scratch.values.of(capacity * block_entries), capacity};
     controller_.aim_at(copies.k_blocks);
-    const Difference of{copies.master, copies.live, copies.format, copies.scale, entries_, copies.lost};
+    const Difference of{copies.shared_param, copies.live, copies.format, copies.scale, entries_, copies.lost};
     Selection selection;
     if (rule_ == SelectionRule::threshold) {
         selection = choose_above(

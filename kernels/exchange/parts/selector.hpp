@@ -29,7 +29,7 @@ struct Gradient {
 
 // Two copies of one tensor, of which the difference is what this rank has not sent.
 struct Copies {
-    const float* master = nullptr;
+    const float* shared_param = nullptr;
     const void* live = nullptr;
     ValueFormat format = ValueFormat::float32;
     float scale = 0;
@@ -57,7 +57,8 @@ class Selector {
     // The blocks that were chosen elsewhere. What rounding them took away stays here, until they are chosen again.
     Selected encode(const Gradient& gradient, const Format& format, Scratch& scratch);
 
-    // At most k_blocks blocks of scale * (master - live). What rounding takes away stays in the difference by itself.
+    // At most k_blocks blocks of scale * (shared_param - live). What rounding takes away stays in the difference by
+    // itself.
     Selected select(const Copies& copies, const Format& format, Scratch& scratch);
 
   private:

@@ -30,11 +30,12 @@ void add_narrow(std::uint16_t* to, std::size_t n, const float* values, float* lo
 }
 
 template <ValueFormat format>
-void set_narrow(std::uint16_t* to, std::size_t n, const float* master, const float* residual, float factor,
+void set_narrow(std::uint16_t* to, std::size_t n, const float* shared_param, const float* residual, float factor,
                 float* lost) {
 #pragma GCC unroll 1
     for (std::size_t i = 0; i < n; ++i)
-        write_one<format>(residual == nullptr ? master[i] : master[i] - factor * residual[i], to[i], lost[i]);
+        write_one<format>(residual == nullptr ? shared_param[i] : shared_param[i] - factor * residual[i], to[i],
+                          lost[i]);
 }
 
 // As add_narrow; values becomes what is to be added to `copy`, changed [n] what `copy` changes by.
@@ -78,21 +79,21 @@ void LiveRounding::add(const Live& live, const Units& update) {
     }
 }
 
-void LiveRounding::set(const Live& live, const float* master, const float* residual, float factor) {
+void LiveRounding::set(const Live& live, const float* shared_param, const float* residual, float factor) {
     auto* const narrow = static_cast<std::uint16_t*>(live.data);
     switch (live.format) {
         case ValueFormat::float32: {
             float* const to = static_cast<float*>(live.data);
             for (std::size_t i = 0; i < entries_; ++i)
-                to[i] = residual == nullptr ? master[i] : master[i] - factor * residual[i];
+                to[i] = residual == nullptr ? shared_param[i] : shared_param[i] - factor * residual[i];
             return;
         }
         case ValueFormat::float16:
             begin();
-            return set_narrow<ValueFormat::float16>(narrow, entries_, master, residual, factor, lost_.get());
+            return set_narrow<ValueFormat::float16>(narrow, entries_, shared_param, residual, factor, lost_.get());
         case ValueFormat::bfloat16:
             begin();
-            return set_narrow<ValueFormat::bfloat16>(narrow, entries_, master, residual, factor, lost_.get());
+            return set_narrow<ValueFormat::bfloat16>(narrow, entries_, shared_param, residual, factor, lost_.get());
     }
 }
 

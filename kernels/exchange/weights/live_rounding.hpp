@@ -11,7 +11,7 @@ namespace atoll_kernels {
 
 // Writes into one tensor's live weights, and remembers what 16 bits take away: at any time live + lost is what was
 // meant. Others' updates are mostly smaller than a step of 16 bits. Forgotten where they are rounded, they would be
-// missing from live, and this rank would send the opposite to the masters as if it were an update of its own.
+// missing from live, and this rank would send the opposite to the shared parameters as if it were an update of its own.
 //
 // Live weights of float32 lose nothing here. Those kept elsewhere are followed by a copy. Knows nothing of threads: one
 // caller at a time.
@@ -25,8 +25,8 @@ class LiveRounding {
     // live += update, with what was lost before.
     void add(const Live& live, const Units& update);
 
-    // live = master - factor * residual; residual null: 0.
-    void set(const Live& live, const float* master, const float* residual, float factor);
+    // live = shared_param - factor * residual; residual null: 0.
+    void set(const Live& live, const float* shared_param, const float* residual, float factor);
 
     // Weights that are kept elsewhere are these now.
     void note_copy(const Live& copy);

@@ -17,15 +17,15 @@ struct PendingUpdate {
 };
 
 // Exchanging updates: what one rank's live weights of a tensor lack, so that at any time
-//     live + all that is pending = master - residual / weight,
-// residual being what this rank has not sent, and weight what its updates count in the masters. Knows nothing of
-// threads but in `takes`: one caller at a time.
+//     live + all that is pending = shared_param - residual / weight,
+// residual being what this rank has not sent, and weight what its updates count in the shared parameters. Knows nothing
+// of threads but in `takes`: one caller at a time.
 class PendingUpdates {
   public:
     // A part was taken out of this rank's residual (factor > 0), or put back (factor < 0), in a round to come.
     void add(std::int64_t sync_round, SharedPart part, float factor);
 
-    // `total` of `sync_round` was taken off the master. Rounds ascend.
+    // `total` of `sync_round` was taken off the shared parameter. Rounds ascend.
     void close_round(std::int64_t sync_round, const Units& total);
 
     // The sum that live lacks of the closed rounds; of others it must not have anything yet.

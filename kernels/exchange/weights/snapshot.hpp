@@ -18,7 +18,7 @@ struct SnapshotRange {
     std::shared_ptr<const void> from_owner, to_owner;
 };
 
-// A snapshot of what updates change: masters and moments.
+// A snapshot of what updates change: shared parameters and moments.
 class StateSnapshot {
   public:
     StateSnapshot() = default;

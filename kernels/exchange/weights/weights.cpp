@@ -20,14 +20,14 @@ void copy_narrow(const float* from, std::size_t n, std::uint16_t* to) {
     for (std::size_t i = 0; i < n; ++i) to[i] = narrow(from[i]);
 }
 
-void copy_block(const float* master, std::size_t begin, std::size_t n, const Live& live) {
+void copy_block(const float* shared_param, std::size_t begin, std::size_t n, const Live& live) {
     switch (live.format) {
-        case ValueFormat::float32: std::copy_n(master + begin, n, static_cast<float*>(live.data) + begin); break;
+        case ValueFormat::float32: std::copy_n(shared_param + begin, n, static_cast<float*>(live.data) + begin); break;
         case ValueFormat::float16:
-            copy_narrow<to_float16>(master + begin, n, static_cast<std::uint16_t*>(live.data) + begin);
+            copy_narrow<to_float16>(shared_param + begin, n, static_cast<std::uint16_t*>(live.data) + begin);
             break;
         case ValueFormat::bfloat16:
-            copy_narrow<to_bfloat16>(master + begin, n, static_cast<std::uint16_t*>(live.data) + begin);
+            copy_narrow<to_bfloat16>(shared_param + begin, n, static_cast<std::uint16_t*>(live.data) + begin);
             break;
     }
 }
@@ -66,7 +66,7 @@ void Weights::visit_changed(const Visit& visit) {
     for (std::size_t word = 0; word < changed_.size(); ++word) {
         for (std::uint64_t bits = std::exchange(changed_[word], 0); bits != 0; bits &= bits - 1) {
             const std::size_t block = 64 * word + static_cast<std::size_t>(std::countr_zero(bits));
-            __builtin_prefetch(parameters_.master + block * block_entries);
+            __builtin_prefetch(parameters_.shared_param + block * block_entries);
             batch[count++] = block;
             if (count == batch_blocks) visit_batch();
         }
@@ -75,8 +75,9 @@ void Weights::visit_changed(const Visit& visit) {
 }
 
 void Weights::publish() {
-    visit_changed(
-        [this](std::size_t, std::size_t begin, std::size_t n) { copy_block(parameters_.master, begin, n, live_); });
+    visit_changed([this](std::size_t, std::size_t begin, std::size_t n) {
+        copy_block(parameters_.shared_param, begin, n, live_);
+    });
 }
 
 template <typename Visit>
@@ -84,23 +85,23 @@ void Weights::visit_blocks(const Units& update, const Visit& visit) const {
     constexpr std::size_t ahead = 16;
     for (std::size_t k = 0; k < update.count; ++k) {
         if (k + ahead < update.count)
-            __builtin_prefetch(parameters_.master + update.index[k + ahead] * block_entries, 1);
+            __builtin_prefetch(parameters_.shared_param + update.index[k + ahead] * block_entries, 1);
         const std::size_t begin = update.index[k] * block_entries;
         visit(k * block_entries, begin, std::min(block_entries, parameters_.n - begin));
     }
 }
 
 void Weights::shift(const Units& update, float factor, float* saved) {
-    float* const master = parameters_.master;
+    float* const shared_param = parameters_.shared_param;
     visit_blocks(update, [&](std::size_t at, std::size_t begin, std::size_t n) {
-        std::copy_n(master + begin, n, saved + at);
-        for (std::size_t i = 0; i < n; ++i) master[begin + i] += factor * update.values[at + i];
+        std::copy_n(shared_param + begin, n, saved + at);
+        for (std::size_t i = 0; i < n; ++i) shared_param[begin + i] += factor * update.values[at + i];
     });
 }
 
 void Weights::put_back(const Units& update, const float* saved) {
     visit_blocks(update, [&](std::size_t at, std::size_t begin, std::size_t n) {
-        std::copy_n(saved + at, n, parameters_.master + begin);
+        std::copy_n(saved + at, n, parameters_.shared_param + begin);
     });
 }
 
@@ -113,12 +114,12 @@ std::size_t Weights::changed_blocks() const {
 void Weights::take_changes(std::uint32_t* index, float* values) {
     visit_changed([&](std::size_t block, std::size_t begin, std::size_t n) {
         *index++ = static_cast<std::uint32_t>(block);
-        std::copy_n(parameters_.master + begin, n, values);
+        std::copy_n(parameters_.shared_param + begin, n, values);
         std::fill(values + n, values + block_entries, 0.0F);
         values += block_entries;
     });
 }
 
-std::uint64_t Weights::digest() const { return atoll_kernels::digest(parameters_.master, parameters_.n); }
+std::uint64_t Weights::digest() const { return atoll_kernels::digest(parameters_.shared_param, parameters_.n); }
 
 }  // namespace atoll_kernels

@@ -8,8 +8,8 @@
 
 namespace atoll_kernels {
 
-// One tensor's float32 master weights with the optimizer's state, the model's own copy of them (`live`; may be none),
-// and which blocks differ between the two. Knows nothing of threads: one caller at a time.
+// One tensor's float32 shared parameters with the optimizer's state, the model's own copy of them (`live`; may be
+// none), and which blocks differ between the two. Knows nothing of threads: one caller at a time.
 class Weights {
   public:
     // parameters.live is brought up to date by publish alone, never in between: a forward or backward pass reads it.
@@ -22,10 +22,10 @@ class Weights {
     // Returns how many blocks were left out as not finite.
     std::size_t update(const Units& total, const Hyperparameters& hyper);
 
-    const float* master() const { return parameters_.master; }
+    const float* shared_param() const { return parameters_.shared_param; }
     const Live& live() const { return live_; }
 
-    // master += factor * update for a moment. saved [update.count, 16] gets what was there, for `put_back`.
+    // shared_param += factor * update for a moment. saved [update.count, 16] gets what was there, for `put_back`.
     void shift(const Units& update, float factor, float* saved);
     void put_back(const Units& update, const float* saved);
 
@@ -34,7 +34,7 @@ class Weights {
 
     // Blocks that somebody who keeps a copy shall be told again.
     void mark_changed(const Units& blocks);
-    // Somebody has all of the master as it is.
+    // Somebody has all of the shared parameter as it is.
     void forget_changes();
 
     std::size_t changed_blocks() const;

@@ -46,11 +46,11 @@ Clock::time_point soon() { return Clock::now() + std::chrono::seconds(60); }
 struct Rank {
     std::size_t number;
     std::int64_t every = 1;
-    std::vector<Floats> master, residual, first, live, owner_sum;
+    std::vector<Floats> shared_param, residual, first, live, aggregator_sum;
     std::vector<std::size_t> tensors;
     std::unique_ptr<ExchangeEngine> engine;
 
-    // owned: tensors have owners, and are exchanged in every second round.
+    // owned: tensors have aggregators, and are exchanged in every second round.
     Rank(std::size_t rank, SelectionRule selection, WireValues values, bool updates, bool owned)
         : number(rank), every(owned ? 2 : 1) {
         engine.reset(new ExchangeEngine({.rank = static_cast<int>(rank),
@@ -65,9 +65,10 @@ struct Rank {
                                          .updates = updates,
                                          .every = every}));
         for (const std::size_t n : sizes) {
-            for (std::vector<Floats>* const buffers : {&master, &residual, &first, &live, &owner_sum}) buffers->emplace_back(n);
+            for (std::vector<Floats>* const buffers : {&shared_param, &residual, &first, &live, &aggregator_sum})
+                buffers->emplace_back(n);
             float* const own_live = updates && keeps_live(tensors.size()) ? nullptr : live.back().data();
-            const Parameters parameters{master.back().data(),
+            const Parameters parameters{shared_param.back().data(),
                                         updates ? nullptr : first.back().data(),
                                         nullptr,
                                         nullptr,
@@ -77,8 +78,8 @@ struct Rank {
                                     updates ? nullptr : residual.back().data(), 0, 0, {}, nullptr};
             if (owned) {
                 settings.turn = settings.order % 2;
-                settings.owner = tensors.size() / 2 % 2;
-                if (number == *settings.owner * 2) settings.owner_sum = owner_sum.back().data();
+                settings.aggregator = tensors.size() / 2 % 2;
+                if (number == *settings.aggregator * 2) settings.aggregator_sum = aggregator_sum.back().data();
             }
             tensors.push_back(engine->add_tensor(settings));
         }
@@ -179,7 +180,7 @@ struct Network {
         for (const Outgoing& message : from.engine->take_outgoing(8)) {
             const std::size_t island = from.number / 2;
             const bool part = message.kind == MessageKind::part;
-            const bool total = message.kind == MessageKind::from_owner;
+            const bool total = message.kind == MessageKind::from_aggregator;
             for (const auto& to : ranks) {
                 const bool here = message.to == Outgoing::everyone
                                       ? total || (to->number / 2 == island) == part
@@ -216,13 +217,13 @@ void check_updates(SelectionRule selection, WireValues values, bool owned) {
     auto ranks = new_ranks(selection, values, true, owned);
     train_all(ranks, &Rank::train_updates);
     for (const auto& rank : ranks) {
-        expect(rank->master == ranks[0]->master, "the masters differ", rank->number);
+        expect(rank->shared_param == ranks[0]->shared_param, "the shared parameters differ", rank->number);
         for (const std::size_t tensor : rank->tensors) {
             const auto left = rank->read_residual(tensor);
             for (std::size_t i = 0; i < sizes[tensor]; ++i) {
-                const float expected = rank->master[tensor][i] - (*left)[i] / weight;
-                expect(std::fabs(rank->live[tensor][i] - expected) < 1e-3F, "live is not master - residual / weight",
-                       rank->number);
+                const float expected = rank->shared_param[tensor][i] - (*left)[i] / weight;
+                expect(std::fabs(rank->live[tensor][i] - expected) < 1e-3F,
+                       "live is not shared_param - residual / weight", rank->number);
             }
         }
     }
@@ -234,8 +235,8 @@ void check_training(SelectionRule selection, WireValues values) {
     const std::vector<Digest> digests = ranks[0]->engine->take_digests();
     expect(digests.size() == sizes.size() * rounds / 3, "digests are missing", 0);
     for (const auto& rank : ranks) {
-        expect(rank->master == ranks[0]->master, "the masters differ", rank->number);
-        expect(rank->live == rank->master, "the live weights differ", rank->number);
+        expect(rank->shared_param == ranks[0]->shared_param, "the shared parameters differ", rank->number);
+        expect(rank->live == rank->shared_param, "the live weights differ", rank->number);
         const std::size_t left = rank->number == 0 ? 0 : digests.size();
         expect(rank->engine->take_digests().size() == left, "digests are missing", rank->number);
     }

@@ -94,8 +94,8 @@ void check_selections(std::size_t n) {
 }
 
 void check_difference(std::size_t n) {
-    Floats master = random_floats(n, 1);
-    if (n > 20) master[n / 2] = std::numeric_limits<float>::quiet_NaN();
+    Floats shared_param = random_floats(n, 1);
+    if (n > 20) shared_param[n / 2] = std::numeric_limits<float>::quiet_NaN();
     const Floats live = random_floats(n, 2);
     std::vector<std::uint16_t> narrow(n);
     for (std::size_t i = 0; i < n; ++i) narrow[i] = to_bfloat16(live[i]);
@@ -104,7 +104,7 @@ void check_difference(std::size_t n) {
         const void* const data = format == ValueFormat::float32 ? static_cast<const void*>(live.data()) : narrow.data();
         const Floats rounded_away = random_floats(n, 3);
         const float* const lost = format == ValueFormat::float32 ? nullptr : rounded_away.data();
-        const Difference of{master.data(), data, format, 0.5F, n, lost};
+        const Difference of{shared_param.data(), data, format, 0.5F, n, lost};
         for (const std::size_t capacity : {std::size_t{0}, blocks / 3, blocks}) {
             const auto run = [&](int threads, Path path) {
                 Result result{{}, Floats(n), Floats(capacity * block_entries), Indices(capacity)};
@@ -119,7 +119,7 @@ void check_difference(std::size_t n) {
         }
     }
     Floats scores(blocks);
-    difference_scores({master.data(), narrow.data(), ValueFormat::bfloat16, 0.5F, n}, 3, blocks, scores.data());
+    difference_scores({shared_param.data(), narrow.data(), ValueFormat::bfloat16, 0.5F, n}, 3, blocks, scores.data());
 }
 
 void check_wire(std::size_t n) {
@@ -170,11 +170,11 @@ void check_optimizers(std::size_t n) {
     const Floats values = random_floats(count * block_entries, 2);
     for (const Rule rule : {Rule::sgd, Rule::nesterov, Rule::adam, Rule::adamw}) {
         const auto run = [&](int threads, Path path) {
-            Floats master = random_floats(n, 1), first(n), second(n);
+            Floats shared_param = random_floats(n, 1), first(n), second(n);
             std::vector<std::int32_t> last_step(blocks);
             std::vector<std::uint16_t> live(n);
             const bool adaptive = rule == Rule::adam || rule == Rule::adamw;
-            const Parameters to{master.data(),
+            const Parameters to{shared_param.data(),
                                 first.data(),
                                 adaptive ? second.data() : nullptr,
                                 last_step.data(),
@@ -183,7 +183,7 @@ void check_optimizers(std::size_t n) {
             for (const std::int32_t step : {1, 4})
                 apply_update(to, {index.data(), values.data(), count}, {rule, 0.1, 0.01, 0.9, 0.99, 1e-8, 1, step},
                              threads, path);
-            return master;
+            return shared_param;
         };
         const Floats expected = run(1, Path::portable);
         for (const int threads : {1, 2, 5}) expect(same(run(threads, best_path()), expected), "an update differs", n);

@@ -16,7 +16,7 @@ EVALUATED = (
     "stale-sparse",
     "stale-sparse by gradients",
     "local-steps in turns",
-    "local-steps at the masters",
+    "local-steps at the shared parameters",
 )
 """Of evaluated_models.py."""
 

@@ -99,9 +99,9 @@ def test_who_is_left_goes_on_with_the_residuals_of_all(
 ) -> None:
     """1. Three workers keep each other's state in memory, and send a tenth of it in each step; one dies, or does when
     it has sent its gradients and not what it summed of them. 2. The other two go back in the same process, alone or
-    with one that starts in its stead, to the newest step that is whole in memory: masters are the same, and what the
-    dead one had not sent until then is another's. 3. They end: all gradients that count are in the masters or still
-    residuals, and each sample counted once an epoch."""
+    with one that starts in its stead, to the newest step that is whole in memory: shared parameters are the same, and
+    what the dead one had not sent until then is another's. 3. They end: all gradients that count are in the shared
+    parameters or still residuals, and each sample counted once an epoch."""
     with of_three(tmp_path, start, 2, settings) as agent:
         agent.params = DIVISIBLE if settings is LARGEST else {}
         ranks = train_with_rollback(agent, tmp_path, (), dies, replaced)
@@ -113,13 +113,13 @@ def test_who_is_left_goes_on_with_the_residuals_of_all(
     ended = [kept(tmp_path, 1, rank, "end") for rank in ranks]
     lost = {"summed": torch.load(tmp_path / f"run-1-rank-1.sums-{step}", weights_only=True)}
     gradients, residuals = together([*ended, lost], "summed"), together(ended, "residuals")
-    origin = kept(tmp_path, 1, 0, "begin")["masters"]
-    masters = check_alike(ended, "masters")
-    sums = together(ended, "owner_sums")
-    for name, one in sums.items():  # of masters, what they are behind by
+    origin = kept(tmp_path, 1, 0, "begin")["shared_params"]
+    shared_params = check_alike(ended, "shared_params")
+    sums = together(ended, "aggregator_sums")
+    for name, one in sums.items():  # of shared parameters, what they are behind by
         residuals[name] = residuals[name] + one
     exchange = "gradients" if settings is LARGEST else settings.get("exchange", "updates")
-    check_nothing_was_lost(origin, masters, gradients, residuals, exchange)
+    check_nothing_was_lost(origin, shared_params, gradients, residuals, exchange)
 
 
 @pytest.mark.parametrize(("lost_in_update", "replaced"), [((), True), ((), False), (("--lose-in-update", "16"), True)])
@@ -140,7 +140,7 @@ def test_second_moments_that_islands_tell_each_other_are_those_of_the_same_islan
     step = min(line["step"] for line in trained(struck) if line["view"] == 2)
     assert 9 < step <= 16
     ended = [kept(struck, 1, rank, "end") for rank in ranks]
-    masters = check_alike(ended, "masters")
+    shared_params = check_alike(ended, "shared_params")
     if not replaced:
         assert [state["telling"] for state in ended] == [[step, 0, 1]] * 2
         return
@@ -148,8 +148,8 @@ def test_second_moments_that_islands_tell_each_other_are_those_of_the_same_islan
     with of_three(calm, start, 2, settings) as agent:
         agent.start_workers("stale_train.py", str(calm), "--adamw")
         assert agent.exit_codes() == [0] * 3, agent.said()
-    expected = check_alike([kept(calm, 1, rank, "end") for rank in range(3)], "masters")
-    torch.testing.assert_close(masters, expected, rtol=1e-5, atol=1e-6)
+    expected = check_alike([kept(calm, 1, rank, "end") for rank in range(3)], "shared_params")
+    torch.testing.assert_close(shared_params, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_an_island_of_four_is_lost_and_is_back_and_nothing_of_its_residual_is_lost(
@@ -158,7 +158,7 @@ def test_an_island_of_four_is_lost_and_is_back_and_nothing_of_its_residual_is_lo
     """1. Four islands send a tenth of what they learn, in two bits, and keep each other's state in memory. One gets
     SIGKILL in step 16 of 36. 2. Three go on from memory with what it had not sent. 3. It is taken back after step 22,
     at a boundary. 4. All gradients that count, those of the lost one up to the step in memory too, are in the
-    masters, a residual or an owner's sum, and each sample counts once."""
+    shared parameters, a residual or an aggregator's sum, and each sample counts once."""
     settings = {**LOCAL, "density": 0.1, "values": "int2"}
     with sparse(tmp_path, 4, start=start, **settings) as agent:
         agent.makes_views, agent.own_directories, agent.memory = True, True, tmp_path / "memory"
@@ -183,10 +183,10 @@ def test_an_island_of_four_is_lost_and_is_back_and_nothing_of_its_residual_is_lo
     check_every_sample_once(tmp_path, epochs=4)
     ended = [kept(tmp_path, 1, rank, "end") for rank in members]
     lost = {"summed": torch.load(tmp_path / f"run-1-rank-1.sums-{first[2]}", weights_only=True)}
-    residuals, sums = together(ended, "residuals"), together(ended, "owner_sums")
+    residuals, sums = together(ended, "residuals"), together(ended, "aggregator_sums")
     check_nothing_was_lost(
-        kept(tmp_path, 1, 0, "begin")["masters"],
-        check_alike(ended, "masters"),
+        kept(tmp_path, 1, 0, "begin")["shared_params"],
+        check_alike(ended, "shared_params"),
         together([*ended, lost], "summed"),
         {name: one + sums[name] for name, one in residuals.items()},
         "updates",
@@ -216,8 +216,8 @@ def test_a_second_loss_before_the_new_view_has_a_copy_of_its_own(tmp_path: Path,
         {"summed": torch.load(tmp_path / f"run-1-rank-{rank}.sums-{step}", weights_only=True)}
         for rank, step in ((1, min(steps.values())), (2, steps[3]))
     ]
-    gradients, origin = together([ended, *lost], "summed"), kept(tmp_path, 1, 0, "begin")["masters"]
-    check_nothing_was_lost(origin, ended["masters"], gradients, together([ended], "residuals"), "updates")
+    gradients, origin = together([ended, *lost], "summed"), kept(tmp_path, 1, 0, "begin")["shared_params"]
+    check_nothing_was_lost(origin, ended["shared_params"], gradients, together([ended], "residuals"), "updates")
 
 
 @pytest.mark.parametrize("settings", [UPDATES, GRADIENTS, LOCAL, LARGEST], ids=["updates", "gradients", "local", "dgc"])
@@ -234,11 +234,11 @@ def test_a_second_loss_while_the_others_go_back(tmp_path: Path, start: Start, se
         agent.put_in_force()
         assert agent.exit_codes() == [0, KILLED, KILLED], agent.said()
     check_every_sample_once(tmp_path, epochs=3)
-    ended, origin = kept(tmp_path, 1, 0, "end"), kept(tmp_path, 1, 0, "begin")["masters"]
+    ended, origin = kept(tmp_path, 1, 0, "end"), kept(tmp_path, 1, 0, "begin")["shared_params"]
     back = min(line["step"] for line in lines(tmp_path) if line["view"] == 3)
     lost = [{"summed": torch.load(tmp_path / f"run-1-rank-{rank}.sums-{back}", weights_only=True)} for rank in (1, 2)]
     exchange = "gradients" if settings in (GRADIENTS, LARGEST) else "updates"
-    check_nothing_was_lost(origin, ended["masters"], together([ended, *lost], "summed"), left([ended]), exchange)
+    check_nothing_was_lost(origin, ended["shared_params"], together([ended, *lost], "summed"), left([ended]), exchange)
 
 
 def test_without_a_copy_of_what_is_lost_it_starts_again_and_says_so(tmp_path: Path, start: Start) -> None:
@@ -261,7 +261,7 @@ def test_without_a_copy_that_is_worth_it_the_others_go_on_as_they_are(
 ) -> None:
     """1. Three workers send a part of what they learn. The copies of each other's state in memory are of step 12 or so:
     more training ago than is done again. One dies in step 24. 2. The others go on in the same processes where they
-    stand, and end with the same masters; nobody trains a step twice. People are told."""
+    stand, and end with the same shared parameters; nobody trains a step twice. People are told."""
     old = ("--adamw", "--often", "--seldom-from", "3", "--goes-back-s", "0.001")
     with of_three(tmp_path, start, 2, settings) as agent:
         arguments = (str(tmp_path), "--keep-sums", "--sleep-s", "0.02", "--raise-at", "24", *old)
@@ -276,7 +276,7 @@ def test_without_a_copy_that_is_worth_it_the_others_go_on_as_they_are(
     for rank in (0, 2):
         steps = [line["step"] for line in lines(tmp_path) if line["rank"] == rank and line["view"] == 2]
         assert steps == list(range(min(again), max(again) + 1))
-    check_alike([kept(tmp_path, 1, rank, "end") for rank in (0, 2)], "masters")
+    check_alike([kept(tmp_path, 1, rank, "end") for rank in (0, 2)], "shared_params")
 
 
 @pytest.mark.parametrize(
@@ -287,10 +287,10 @@ def test_without_a_copy_that_is_worth_it_the_others_go_on_as_they_are(
 def test_who_goes_on_as_it_is_has_all_that_was_sent_and_all_of_its_own(
     tmp_path: Path, start: Start, settings: dict[str, Any], flags: tuple[str, ...]
 ) -> None:
-    """As above, nobody has a copy at all, and everything is sent in each step. Masters and residuals have every update
-    that the survivors made, and of the lost rank, layer by layer, all up to the step that it died in or one of the two
-    before. A survivor that is behind the others skips what is left of the steps that they have made, and a warning says
-    so."""
+    """As above, nobody has a copy at all, and everything is sent in each step. Shared parameters and residuals have
+    every update that the survivors made, and of the lost rank, layer by layer, all up to the step that it died in or
+    one of the two before. A survivor that is behind the others skips what is left of the steps that they have made, and
+    a warning says so."""
     with of_three(tmp_path, start, 1, settings) as agent:
         arguments = (str(tmp_path), "--keep-sums", "--sleep-s", "0.02", "--raise-at", "24", *flags)
         agent.start_workers("stale_train.py", *arguments)
@@ -302,11 +302,11 @@ def test_who_goes_on_as_it_is_has_all_that_was_sent_and_all_of_its_own(
         behind = [notice.text for notice in agent.notices if "behind" in notice.text]
         assert behind or not flags, agent.notices
     ended = [kept(tmp_path, 1, rank, "end") for rank in (0, 2)]
-    masters, begun = check_alike(ended, "masters"), kept(tmp_path, 1, 0, "begin")["masters"]
-    residuals, sums, made = together(ended, "residuals"), together(ended, "owner_sums"), together(ended, "summed")
+    shared_params, begun = check_alike(ended, "shared_params"), kept(tmp_path, 1, 0, "begin")["shared_params"]
+    residuals, sums, made = together(ended, "residuals"), together(ended, "aggregator_sums"), together(ended, "summed")
     sent = [torch.load(tmp_path / f"run-1-rank-1.sums-{step}", weights_only=True) for step in (22, 23, 24)]
-    for name, master in masters.items():
-        way = (begun[name].double() - master.double() + residuals[name] + sums.get(name, 0)) / LR
+    for name, shared_param in shared_params.items():
+        way = (begun[name].double() - shared_param.double() + residuals[name] + sums.get(name, 0)) / LR
         off = [float((way - made[name] - one[name]).abs().max()) for one in sent]
         assert min(off) < 1e-3, (name, off)
 
@@ -324,8 +324,8 @@ def test_a_second_loss_while_the_others_take_over_what_they_have(
 ) -> None:
     """1. Of three workers one dies, and nobody has a copy: the other two go on as they are. 2. While they take over
     what they have, or begin anew with it, one of them dies too. 3. The last one goes on alone from where it stood;
-    it trains no step twice. Where everything is sent in each step, its masters have all that it ever made, and of the
-    lost ones all up to the step that they died in or one of the two before, layer by layer."""
+    it trains no step twice. Where everything is sent in each step, its shared parameters have all that it ever made,
+    and of the lost ones all up to the step that they died in or one of the two before, layer by layer."""
     with of_three(tmp_path, start, 1, settings) as agent:
         arguments = (str(tmp_path), "--keep-sums", "--sleep-s", "0.02", "--raise-at", "24", "--die-in-view", where)
         agent.start_workers("stale_train.py", *arguments)
@@ -341,12 +341,12 @@ def test_a_second_loss_while_the_others_take_over_what_they_have(
     assert own == list(range(own[0], own[-1] + 1))
     if settings.get("sparsity", 1.0) > 0 and settings.get("density") != 1.0:
         return
-    ended, begun = kept(tmp_path, 1, 0, "end"), kept(tmp_path, 1, 0, "begin")["masters"]
+    ended, begun = kept(tmp_path, 1, 0, "end"), kept(tmp_path, 1, 0, "begin")["shared_params"]
     lacking = left([ended])
     sent = [[torch.load(tmp_path / f"run-1-rank-{rank}.sums-{step}", weights_only=True) for step in (22, 23, 24)
              if (tmp_path / f"run-1-rank-{rank}.sums-{step}").exists()] for rank in (1, 2)]  # fmt: skip
-    for name, master in ended["masters"].items():
-        way = (begun[name].double() - master.double() + lacking[name]) / LR
+    for name, shared_param in ended["shared_params"].items():
+        way = (begun[name].double() - shared_param.double() + lacking[name]) / LR
         off = [float((way - ended["summed"][name] - one[name] - two[name]).abs().max())
                for one in sent[0] for two in sent[1]]  # fmt: skip
         assert min(off) < 1e-3, (name, off)

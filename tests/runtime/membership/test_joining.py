@@ -149,12 +149,12 @@ def taken_in(agent: FakeAgent, *arguments: str) -> int:
 def test_what_was_not_sent_yet_stays_with_who_had_state(
     tmp_path: Path, start: Start, name: str, keeps_unsent: bool
 ) -> None:
-    """1. Two workers send a tenth of what they learn; a third is taken in at a boundary, with the masters, and they
-    keep what they had not sent. 2. Rank 0 is left out at a later one, and hands over what it had; the others save, are
-    stopped, and a second run goes on from their disks. 3. Weights are equal, each sample counts once, and what the
-    masters moved and what is still to be sent are all gradients that there were: of the one that left, of the one that
-    came, and of both runs. Where its link is too thin for that, rank 0 takes along what it had not sent, and the rest
-    holds."""
+    """1. Two workers send a tenth of what they learn; a third is taken in at a boundary, with the shared parameters,
+    and they keep what they had not sent. 2. Rank 0 is left out at a later one, and hands over what it had; the others
+    save, are stopped, and a second run goes on from their disks. 3. Weights are equal, each sample counts once, and
+    what the shared parameters moved and what is still to be sent are all gradients that there were: of the one that
+    left, of the one that came, and of both runs. Where its link is too thin for that, rank 0 takes along what it had
+    not sent, and the rest holds."""
     settings = KEEPERS[name]
     with sparse(tmp_path, 2, start=start, **settings) as agent:
         joined = taken_in(agent, str(tmp_path), "--epochs", "600", "--sleep-s", "0.01")
@@ -181,8 +181,8 @@ def test_what_was_not_sent_yet_stays_with_who_had_state(
     unsent = [*last, first[0]] if keeps_unsent else last
     assert not keeps_unsent or any(one.abs().max() > 0 for one in first[0]["residuals"].values())
     check_nothing_was_lost(
-        kept(tmp_path, 1, 0, "begin")["masters"],
-        check_alike(last, "masters"),
+        kept(tmp_path, 1, 0, "begin")["shared_params"],
+        check_alike(last, "shared_params"),
         together([*first, *last], "summed"),
         left(unsent),
         "gradients" if name in ("gradients", "compressed") else "updates",
@@ -206,8 +206,8 @@ def test_a_joiner_that_dies_while_it_is_taken_in_takes_nothing_along(
     check_every_sample_once(tmp_path, 12)
     ended = [kept(tmp_path, 1, rank, "end") for rank in (0, 1)]
     check_nothing_was_lost(
-        kept(tmp_path, 1, 0, "begin")["masters"],
-        check_alike(ended, "masters"),
+        kept(tmp_path, 1, 0, "begin")["shared_params"],
+        check_alike(ended, "shared_params"),
         together(ended, "summed"),
         left(ended),
         "gradients" if name in ("gradients", "compressed") else "updates",

@@ -129,7 +129,9 @@ CASES: Final = (
     Case("zen", Zen(), Both, adamw, large=1, write=clamp),
     Case("threshold 0", whole("threshold", threshold=0), Both, adamw, resumes=True, write=clamp),
     Case("local-steps", LocalSteps(density=1.0, **EXACT), Layouts, sgd, resumes=True, write=shrink),
-    Case("at masters", LocalSteps(density=1.0, gradients="masters", **EXACT), Layouts, sgd, write=shrink),
+    Case(
+        "at shared parameters", LocalSteps(density=1.0, gradients="shared_params", **EXACT), Layouts, sgd, write=shrink
+    ),
     Case("gradients", StaleSparse(sparsity=0.0, exchange="gradients", **EXACT), Layouts, adamw, resumes=True),
     Case("experts", whole("dgc", density=0.1), Experts, adamw, lossy=True),
 )

@@ -31,7 +31,7 @@ STRATEGIES: dict[str, StrategySettings | str] = {
     "stale-sparse by gradients": atoll.StaleSparse(exchange="gradients", sparsity=0.9, **SETTINGS),
     "local-steps": atoll.LocalSteps(density=0.05, **SETTINGS),
     "local-steps in turns": atoll.LocalSteps(density=0.2, every=3, **SETTINGS),
-    "local-steps at the masters": atoll.LocalSteps(density=0.2, gradients="masters", **SETTINGS),
+    "local-steps at the shared parameters": atoll.LocalSteps(density=0.2, gradients="shared_params", **SETTINGS),
 }
 AHEAD = {"stale-sparse", "local-steps", "local-steps in turns"}
 """Whose own weights are ahead of the shared ones."""

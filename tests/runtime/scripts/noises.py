@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import atoll
-from atoll.strategies.shared_masters.second_moments import MomentSync
+from atoll.strategies.shared_params.second_moments import MomentSync
 
 out, steps, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 if sys.argv[4:] == ["own"]:

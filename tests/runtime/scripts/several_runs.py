@@ -40,8 +40,8 @@ def check_all_ranks_have(run: atoll.Run, tensors: dict[str, torch.Tensor]) -> No
         assert all(one == said[0] for one in said), [rank for rank, one in enumerate(said) if one != said[0]]
 
 
-def masters(run: atoll.Run, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def shared_params(run: atoll.Run, model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The parameters' true values, copied; only at a boundary where everything settled."""
     assert run._training is not None
-    by_id = run._training._driver.durable.masters()
+    by_id = run._training._driver.durable.shared_params()
     return {name: by_id[id(one)].clone() for name, one in model.named_parameters() if id(one) in by_id}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from several_runs import check_all_ranks_have, masters, opened
+from several_runs import check_all_ranks_have, opened, shared_params
 from torch import nn
 
 import atoll
@@ -59,7 +59,7 @@ def every_setting_keeps_all_ranks_alike(exchange: Exchange) -> None:
             model, optimizer, loader = run.prepare(model, optimizer, DATA, batch_size=7)
             for _ in steps(run, model, optimizer, loader, 1):
                 pass
-            ended = masters(run, model)
+            ended = shared_params(run, model)
             check_all_ranks_have(run, ended)
             check_all_ranks_have(run, live(model))
             assert all(torch.equal(ended[name], tensor) for name, tensor in live(model).items())
@@ -105,7 +105,7 @@ def a_forward_pass_is_never_more_than_a_round_late(exchange: Exchange) -> None:
 
 
 def half_precision_goes_on_from_the_full_one(exchange: Exchange) -> None:
-    """bfloat16 parameters: masters are float32, the same on all ranks, and what a checkpoint keeps."""
+    """bfloat16 parameters: shared parameters are float32, the same on all ranks, and what a checkpoint keeps."""
     strategy = atoll.StaleSparse(exchange=exchange, sparsity=0.5, digest_every=1)
     kept: dict[str, torch.Tensor] = {}
     for epochs in (1, 2):
@@ -113,21 +113,21 @@ def half_precision_goes_on_from_the_full_one(exchange: Exchange) -> None:
             model = network().bfloat16()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
             model, optimizer, loader = run.prepare(model, optimizer, DATA, batch_size=10, collate_fn=in_half)
-            begun = masters(run, model)
+            begun = shared_params(run, model)
             assert all(torch.equal(begun[name], tensor) for name, tensor in kept.items())
             assert run.step == (5 if kept else 0)
             update: Any = getattr(run._training._driver, "update", None) if run._training is not None else None
-            if exchange == "updates":  # what bfloat16 cannot hold of the masters is no update of this rank's
+            if exchange == "updates":  # what bfloat16 cannot hold of the shared parameters is no update of this rank's
                 assert not any(residual.any() for residual in update.state.residuals().values())
             for _ in steps(run, model, optimizer, loader, epochs):
                 pass
-            kept = masters(run, model)
+            kept = shared_params(run, model)
             check_all_ranks_have(run, kept)
-            for name, master in kept.items():
-                assert master.dtype == torch.float32
-                assert not torch.equal(master, begun[name]), name
-                assert torch.equal(master.bfloat16(), live(model)[name]), name
-            assert any(not torch.equal(master, master.bfloat16().float()) for master in kept.values())
+            for name, shared_param in kept.items():
+                assert shared_param.dtype == torch.float32
+                assert not torch.equal(shared_param, begun[name]), name
+                assert torch.equal(shared_param.bfloat16(), live(model)[name]), name
+            assert any(not torch.equal(shared_param, shared_param.bfloat16().float()) for shared_param in kept.values())
 
 
 def in_half(rows: list[Any]) -> list[torch.Tensor]:

@@ -1,9 +1,9 @@
 """A small regression, under strategy stale-sparse or another that keeps residuals, that writes down everything it did.
 
 OUT/run-N-rank-R.jsonl has a line for each batch. OUT/run-N-rank-R.begin and .end (torch.save) have, by parameter, what
-this rank's residuals, the masters, the model's own weights, and what this rank's gradients add up to, each weighted by
-its part of the batch and by the plan's factor of the learning rate. .end is written however the run ends, short of
-being killed."""
+this rank's residuals, the shared parameters, the model's own weights, and what this rank's gradients add up to, each
+weighted by its part of the batch and by the plan's factor of the learning rate. .end is written however the run ends,
+short of being killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from atoll.agent.runtime.step.drivers.local_update_step import LocalUpdateStep
 from atoll.agent.runtime.step.drivers.reduced_step import ReducedStep
 from atoll.agent.runtime.step.drivers.step_driver import StepDriver
 from atoll.errors import PeerLost
-from atoll.strategies.shared_masters.rolling import RollingMasters
+from atoll.strategies.shared_params.rolling import RollingSharedParams
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
@@ -44,7 +44,7 @@ parser.add_argument("--adamw", action="store_true")
 parser.add_argument("--settings", type=json.loads, help="of atoll.StaleSparse, where no agent tells them")
 parser.add_argument("--checkpoints", type=Path, help="where to save, without an agent")
 parser.add_argument("--silent-rank", type=int, default=-1, help="this rank's gradients are all zero")
-parser.add_argument("--flip-at", type=int, default=-1, help="rank 1 flips a bit of a master before this step")
+parser.add_argument("--flip-at", type=int, default=-1, help="rank 1 flips a bit of a shared parameter before this step")
 parser.add_argument(
     "--keep-sums", action="store_true", help="OUT/run-N-rank-R.sums-S: what gradients add up to by step S"
 )
@@ -103,25 +103,27 @@ def exchange() -> Any:
 
 
 def look(where: str) -> None:
-    """Whether parameters have this rank's own values, and whether the masters'."""
+    """Whether parameters have this rank's own values, and whether the shared parameters'."""
     if options.look:
         layers = exchange()._layers
         own = all(torch.equal(one.live, one.parameter.detach().reshape(-1)) for one in layers)
-        masters = all(torch.equal(one.master, one.parameter.detach().reshape(-1)) for one in layers)
+        shared_params = all(torch.equal(one.shared_param, one.parameter.detach().reshape(-1)) for one in layers)
         with (options.out / f"{NAME}.looks").open("a") as file:
-            file.write(json.dumps({"step": run.step, "where": where, "own": own, "masters": masters}) + "\n")
+            file.write(
+                json.dumps({"step": run.step, "where": where, "own": own, "shared_params": shared_params}) + "\n"
+            )
 
 
 def keep(what: str) -> None:
     assert run._training is not None
     durable: Any = run._training._driver.durable
-    trained, masters = dict(model.named_parameters()), durable.masters()
-    residuals = durable.residuals() if masters else durable.own_at_boundary()
-    owner_sums = durable.owner_sums() if masters else {}
+    trained, shared_params = dict(model.named_parameters()), durable.shared_params()
+    residuals = durable.residuals() if shared_params else durable.own_at_boundary()
+    aggregator_sums = durable.aggregator_sums() if shared_params else {}
     state = {
         "residuals": {name: flat.clone().view_as(trained[name]) for name, flat in residuals.items()},
-        "owner_sums": {name: flat.clone().view_as(trained[name]) for name, flat in owner_sums.items()},
-        "masters": {name: masters.get(id(one), one).detach().clone() for name, one in trained.items()},
+        "aggregator_sums": {name: flat.clone().view_as(trained[name]) for name, flat in aggregator_sums.items()},
+        "shared_params": {name: shared_params.get(id(one), one).detach().clone() for name, one in trained.items()},
         "live": {name: one.detach().clone() for name, one in model.named_parameters()},
         "summed": summed,
         "telling": list(getattr(durable, "telling", ())),
@@ -173,15 +175,15 @@ def die_flushed() -> None:
     tier: Any = run._training.state.memory  # type: ignore[union-attr]
     if tier._current != run.step:
         return
-    wait, taken = RollingMasters.wait, threading.Event()
+    wait, taken = RollingSharedParams.wait, threading.Event()
 
-    def slowly(self: RollingMasters, stopped: Callable[[], bool]) -> bool:
+    def slowly(self: RollingSharedParams, stopped: Callable[[], bool]) -> bool:
         taken.wait(0.5)
         well = wait(self, stopped)
         taken.set()
         return well
 
-    RollingMasters.wait = slowly  # type: ignore[method-assign]
+    RollingSharedParams.wait = slowly  # type: ignore[method-assign]
     run.synchronize()
     tier.close()
     run.sum(0.0)  # all have synchronized
@@ -258,7 +260,7 @@ with (
                     go_back(batch.step)
                 next_step = batch.step + 1
                 if RANK == 1 and batch.step == options.flip_at:
-                    exchange()._layers[2].master.view(torch.int32)[5] ^= 1
+                    exchange()._layers[2].shared_param.view(torch.int32)[5] ^= 1
                 if batch.step == options.await_stop_at and RANK == 0:
                     await_stop(run)
                 if batch.step == options.await_view_at:

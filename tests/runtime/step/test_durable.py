@@ -22,4 +22,4 @@ def test_a_handover_without_a_flush_keeps_own_state_at_the_new_rank() -> None:
     """1. Rank 3 leaves with its own residual and sum. 2. In the next view it is rank 2, and still has all of it."""
     own = OwnState(3, {"layer": torch.tensor([1.0])}, None, {"layer": torch.tensor([2.0])})
     handover = Handover(Origin(1, 2, 30, 4, {}, [own]), {})
-    assert handover.for_rank(2, 5).own == [OwnState(2, own.residual, None, own.owner_sums)]
+    assert handover.for_rank(2, 5).own == [OwnState(2, own.residual, None, own.aggregator_sums)]

@@ -25,11 +25,15 @@ class Worker:
         islands = [[m.rank for m in members if m.island == at] for at in range(1 + max(m.island for m in members))]
         self.rank, self.transport = rank, transport
         self.engine = ExchangeEngine(rank=rank, islands=islands)
-        self.masters = [np.zeros(size, np.float32) for size in SIZES]
+        self.shared_params = [np.zeros(size, np.float32) for size in SIZES]
         self.endpoint = transport.bind()
-        for order, master in enumerate(self.masters):
+        for order, shared_param in enumerate(self.shared_params):
             self.engine.add_tensor(
-                order=order, rule="sgd", master=master, residual=np.zeros_like(master), live=np.zeros_like(master)
+                order=order,
+                rule="sgd",
+                shared_param=shared_param,
+                residual=np.zeros_like(shared_param),
+                live=np.zeros_like(shared_param),
             )
 
     def connect(self, endpoints: Sequence[Endpoint]) -> None:
@@ -68,9 +72,9 @@ def test_all_ranks_hold_the_same_weights(nodes: list[str], islands: str) -> None
             for done in [pool.submit(worker.train) for worker in workers]:
                 done.result(timeout=3 * DEADLINE_S)
         for tensor in range(len(SIZES)):
-            masters = [worker.masters[tensor].tobytes() for worker in workers]
-            assert len(set(masters)) == 1
-            assert np.any(workers[0].masters[tensor])
+            shared_params = [worker.shared_params[tensor].tobytes() for worker in workers]
+            assert len(set(shared_params)) == 1
+            assert np.any(workers[0].shared_params[tensor])
         assert all(link.dropped == {} for worker in workers for link in worker.transport.links())
     finally:
         for worker in workers:

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.strategies.shared_masters import local_fit_gap as module
-from atoll.strategies.shared_masters.engine_tensors import EngineTensor, joined
-from atoll.strategies.shared_masters.layout import lay_out_for_updates
-from atoll.strategies.shared_masters.local_fit_gap import EVERY, NEEDED, SHARE, LocalFitGap
+from atoll.strategies.shared_params import local_fit_gap as module
+from atoll.strategies.shared_params.engine_tensors import EngineTensor, joined
+from atoll.strategies.shared_params.layout import lay_out_for_updates
+from atoll.strategies.shared_params.local_fit_gap import EVERY, NEEDED, SHARE, LocalFitGap
 
 
 @dataclass
-class Masters:
-    """In place of the exchange: a model's tensors, and masters that nobody changes."""
+class SharedParams:
+    """In place of the exchange: a model's tensors, and shared parameters that nobody changes."""
 
     model: nn.Module
     tensors: list[EngineTensor] = field(default_factory=list)
@@ -28,8 +28,8 @@ class Masters:
     def __post_init__(self) -> None:
         self.tensors = joined(self.model, lay_out_for_updates(self.model), pieces=1)
 
-    def read_master(self, tensor: EngineTensor) -> torch.Tensor:
-        return tensor.master.clone()
+    def read_shared_param(self, tensor: EngineTensor) -> torch.Tensor:
+        return tensor.shared_param.clone()
 
 
 def measured(advantage: Any, model: nn.Module, batches: int = NEEDED, *, passes: int = 1, factor: float = 1.0) -> float:
@@ -50,7 +50,7 @@ def test_of_a_loss_that_falls_exponentially_it_is_the_logarithm_of_both_losses_r
 ) -> None:
     """Own weights are ahead by 0.01 in each of 63 entries, large and small layers alike."""
     model = nn.Sequential(nn.Linear(4, 9), nn.Linear(2, 6))
-    exchange = Masters(model)
+    exchange = SharedParams(model)
     with torch.no_grad():
         for one in model.parameters():
             one.add_(0.01)
@@ -60,7 +60,7 @@ def test_of_a_loss_that_falls_exponentially_it_is_the_logarithm_of_both_losses_r
 
 def test_a_shared_model_that_is_better_and_few_batches_say_nothing() -> None:
     model = nn.Linear(4, 4)
-    advantage = LocalFitGap(Masters(model))  # type: ignore[arg-type]
+    advantage = LocalFitGap(SharedParams(model))  # type: ignore[arg-type]
     with torch.no_grad():
         model.weight += 0.1
     assert measured(advantage, model, NEEDED - 1) == 0.0
@@ -72,7 +72,7 @@ def test_a_shared_model_that_is_better_and_few_batches_say_nothing() -> None:
 
 def test_what_is_not_known_or_no_number_is_left_out() -> None:
     model = nn.Linear(4, 4)
-    advantage = LocalFitGap(Masters(model))  # type: ignore[arg-type]
+    advantage = LocalFitGap(SharedParams(model))  # type: ignore[arg-type]
     assert not advantage.is_due(EVERY + 1)
     advantage.passes(None, first=True)  # the script called loss.backward() itself
     advantage.passes(torch.tensor(1.0), first=False)
@@ -89,7 +89,7 @@ def test_it_takes_next_to_nothing_of_the_time(monkeypatch: pytest.MonkeyPatch) -
     looks = itertools.count()
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(looks))))
     model = nn.Linear(4, 4)
-    advantage = LocalFitGap(Masters(model))  # type: ignore[arg-type]
+    advantage = LocalFitGap(SharedParams(model))  # type: ignore[arg-type]
     advantage.passes(torch.tensor(1.0), first=True)
     assert advantage.is_due(EVERY)
     advantage.measure(1.0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atoll.errors import NotFinite
-from atoll.strategies.shared_masters.finite_updates import (
+from atoll.strategies.shared_params.finite_updates import (
     MOST_INCIDENTS,
     WINDOW_UPDATES,
     FiniteUpdates,

@@ -199,16 +199,16 @@ def test_bytes_are_those_that_were_counted_and_do_not_grow_with_the_islands(isla
 FOR_ALL = replace(FOLLOWING, adapts=LocalStepsPlan.FOLLOWS)
 
 
-def test_where_islands_own_weights_are_good_for_their_own_data_alone_gradients_are_taken_at_the_masters() -> None:
+def test_where_islands_own_weights_are_good_for_their_own_data_alone_gradients_are_taken_at_the_shared_params() -> None:
     """1. The shared model has three times the loss on islands' own data: the plan says so, and what may be sooner. 2.
     From then on nothing is measured, and it stays so."""
     plan = next_plan(run(480, policy=FOR_ALL, of_strategy=seen(advantage=1.1)))
     assert plan is not None
-    assert plan.strategy_params["gradients"] == "masters"
+    assert plan.strategy_params["gradients"] == "shared_params"
     assert plan.strategy_params["density"] == 0.2
     assert plan.reason == (
-        "bandwidth 480 Mbit/s: gradients at the shared masters, for on their own data islands' own weights have a loss "
-        "3 times smaller: what each learns there the others take back. One island with all the data may be sooner"
+        "bandwidth 480 Mbit/s: gradients at the shared parameters, for on their own data islands' own weights have a "
+        "loss 3 times smaller: what each learns there the others take back. One island with all the data may be sooner"
     )
     assert PLANNERS["exchange-density"].run_json(plan.input) == plan.output
     for later in (None, 0.0, 5.0):

@@ -1,5 +1,6 @@
 """Whole runs of strategy local-steps: real worker processes, an island each, their own sockets between them. What was
-trained is in the masters, in a residual, or in an owner's sum: nothing else is right. Each test is a story."""
+trained is in the shared parameters, in a residual, or in an aggregator's sum: nothing else is right. Each test is a
+story."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ def islands(out: Path, names: str, *, start: Start, run: int = 1, **settings: An
 
 @pytest.fixture(scope="module")
 def stopped(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three islands that was asked to stop in step 5: residuals are left, and owners' sums. For copies."""
+    """A run of three islands that was asked to stop in step 5: residuals are left, and aggregators' sums. For
+    copies."""
     out = tmp_path_factory.mktemp("stopped")
     with local(out, 3, start=start) as agent:
         agent.start_workers("stale_train.py", str(out), "--await-stop-at", "5")
@@ -66,7 +68,7 @@ def copy_of(run: Path, out: Path) -> list[dict[str, Any]]:
     """Lay the run's files in a folder of a test. Returns what its three ranks ended with."""
     shutil.copytree(run, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))
     first = [kept(out, 1, rank, "end") for rank in range(3)]
-    assert any(one.any() for state in first for one in state["owner_sums"].values())
+    assert any(one.any() for state in first for one in state["aggregator_sums"].values())
     return first
 
 
@@ -97,10 +99,10 @@ def test_workers_send_the_bytes_that_the_planner_counts(start: Start, tmp_path: 
 
 def test_plans_change_density_turns_and_staleness_and_nothing_on_its_way_is_lost(start: Start, tmp_path: Path) -> None:
     """1. Two islands, one of two workers, train 27 steps. It begins with turns; from steps 5, 12 and 20
-    on other plans hold: without, and later; with other turns, and gradients at the masters; without again. Rounds of
-    the plan before are under way each time. 2. Digests agree on the way, all end with the same bits, and all that was
-    trained is in them."""
-    paces = {2: (5, 0.1, 1, 4, "own"), 3: (12, 0.5, 2, 2, "masters"), 4: (20, 0.1, 1, 1, "own")}
+    on other plans hold: without, and later; with other turns, and gradients at the shared parameters; without again.
+    Rounds of the plan before are under way each time. 2. Digests agree on the way, all end with the same bits, and all
+    that was trained is in them."""
+    paces = {2: (5, 0.1, 1, 4, "own"), 3: (12, 0.5, 2, 2, "shared_params"), 4: (20, 0.1, 1, 1, "own")}
     names, shares = "wwe", [1.0] * 3
     with islands(tmp_path, names, start=start, every=3) as agent:
         agent.later_plans = [
@@ -115,17 +117,20 @@ def test_plans_change_density_turns_and_staleness_and_nothing_on_its_way_is_lost
         assert {one.strategy_metrics["islands"] for one in agent.steps[0]} == {len(set(names))}
     assert told == [(1, 3)] * 5 + [(2, 1)] * 7 + [(3, 2)] * 8 + [(4, 1)] * 7
     begun, ended = ([kept(tmp_path, 1, rank, what) for rank in range(3)] for what in ("begin", "end"))
-    masters = check_alike(ended, "masters")
-    assert equal(check_alike(ended, "live"), masters)
+    shared_params = check_alike(ended, "shared_params")
+    assert equal(check_alike(ended, "live"), shared_params)
     gradients = together(ended, "summed")
-    check_nothing_was_lost(check_alike(begun, "masters"), masters, gradients, left(ended), "updates")
+    check_nothing_was_lost(check_alike(begun, "shared_params"), shared_params, gradients, left(ended), "updates")
 
 
-def test_gradients_at_the_masters_are_of_what_all_share_and_updates_of_their_own(start: Start, tmp_path: Path) -> None:
-    """1. Forward passes have the very masters, which nobody's update is in alone; updates are made of own weights. From
-    step 9 on a plan takes passes to own weights too. 2. All that was trained is in the model at the end."""
+def test_gradients_at_the_shared_params_are_of_what_all_share_and_updates_of_their_own(
+    start: Start, tmp_path: Path
+) -> None:
+    """1. Forward passes have the very shared parameters, which nobody's update is in alone; updates are made of own
+    weights. From step 9 on a plan takes passes to own weights too. 2. All that was trained is in the model at the
+    end."""
     names, plan = "abc", {"density": 0.1, "every": 1, "staleness": 0, "gradients": "own"}
-    with islands(tmp_path, names, start=start, staleness=0, gradients="masters") as agent:
+    with islands(tmp_path, names, start=start, staleness=0, gradients="shared_params") as agent:
         agent.later_plans = [agent.plan(2, 9, [1.0] * len(names), plan)]
         agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2", "--look")
         assert agent.exit_codes() == [0] * len(names), agent.said()
@@ -135,18 +140,18 @@ def test_gradients_at_the_masters_are_of_what_all_share_and_updates_of_their_own
         forward, updates = ([one for one in looks if one["where"] == where] for where in ("forward", "update"))
         assert len(forward) == len(updates) == 18
         assert all(one["own"] for one in updates)
-        assert [one["step"] for one in forward if one["masters"]][1:] == list(range(1, 10))
+        assert [one["step"] for one in forward if one["shared_params"]][1:] == list(range(1, 10))
         assert [one["step"] for one in forward if one["own"]][1:] == list(range(10, 18))
     begun, ended = ([kept(tmp_path, 1, rank, what) for rank in range(len(names))] for what in ("begin", "end"))
-    masters = check_alike(ended, "masters")
+    shared_params = check_alike(ended, "shared_params")
     gradients = together(ended, "summed")
-    check_nothing_was_lost(check_alike(begun, "masters"), masters, gradients, left(ended), "updates")
+    check_nothing_was_lost(check_alike(begun, "shared_params"), shared_params, gradients, left(ended), "updates")
 
 
 def test_one_nan_loss_leaves_out_one_update_and_is_reported(start: Start, tmp_path: Path) -> None:
     """1. The loss of one island is NaN in step 5. Plain torch had NaN weights from there on, and so had that island for
     good: nothing of it was ever sent again. 2. Digests agree on the way, all end with the same bits, and after the
-    flush at the end every other gradient, of all islands, is in them; each tensor has an owner."""
+    flush at the end every other gradient, of all islands, is in them; each tensor has an aggregator."""
     with islands(tmp_path, "abc", start=start, every=4, values="int2") as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2", "--nan-at", "5")
         assert agent.exit_codes() == [0] * 3, agent.said()
@@ -156,11 +161,11 @@ def test_one_nan_loss_leaves_out_one_update_and_is_reported(start: Start, tmp_pa
         assert all(not link.dropped for links in agent.links.values() for link in links.values())
         assert agent.steps[0][-1].non_finite == agent.steps[2][-1].non_finite == 0
     begun, ended = ([kept(tmp_path, 1, rank, what) for rank in range(3)] for what in ("begin", "end"))
-    masters = check_alike(ended, "masters")
-    assert equal(check_alike(ended, "live"), masters)
+    shared_params = check_alike(ended, "shared_params")
+    assert equal(check_alike(ended, "live"), shared_params)
     gradients = together(ended, "summed")
-    check_nothing_was_lost(check_alike(begun, "masters"), masters, gradients, left(ended), "updates")
-    assert {name for state in ended for name in state["owner_sums"]} == set(masters)
+    check_nothing_was_lost(check_alike(begun, "shared_params"), shared_params, gradients, left(ended), "updates")
+    assert {name for state in ended for name in state["aggregator_sums"]} == set(shared_params)
 
 
 def test_weights_that_are_not_finite_take_the_shared_values_again(start: Start, tmp_path: Path) -> None:
@@ -179,16 +184,16 @@ def test_weights_that_are_not_finite_take_the_shared_values_again(start: Start, 
     assert {place for place, loss in losses.items() if math.isnan(loss)} == {(0, 8), (1, 8)}
     assert max(loss for (_, step), loss in losses.items() if step >= 18) < 20
     ended = [kept(tmp_path, 1, rank, "end") for rank in range(3)]
-    assert equal(check_alike(ended, "live"), check_alike(ended, "masters"))
+    assert equal(check_alike(ended, "live"), check_alike(ended, "shared_params"))
 
 
 @pytest.mark.parametrize("after", [3, 2])
 def test_drained_and_resumed_by_as_many_or_fewer_nothing_is_lost(
     start: Start, tmp_path: Path, stopped: Path, after: int
 ) -> None:
-    """1. Three islands are asked to stop and end with 85: residuals are left, and owners' sums. 2. As many go on: each
-    has its own again. 3. Two go on: residuals are shared out, each owner has what it had summed, and one what the third
-    had; what is of no owner now is in the masters."""
+    """1. Three islands are asked to stop and end with 85: residuals are left, and aggregators' sums. 2. As many go on:
+    each has its own again. 3. Two go on: residuals are shared out, each aggregator has what it had summed, and one what
+    the third had; what is of no aggregator now is in the shared parameters."""
     first = copy_of(stopped, tmp_path)
     with local(tmp_path, after, start=start, run=2) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2")
@@ -196,44 +201,49 @@ def test_drained_and_resumed_by_as_many_or_fewer_nothing_is_lost(
         assert agent.warnings == []
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(after)] for what in ("begin", "end"))
     for state, before in zip(begun, first, strict=False):
-        stayed = state["owner_sums"].keys() & before["owner_sums"].keys()
+        stayed = state["aggregator_sums"].keys() & before["aggregator_sums"].keys()
         assert stayed
-        assert all(torch.equal(state["owner_sums"][name], before["owner_sums"][name]) for name in stayed)
+        assert all(torch.equal(state["aggregator_sums"][name], before["aggregator_sums"][name]) for name in stayed)
     if after == 3:
         assert all(
-            one["owner_sums"].keys() == then["owner_sums"].keys() for one, then in zip(begun, first, strict=True)
+            one["aggregator_sums"].keys() == then["aggregator_sums"].keys()
+            for one, then in zip(begun, first, strict=True)
         )
-        assert equal(check_alike(begun, "masters"), check_alike(first, "masters"))
+        assert equal(check_alike(begun, "shared_params"), check_alike(first, "shared_params"))
     check_every_sample_once(tmp_path, epochs=2)
-    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
-    check_nothing_was_lost(origin, check_alike(begun, "masters"), together(first, "summed"), left(begun), "updates")
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["shared_params"]
+    check_nothing_was_lost(
+        origin, check_alike(begun, "shared_params"), together(first, "summed"), left(begun), "updates"
+    )
     gradients = together([*first, *second], "summed")
-    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, left(second), "updates")
+    check_nothing_was_lost(origin, check_alike(second, "shared_params"), gradients, left(second), "updates")
 
 
-def test_a_strategy_without_owners_that_goes_on_has_what_they_summed_in_its_masters(
+def test_a_strategy_without_owners_that_goes_on_has_what_they_summed_in_its_shared_params(
     start: Start, tmp_path: Path, stopped: Path
 ) -> None:
-    """1. Three islands are asked to stop, and owners have sums. 2. The next run is of `stale-sparse`, which has no
-    owners: masters have taken the sums, and nothing is lost."""
+    """1. Three islands are asked to stop, and aggregators have sums. 2. The next run is of `stale-sparse`, which has no
+    aggregators: shared parameters have taken the sums, and nothing is lost."""
     first = copy_of(stopped, tmp_path)
     with sparse(tmp_path, 3, start=start, run=2, strategy="stale-sparse", sparsity=0.9) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2")
         assert agent.exit_codes() == [0] * 3, agent.said()
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(3)] for what in ("begin", "end"))
-    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
-    check_nothing_was_lost(origin, check_alike(begun, "masters"), together(first, "summed"), left(begun), "updates")
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["shared_params"]
+    check_nothing_was_lost(
+        origin, check_alike(begun, "shared_params"), together(first, "summed"), left(begun), "updates"
+    )
     gradients = together([*first, *second], "summed")
-    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, left(second), "updates")
+    check_nothing_was_lost(origin, check_alike(second, "shared_params"), gradients, left(second), "updates")
 
 
-@pytest.mark.parametrize(("every", "staleness", "gradients"), [(1, 6, "own"), (3, 1, "masters")])
+@pytest.mark.parametrize(("every", "staleness", "gradients"), [(1, 6, "own"), (3, 1, "shared_params")])
 def test_a_killed_island_costs_its_own_and_no_part_counts_twice(
     start: Start, tmp_path: Path, every: int, staleness: int, gradients: str
 ) -> None:
     """1. Rank 2 of three is killed in step 8; its gradients were all zero, and it owned a share. 2. The others save
     what they have, though each was in another round. 3. Two go on: of what the survivors trained everything is there
-    that was not on its way to the dead owner or in its sum, and nothing twice."""
+    that was not on its way to the dead aggregator or in its sum, and nothing twice."""
     settings: dict[str, Any] = {"every": every, "staleness": staleness, "values": "float32", "gradients": gradients}
     with local(tmp_path, 3, start=start, run=1, **settings) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--silent-rank", "1", "--raise-at", "8")
@@ -247,20 +257,20 @@ def test_a_killed_island_costs_its_own_and_no_part_counts_twice(
         assert lost.startswith("the residual of rank 1 of run 1 is lost")
     first = [kept(tmp_path, 1, rank, "end") for rank in (0, 2)]
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(2)] for what in ("begin", "end"))
-    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
-    dead: Tensors = kept(tmp_path, 1, 1, "begin")["owner_sums"]
-    masters, rest, gradients = check_alike(begun, "masters"), left(begun), together(first, "summed")
-    survived = [name for name in masters if name not in dead]
-    assert 0 < len(survived) < len(masters)
-    of = [{name: one[name] for name in survived} for one in (origin, masters, gradients, rest)]
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["shared_params"]
+    dead: Tensors = kept(tmp_path, 1, 1, "begin")["aggregator_sums"]
+    shared_params, rest, gradients = check_alike(begun, "shared_params"), left(begun), together(first, "summed")
+    survived = [name for name in shared_params if name not in dead]
+    assert 0 < len(survived) < len(shared_params)
+    of = [{name: one[name] for name in survived} for one in (origin, shared_params, gradients, rest)]
     check_nothing_was_lost(of[0], of[1], of[2], of[3], "updates")
-    check_alike(second, "masters")
+    check_alike(second, "shared_params")
 
 
-def test_all_machines_lose_power_and_memory_has_residuals_and_owners_sums(start: Start, tmp_path: Path) -> None:
+def test_all_machines_lose_power_and_memory_has_residuals_and_aggregators_sums(start: Start, tmp_path: Path) -> None:
     """1. Nobody waits for the others' updates, some are always under way. 2. SIGKILL for all after a step is in memory.
-    3. The next run goes on from there: every gradient up to that step is in the masters, in a residual, or in the sum
-    of an owner, who is the same. 4. It ends, and that holds again."""
+    3. The next run goes on from there: every gradient up to that step is in the shared parameters, in a residual, or in
+    the sum of an aggregator, who is the same. 4. It ends, and that holds again."""
 
     def placed(run: int) -> FakeAgent:
         agent = islands(tmp_path, "wwe", start=start, run=run)
@@ -277,13 +287,15 @@ def test_all_machines_lose_power_and_memory_has_residuals_and_owners_sums(start:
     begun, ended = ([kept(tmp_path, 2, rank, what) for rank in range(3)] for what in ("begin", "end"))
     step = begun[0]["step"]
     assert step >= 5
-    assert any(one.any() for state in begun for one in state["owner_sums"].values())
-    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
+    assert any(one.any() for state in begun for one in state["aggregator_sums"].values())
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["shared_params"]
     paths = [tmp_path / f"run-1-rank-{rank}.sums-{step}" for rank in range(3)]
     first = [{"summed": torch.load(path, weights_only=True)} for path in paths]
-    check_nothing_was_lost(origin, check_alike(begun, "masters"), together(first, "summed"), left(begun), "updates")
+    check_nothing_was_lost(
+        origin, check_alike(begun, "shared_params"), together(first, "summed"), left(begun), "updates"
+    )
     gradients = together([*first, *ended], "summed")
-    check_nothing_was_lost(origin, check_alike(ended, "masters"), gradients, left(ended), "updates")
+    check_nothing_was_lost(origin, check_alike(ended, "shared_params"), gradients, left(ended), "updates")
 
 
 def test_second_moments_on_their_way_go_through_the_end_of_a_run(start: Start, tmp_path: Path) -> None:
@@ -308,7 +320,7 @@ def test_second_moments_on_their_way_go_through_the_end_of_a_run(start: Start, t
             agent.start_workers("stale_train.py", str(out), *flags)
             assert agent.exit_codes() == [0] * 3, agent.said()
             assert all("memory" in text for text in agent.warnings), agent.warnings
-        return check_alike([kept(out, run, rank, "end") for rank in range(3)], "masters")
+        return check_alike([kept(out, run, rank, "end") for rank in range(3)], "shared_params")
 
     with placed(killed, 1) as agent:
         agent.start_workers("stale_train.py", str(killed), *flags, "--often", "--hold-at", "12")
@@ -354,7 +366,7 @@ def test_each_optimizer_has_the_second_moment_of_the_whole_batch(start: Start, t
     assert not any(0.7 < ratio < 1.3 for ratio in own), own
 
 
-def test_a_flipped_bit_of_a_master_stops_the_run_and_names_the_tensor(start: Start, tmp_path: Path) -> None:
+def test_a_flipped_bit_of_a_shared_param_stops_the_run_and_names_the_tensor(start: Start, tmp_path: Path) -> None:
     with local(tmp_path, 2, start=start) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--flip-at", "8")
         assert 0 not in agent.exit_codes()
@@ -374,7 +386,7 @@ def test_an_island_of_several_workers_is_one_replica_over_a_stop_and_another_mem
     start: Start, tmp_path: Path, names: str, then: str, flags: list[str]
 ) -> None:
     """1. Two islands of two workers, or of three and one, are asked to stop. Workers of an island have the same
-    weights, those of the two have not; what is not sent, and what owners summed, is the first worker's of each. 2.
+    weights, those of the two have not; what is not sent, and what aggregators summed, is the first worker's of each. 2.
     Others go on: one fewer and one of another island, or all in a single one. What was not sent, and moments, are those
     of who leads now. 3. Every gradient of every worker is in the model once."""
     settings = {"every": 4} if flags else {}
@@ -386,7 +398,7 @@ def test_an_island_of_several_workers_is_one_replica_over_a_stop_and_another_mem
     mates_have_the_same_weights(first, names)
     assert not equal(first[0]["live"], first[names.index("e")]["live"])
     leaders = {names.index("w"), names.index("e")}
-    for what in ("residuals", "owner_sums"):
+    for what in ("residuals", "aggregator_sums"):
         assert {rank for rank, state in enumerate(first) if state[what]} == leaders
     with islands(tmp_path, then, start=start, run=2, **settings) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2", *flags)
@@ -397,9 +409,11 @@ def test_an_island_of_several_workers_is_one_replica_over_a_stop_and_another_mem
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(len(then))] for what in ("begin", "end"))
     mates_have_the_same_weights(begun, then)
     check_every_sample_once(tmp_path, epochs=2)
-    assert equal(check_alike(second, "live"), check_alike(second, "masters"))
+    assert equal(check_alike(second, "live"), check_alike(second, "shared_params"))
     if not flags:
-        origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
-        check_nothing_was_lost(origin, check_alike(begun, "masters"), together(first, "summed"), left(begun), "updates")
+        origin: Tensors = kept(tmp_path, 1, 0, "begin")["shared_params"]
+        check_nothing_was_lost(
+            origin, check_alike(begun, "shared_params"), together(first, "summed"), left(begun), "updates"
+        )
         gradients = together([*first, *second], "summed")
-        check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, left(second), "updates")
+        check_nothing_was_lost(origin, check_alike(second, "shared_params"), gradients, left(second), "updates")

@@ -29,7 +29,7 @@ def test_it_is_found_by_name_and_by_settings() -> None:
             {"sparsity": 0.9},
             "sparsity = 0.9 is not known. Known: density, every, values, staleness, gradients, digest_every",
         ),
-        ({"gradients": "ours"}, "gradients = 'ours' should be 'own' or 'masters'. Leave it out for own"),
+        ({"gradients": "ours"}, "gradients = 'ours' should be 'own' or 'shared_params'. Leave it out for own"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(settings: dict[str, object], message: str) -> None:
@@ -37,9 +37,9 @@ def test_what_cannot_work_is_refused_by_name(settings: dict[str, object], messag
         LocalSteps(**settings)
 
 
-def test_owners_send_back_twice_as_much_and_never_more_than_all() -> None:
+def test_aggregators_send_back_twice_as_much_and_never_more_than_all() -> None:
     pace = pace_of(LocalSteps(density=0.2))
-    assert (pace.sent, pace.returned, pace.at_masters) == (0.2, 0.4, False)
+    assert (pace.sent, pace.returned, pace.at_shared_params) == (0.2, 0.4, False)
     assert pace_of(LocalSteps(density=0.7)).returned == 1.0
 
 
@@ -51,10 +51,10 @@ def test_a_plan_says_how_much_how_often_and_how_late() -> None:
 
 
 def test_a_plan_says_whose_weights_gradients_are_taken_at() -> None:
-    planned = LocalStepsPlan(gradients="masters")
-    assert pace_of(planned.over_settings(LocalSteps())).at_masters
+    planned = LocalStepsPlan(gradients="shared_params")
+    assert pace_of(planned.over_settings(LocalSteps())).at_shared_params
     said = status(Shown(settings=LocalSteps(), planned=planned, metrics={}))
-    assert said == ["20.0 % sent, int2, gradients at the shared masters"]
+    assert said == ["20.0 % sent, int2, gradients at the shared parameters"]
 
 
 def test_status_says_how_much_is_sent_and_what_it_costs() -> None:

@@ -16,10 +16,10 @@ from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.kernels.exchange_engine import RecentPart
-from atoll.strategies.shared_masters import residuals
-from atoll.strategies.shared_masters.residuals import OwnerSums
+from atoll.strategies.shared_params import residuals
+from atoll.strategies.shared_params.residuals import AggregatorSums
 
-NO_SUMS = OwnerSums({}, {}, {})
+NO_SUMS = AggregatorSums({}, {}, {})
 NO_FLUSHES: Any = SimpleNamespace(counts={}, given={})
 
 
@@ -35,7 +35,7 @@ def write(
     rank: int = 0,
     *,
     parts: Sequence[Mapping[str, Any]] = (),
-    sums: OwnerSums = NO_SUMS,
+    sums: AggregatorSums = NO_SUMS,
     view: int = 1,
 ) -> None:
     at: dict[str, Any] = {"run": 1, "view": view, "step": step, "epoch": 0, "consumed": 0, "loader_step": step}
@@ -63,7 +63,7 @@ def taken_over(directory: Path, step: int, told: list[str]) -> dict[int, float]:
 
 
 def part(sync_round: int, value: float, *, total: bool = False) -> dict[str, Any]:
-    kind = Kind.FROM_OWNER if total else Kind.PART
+    kind = Kind.FROM_AGGREGATOR if total else Kind.PART
     index, values = np.zeros(1, np.uint32), np.full((1, 16), value, np.float32)
     layer: Any = SimpleNamespace(name="layer", at=0, blocks=1)
     tensor: Any = SimpleNamespace(number=0, layers=[layer])
@@ -111,35 +111,35 @@ def of_round(number: int) -> dict[str, torch.Tensor]:
     return {"versions": torch.tensor([number]), "flushes": torch.tensor([0])}
 
 
-def test_a_part_that_its_owner_has_is_no_residual_again(tmp_path: Path, told: list[str]) -> None:
-    """1. The checkpoint has round 7 of a layer. Rank 1, its owner, is at round 8 already. 2. Rank 0's part of round 8
-    is in the owner's sum and stays there; that of round 9 is rank 0's again. 3. The masters lack the total of round 8:
-    it is in the sum again."""
+def test_a_part_that_its_aggregator_has_is_no_residual_again(tmp_path: Path, told: list[str]) -> None:
+    """1. The checkpoint has round 7 of a layer. Rank 1, its aggregator, is at round 8 already. 2. Rank 0's part of
+    round 8 is in the aggregator's sum and stays there; that of round 9 is rank 0's again. 3. The shared parameters lack
+    the total of round 8: it is in the sum again."""
     write(tmp_path, 10, 1.0, rank=0, parts=[part(7, 10.0), part(8, 20.0), part(9, 40.0)])
-    sums = OwnerSums({"layer": torch.full((3,), 5.0)}, {"layer": 8}, {"layer": 9})
+    sums = AggregatorSums({"layer": torch.full((3,), 5.0)}, {"layer": 8}, {"layer": 9})
     write(tmp_path, 10, 2.0, rank=1, parts=[part(7, 0.25, total=True), part(8, 0.5, total=True)], sums=sums)
     found = own(tmp_path, 10, told, of_round(7))
     assert found[0].residual["layer"].tolist() == [41.0] * 3
     assert found[1].residual["layer"].tolist() == [2.0] * 3
-    assert found[1].owner_sums["layer"].tolist() == [5.5] * 3
-    assert found[0].owner_sums == {}
+    assert found[1].aggregator_sums["layer"].tolist() == [5.5] * 3
+    assert found[0].aggregator_sums == {}
     assert told == []
 
 
 def test_a_sum_that_is_older_than_the_checkpoint_is_lost_aloud(tmp_path: Path, told: list[str]) -> None:
-    """The owner was killed and left what it wrote a step before: the masters took some of it since, and nobody knows
-    which."""
-    write(tmp_path, 9, 1.0, rank=0, sums=OwnerSums({"layer": torch.full((3,), 5.0)}, {"layer": 6}, {"layer": 7}))
+    """The aggregator was killed and left what it wrote a step before: the shared parameters took some of it since, and
+    nobody knows which."""
+    write(tmp_path, 9, 1.0, rank=0, sums=AggregatorSums({"layer": torch.full((3,), 5.0)}, {"layer": 6}, {"layer": 7}))
     write(tmp_path, 9, 2.0, rank=1)
     found = own(tmp_path, 9, told, of_round(7))
-    assert not found[0].owner_sums["layer"].any()
+    assert not found[0].aggregator_sums["layer"].any()
     assert ["rank 0 had summed of layer" in text for text in told] == [True]
 
 
 def test_a_sum_is_whole_while_its_layer_had_no_turn_since(tmp_path: Path, told: list[str]) -> None:
-    """The owner stopped a step before the checkpoint, in whose sync round this layer was not exchanged."""
-    write(tmp_path, 9, 1.0, rank=0, sums=OwnerSums({"layer": torch.full((3,), 5.0)}, {"layer": 6}, {"layer": 8}))
+    """The aggregator stopped a step before the checkpoint, in whose sync round this layer was not exchanged."""
+    write(tmp_path, 9, 1.0, rank=0, sums=AggregatorSums({"layer": torch.full((3,), 5.0)}, {"layer": 6}, {"layer": 8}))
     write(tmp_path, 9, 2.0, rank=1)
-    assert own(tmp_path, 9, told, of_round(7))[0].owner_sums["layer"].tolist() == [5.0] * 3
+    assert own(tmp_path, 9, told, of_round(7))[0].aggregator_sums["layer"].tolist() == [5.0] * 3
     assert told == []
-    assert not own(tmp_path, 9, told, of_round(8))[0].owner_sums["layer"].any()
+    assert not own(tmp_path, 9, told, of_round(8))[0].aggregator_sums["layer"].any()

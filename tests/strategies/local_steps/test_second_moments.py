@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from atoll.strategies.shared_masters.second_moments import (
+from atoll.strategies.shared_params.second_moments import (
     BLOCK,
     RATIO,
     WITHIN,
@@ -20,7 +20,7 @@ from atoll.strategies.shared_masters.second_moments import (
     span_of,
     told_after,
 )
-from atoll.strategies.shared_masters.weighed_squares import SMALL
+from atoll.strategies.shared_params.weighed_squares import SMALL
 
 ENTRIES = 3 * BLOCK + 5  # a short last block
 ISLANDS = 4

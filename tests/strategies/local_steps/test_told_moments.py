@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.strategies.shared_masters.second_moments import (
+from atoll.strategies.shared_params.second_moments import (
     BLOCK,
     MomentSync,
     SecondMoments,

@@ -9,9 +9,9 @@ from torch import nn
 
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.kernels.exchange_engine import RecentPart
-from atoll.strategies.shared_masters import residuals
-from atoll.strategies.shared_masters.engine_tensors import EngineTensor, forward_tensors, joined
-from atoll.strategies.shared_masters.layout import lay_out_for_updates
+from atoll.strategies.shared_params import residuals
+from atoll.strategies.shared_params.engine_tensors import EngineTensor, forward_tensors, joined
+from atoll.strategies.shared_params.layout import lay_out_for_updates
 
 
 def network() -> nn.Module:
@@ -44,7 +44,7 @@ def test_training_sees_the_same_weights_in_other_memory() -> None:
     first.live.zero_()
     assert not model[0].weight.any()
     assert model[2].weight.any()
-    for layer, part in first.parts(first.master):
+    for layer, part in first.parts(first.shared_param):
         assert torch.equal(layer.shaped(part), dict(twin.named_parameters())[layer.name])
         assert layer.at % 16 == 0
         assert layer.parameter.data_ptr() % 64 == 0
@@ -97,11 +97,11 @@ def test_a_part_of_several_layers_is_kept_by_layer() -> None:
     assert rows[1]["values"][0].tolist() == values[2].tolist()
 
 
-def test_an_owners_sum_is_seen_by_layer() -> None:
+def test_an_aggregators_sum_is_seen_by_layer() -> None:
     (first, *_) = tensors_of(network())
-    total = torch.arange(float(first.master.numel()))
+    total = torch.arange(float(first.shared_param.numel()))
     first.given(5, total, None)
     assert all(layer.number == 5 for layer in first.layers)
     bias = first.layers[1]
-    assert bias.owner_sum is not None
-    assert bias.owner_sum.tolist() == [float(bias.at + k) for k in range(30)]
+    assert bias.aggregator_sum is not None
+    assert bias.aggregator_sum.tolist() == [float(bias.at + k) for k in range(30)]

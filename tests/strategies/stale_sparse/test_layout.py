@@ -6,7 +6,7 @@ from torch import nn
 
 from atoll.agent.runtime.step.memory_order import flat_view
 from atoll.errors import BadInput
-from atoll.strategies.shared_masters.engine_tensors import EngineTensor, forward_tensors
+from atoll.strategies.shared_params.engine_tensors import EngineTensor, forward_tensors
 from atoll.strategies.stale_sparse.gradient_layout import adopt_optimizer_state, lay_out_for_gradients
 from atoll.strategies.stale_sparse.optimizer_rules import Rates
 from atoll.strategies.stale_sparse.worker import pace_of
@@ -40,20 +40,20 @@ def test_layers_are_the_trained_parameters_once_each_in_the_models_order() -> No
     ]
 
 
-def test_masters_are_copies_in_the_order_of_memory() -> None:
+def test_shared_params_are_copies_in_the_order_of_memory() -> None:
     model = nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)
     (weight, _) = laid_out(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert torch.equal(weight.shaped(weight.master), model.weight)
-    assert not torch.equal(weight.master, model.weight.detach().reshape(-1)), "channels last is another order"
-    weight.master.add_(1)
-    assert not torch.equal(weight.shaped(weight.master), model.weight)
+    assert torch.equal(weight.shaped(weight.shared_param), model.weight)
+    assert not torch.equal(weight.shared_param, model.weight.detach().reshape(-1)), "channels last is another order"
+    weight.shared_param.add_(1)
+    assert not torch.equal(weight.shaped(weight.shared_param), model.weight)
 
 
-def test_16_bit_parameters_get_32_bit_masters() -> None:
+def test_16_bit_parameters_get_32_bit_shared_params() -> None:
     model = nn.Linear(4, 4).to(torch.bfloat16)
     (weight, _) = laid_out(model, torch.optim.AdamW(model.parameters()))
-    assert weight.master.dtype == torch.float32
-    assert torch.equal(weight.shaped(weight.master).to(torch.bfloat16), model.weight)
+    assert weight.shared_param.dtype == torch.float32
+    assert torch.equal(weight.shaped(weight.shared_param).to(torch.bfloat16), model.weight)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.strategies.shared_masters.measures import Tally
+from atoll.strategies.shared_params.measures import Tally
 
 
 def counts(tasks: float) -> dict[str, float]:

@@ -18,7 +18,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("exchange", ["updates", "gradients"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_alone_it_learns_and_ends_with_its_masters(
+def test_alone_it_learns_and_ends_with_its_shared_params(
     exchange: Literal["updates", "gradients"], dtype: torch.dtype
 ) -> None:
     """Weights of 41 and of 1,640 entries: their last blocks are shorter."""
@@ -41,8 +41,8 @@ def test_alone_it_learns_and_ends_with_its_masters(
         assert sum(losses[-6:]) < 0.3 * sum(losses[:6])
         run.synchronize()
         assert run._training is not None
-        masters = run._training._driver.durable.masters()
+        shared_params = run._training._driver.durable.shared_params()
         for one in model.parameters():
-            assert torch.equal(one.detach().cpu(), masters[id(one)].to(dtype))
+            assert torch.equal(one.detach().cpu(), shared_params[id(one)].to(dtype))
     finally:
         run.close()

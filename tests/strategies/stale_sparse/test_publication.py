@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.strategies.shared_masters import publication
-from atoll.strategies.shared_masters.publication import add_blocks, write_blocks
+from atoll.strategies.shared_params import publication
+from atoll.strategies.shared_params.publication import add_blocks, write_blocks
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -42,7 +42,7 @@ def test_adding_blocks_asks_nothing_of_the_device(entries: int) -> None:
     assert live.shape == (entries,)
 
 
-def test_masters_come_to_weights_on_a_device_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_params_come_to_weights_on_a_device_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Index and values were the host's, beside weights on a GPU: no exchange of gradients trained there."""
     came: list[torch.Tensor] = []
     monkeypatch.setattr(publication, "scatter_blocks", lambda *buffers: came.extend(buffers))
@@ -51,7 +51,7 @@ def test_masters_come_to_weights_on_a_device_there(monkeypatch: pytest.MonkeyPat
     assert [(one.device.type, one.dtype) for one in came[1:]] == [("meta", torch.int32), ("meta", torch.float32)]
 
 
-def test_masters_are_written_where_they_belong() -> None:
+def test_shared_params_are_written_where_they_belong() -> None:
     live = torch.zeros(70)
     write_blocks(live, np.array([1, 4], np.uint32), np.full((2, 16), 3.0, np.float32))
     assert torch.equal(live.nonzero().flatten(), torch.cat([torch.arange(16, 32), torch.arange(64, 70)]))

@@ -90,7 +90,7 @@ def step(job: Job, loss: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("exchange", ["updates", "gradients"])
 def test_a_parameter_that_no_group_of_the_optimizer_has_is_named(job: Job, exchange: Exchange) -> None:
-    """By updates such a parameter had no master: whoever moved it made ranks differ, and no digest told."""
+    """By updates such a parameter had no shared parameter: whoever moved it made ranks differ, and no digest told."""
     with pytest.raises(BadInput, match=r"1 parameters require a gradient and are no optimizer's: 0\.weight\."):
         job.prepare(exchange, lambda model: torch.optim.SGD([*model.parameters()][1:], lr=0.1))
 
@@ -265,7 +265,7 @@ def test_weights_that_the_script_writes_are_refused_where_no_shared_parameter_ta
 
 def test_shared_values_that_a_pass_uses_are_not_to_be_written(job: Job) -> None:
     """Gradients at the shared parameters: what is written between forward pass and update was dropped."""
-    job.run = atoll.init(seed=5, strategy=atoll.LocalSteps(gradients="masters"))
+    job.run = atoll.init(seed=5, strategy=atoll.LocalSteps(gradients="shared_params"))
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     _, _, loader = job.run.prepare(model, optimizer, DATA, batch_size=5)

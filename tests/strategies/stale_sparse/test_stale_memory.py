@@ -1,5 +1,6 @@
 """Runs of strategy stale-sparse that are killed and go on from memory. Real worker processes; a test's agent owns the
-folders. What was trained up to the generation's step is in the masters, or in a residual: nothing else is right."""
+folders. What was trained up to the generation's step is in the shared parameters, or in a residual: nothing else is
+right."""
 
 from __future__ import annotations
 
@@ -101,17 +102,17 @@ def check_conserved(job: Job, before: int, after: int, exchange: str) -> None:
     begun, ended = job.kept(2, after, "begin"), job.kept(2, after, "end")
     step = begun[0]["step"]
     first = job.sums(1, before, step)
-    origin: Tensors = kept(job.out, 1, 0, "begin")["masters"]
+    origin: Tensors = kept(job.out, 1, 0, "begin")["shared_params"]
     gradients, residuals = together(first, "summed"), together(begun, "residuals")
     assert any(tensor.any() for tensor in residuals.values())
-    check_nothing_was_lost(origin, check_alike(begun, "masters"), gradients, residuals, exchange)
+    check_nothing_was_lost(origin, check_alike(begun, "shared_params"), gradients, residuals, exchange)
     gradients, residuals = together([*first, *ended], "summed"), together(ended, "residuals")
-    check_nothing_was_lost(origin, check_alike(ended, "masters"), gradients, residuals, exchange)
+    check_nothing_was_lost(origin, check_alike(ended, "shared_params"), gradients, residuals, exchange)
 
 
 def test_what_a_rank_has_not_sent_survives_on_its_disk_where_memory_has_no_room(tmp_path: Path, start: Start) -> None:
-    """1. Memory of rank 1's machine has no room for its masters' part, residual and moments: without them there is no
-    generation. 2. They lie on its disk; all machines lose power. 3. All that was trained is there again."""
+    """1. Memory of rank 1's machine has no room for its shared parameters' part, residual and moments: without them
+    there is no generation. 2. They lie on its disk; all machines lose power. 3. All that was trained is there again."""
     job = Job(tmp_path, start, sparsity=0.9, exchange="gradients")
     for killed in (True, False):
         with job.agent(2) as agent:
@@ -132,8 +133,8 @@ def test_all_workers_killed_before_anything_is_on_disk_lose_no_residual(
     start: Start, tmp_path: Path, exchange: str, world_size: int
 ) -> None:
     """1. Nobody waits for the others' updates, some are always under way. 2. SIGKILL for all. 3. The next run goes on
-    from memory: masters that are the same on all ranks, and every gradient up to that step in them or still in the
-    residual of the rank that had it. 4. It ends, and that holds again."""
+    from memory: shared parameters that are the same on all ranks, and every gradient up to that step in them or still
+    in the residual of the rank that had it. 4. It ends, and that holds again."""
     job = Job(tmp_path, start, sparsity=0.9, values="float32", digest_every=3, exchange=exchange)
     job.killed(world_size, at_step=5)
     assert job.checkpoints() == []
@@ -197,7 +198,7 @@ def test_moments_go_through_a_kill_and_the_model_is_that_of_a_calm_run(
     start: Start, tmp_path: Path, exchange: str
 ) -> None:
     """AdamW, everything sent, no step late: each rank's own moments, which the ranks tell each other of, or those that
-    follow the masters."""
+    follow the shared parameters."""
     settings = {"sparsity": 0.0, "staleness": 0, "values": "float32", "exchange": exchange}
     flags = ("--adamw", "--epochs", str(EPOCHS))
     calm, job = Job(tmp_path / "calm", start, **settings), Job(tmp_path / "killed", start, **settings)
@@ -206,13 +207,14 @@ def test_moments_go_through_a_kill_and_the_model_is_that_of_a_calm_run(
         assert agent.exit_codes() == [0, 0], agent.said()
     job.killed(2, 10, *flags)  # told after 8 updates, taken after 16
     job.ended(2, *flags)
-    expected, actual = (check_alike(one.kept(one.runs, 2, "end"), "masters") for one in (calm, job))
+    expected, actual = (check_alike(one.kept(one.runs, 2, "end"), "shared_params") for one in (calm, job))
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_memory_has_the_state_before_a_flush_or_after_it_never_both(start: Start, tmp_path: Path) -> None:
-    """1. At the end of an epoch a generation begins, and its masters are copied late. 2. The script synchronizes:
-    all residuals are in the masters now. 3. All die. 4. The next run's masters lack it, and every rank has its own."""
+    """1. At the end of an epoch a generation begins, and its shared parameters are copied late. 2. The script
+    synchronizes: all residuals are in the shared parameters now. 3. All die. 4. The next run's shared parameters lack
+    it, and every rank has its own."""
     job = Job(tmp_path, start, sparsity=0.9, values="float32", staleness=0)
     with job.agent(2) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--keep-sums", *SLOWLY, "--die-flushed", "--epochs", "20")

@@ -74,8 +74,8 @@ def test_places_and_keys_of_the_launch_are_used_and_every_step_is_told(start: St
     assert len(changes) == 1
     assert {rank: set(links) for rank, links in agent.links.items()} == {0: {1, 2}, 1: {0}, 2: {0, 3}, 3: {2}}
     ended = [kept(tmp_path, 1, rank, "end") for rank in range(4)]
-    masters, live = check_alike(ended, "masters"), check_alike(ended, "live")
-    assert equal(live, masters)
+    shared_params, live = check_alike(ended, "shared_params"), check_alike(ended, "live")
+    assert equal(live, shared_params)
     assert any(tensor.any() for state in ended for tensor in state["residuals"].values())
 
 
@@ -134,11 +134,11 @@ def test_drained_and_resumed_by_fewer_nothing_is_trained_or_taken_over_twice(
     torch.testing.assert_close(together(begun, "residuals"), before, rtol=1e-4, atol=1e-6)
     # Rank 1 took over its own, rank 0 its own and that of rank 2, which is no more.
     torch.testing.assert_close(begun[1]["residuals"], first[1]["residuals"], rtol=1e-4, atol=1e-6)
-    assert equal(check_alike(begun, "masters"), check_alike(first, "masters"))
+    assert equal(check_alike(begun, "shared_params"), check_alike(first, "shared_params"))
     check_every_sample_once(tmp_path, epochs=2)
-    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["shared_params"]
     gradients, residuals = together([*first, *second], "summed"), together(second, "residuals")
-    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, residuals, exchange)
+    check_nothing_was_lost(origin, check_alike(second, "shared_params"), gradients, residuals, exchange)
 
 
 @EXCHANGES
@@ -173,14 +173,14 @@ def test_the_batch_and_the_learning_rate_change_and_nothing_is_trained_twice(
     check_every_sample_once(tmp_path, epochs=3)
     first = [kept(tmp_path, 1, rank, "end") for rank in range(3)]
     second = [kept(tmp_path, 2, rank, "end") for rank in range(2)]
-    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["shared_params"]
     gradients, residuals = together([*first, *second], "summed"), together(second, "residuals")
-    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, residuals, exchange)
+    check_nothing_was_lost(origin, check_alike(second, "shared_params"), gradients, residuals, exchange)
 
 
 def test_an_update_counts_as_the_share_of_the_batch_that_it_was_made_of(start: Start, tmp_path: Path) -> None:
     """1. Rank 0 trains 47 of 50 samples, rank 1 three; their gradients are 1 and -1. 2. Everything is sent. Adam moves
-    by its rate whatever the size of a gradient: both moves counted half, and the masters stood still."""
+    by its rate whatever the size of a gradient: both moves counted half, and the shared parameters stood still."""
     with sparse(tmp_path, 2, start=start, sparsity=0.0, staleness=0, values="float32") as agent:
         agent.shares = (94.0, 6.0)
         agent.start_workers("weighed.py", str(tmp_path))
@@ -214,7 +214,7 @@ def test_a_script_that_leaves_updates_out_on_one_rank_is_told_so_at_once(
     start: Start, tmp_path: Path, how: str, exchange: str, staleness: int
 ) -> None:
     """By updates rounds were no longer of the same step, and ranks waited 300 s for one in the end. By gradients their
-    masters grew apart until digests were compared; dense ones for ever."""
+    shared parameters grew apart until digests were compared; dense ones for ever."""
     settings = {} if exchange == "dense" else {"sparsity": 0.5, "staleness": staleness, "exchange": exchange}
     with sparse(tmp_path, 2, start=start, **settings) as agent:
         agent.spec.strategy = "dense" if exchange == "dense" else "stale-sparse"
@@ -237,8 +237,8 @@ def test_the_last_checkpoint_is_of_the_model_that_training_ended_with(
         newest = listing.newest(agent.directory_of(0))[:2]
     assert [found.step for found in newest] == [18, 9]
     checkpoint = files.read(newest[0].path)
-    masters = check_alike([kept(tmp_path, 1, rank, "end") for rank in range(2)], "masters")
-    assert equal({name: checkpoint.tensors[f"model/{name}"] for name in masters}, masters)
+    shared_params = check_alike([kept(tmp_path, 1, rank, "end") for rank in range(2)], "shared_params")
+    assert equal({name: checkpoint.tensors[f"model/{name}"] for name in shared_params}, shared_params)
 
 
 @EXCHANGES
@@ -259,8 +259,8 @@ def test_a_stop_at_the_end_of_an_epoch_changes_nothing(start: Start, tmp_path: P
             assert agent.checkpoint_step == (await_stop_at + 1 if await_stop_at > 0 else 18)
             assert agent.warnings == []
     check_every_sample_once(stopped, epochs=2)
-    expected = check_alike([kept(whole, 1, rank, "end") for rank in range(2)], "masters")
-    actual = check_alike([kept(stopped, 2, rank, "end") for rank in range(2)], "masters")
+    expected = check_alike([kept(whole, 1, rank, "end") for rank in range(2)], "shared_params")
+    actual = check_alike([kept(stopped, 2, rank, "end") for rank in range(2)], "shared_params")
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -282,7 +282,7 @@ def test_the_residual_of_a_lost_machine_is_missed_aloud(start: Start, tmp_path: 
                 assert lost.startswith("the residual of rank 1 of run 1 is lost")
     for rank in range(2):
         before, after = kept(tmp_path, 1, rank, "end"), kept(tmp_path, 2, rank, "begin")
-        assert equal(after["masters"], before["masters"])
+        assert equal(after["shared_params"], before["shared_params"])
         expected = {name: tensor * (rank == 0) for name, tensor in before["residuals"].items()}
         torch.testing.assert_close(after["residuals"], expected, rtol=1e-4, atol=1e-7)
 
@@ -309,11 +309,11 @@ def test_a_killed_rank_costs_seconds_and_only_its_own_residual(start: Start, tmp
         assert lost.startswith("the residual of rank 1 of run 1 is lost")
     first = [kept(tmp_path, 1, rank, "end") for rank in (0, 2)]
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(2)] for what in ("begin", "end"))
-    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["shared_params"]
     gradients, residuals = together(first, "summed"), together(begun, "residuals")
-    check_nothing_was_lost(origin, check_alike(begun, "masters"), gradients, residuals, exchange)
+    check_nothing_was_lost(origin, check_alike(begun, "shared_params"), gradients, residuals, exchange)
     gradients, residuals = together([*first, *second], "summed"), together(second, "residuals")
-    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, residuals, exchange)
+    check_nothing_was_lost(origin, check_alike(second, "shared_params"), gradients, residuals, exchange)
     assert {line["step"] for line in trained(tmp_path)} == set(range(18))
 
 
@@ -350,9 +350,9 @@ def test_a_rank_lost_in_the_middle_of_a_flush_counts_once(
         assert agent.exit_codes() == [0] * 3, agent.said()
     first = [kept(tmp_path, 1, rank, "end") for rank in range(3) if rank != lost or not number]
     begun = [kept(tmp_path, 2, rank, "begin") for rank in range(3)]
-    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["shared_params"]
     gradients, residuals = together(first, "summed"), together(begun, "residuals")
-    check_nothing_was_lost(origin, check_alike(begun, "masters"), gradients, residuals, "updates")
+    check_nothing_was_lost(origin, check_alike(begun, "shared_params"), gradients, residuals, "updates")
 
 
 def flushes(directory: Path) -> list[int]:

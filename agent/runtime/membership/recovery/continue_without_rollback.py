@@ -58,7 +58,7 @@ class ContinueWithoutRollback:
         self._warn(rows, position)
         saver.seen_step = max(row.seen_step for row in rows)
         beside = {name: one for name, one in states[SHARED].items() if name != _OF_OLD_MEMBERS_ONLY}
-        shared = {**beside, **self._masters(states["model"])}
+        shared = {**beside, **self._shared_params(states["model"])}
         own_state = survivor.relative_to(shared)
         origin = Origin(session.run, session.view, position.step, self._old_world_size, shared, [own_state])
         member.set_boundary(position)
@@ -84,12 +84,12 @@ class ContinueWithoutRollback:
             text = f"survivors were behind the furthest one: their samples of {skipped} steps are not trained"
             self._member.session.notice(LEVEL_WARNING, text)
 
-    def _masters(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _shared_params(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the shared parameters: flat float32 tensors, each in its parameter's order in memory."""
         found: dict[str, torch.Tensor] = {}
-        kept = self._member.keeper.shutdown.exchange.durable.masters()
+        kept = self._member.keeper.shutdown.exchange.durable.shared_params()
         for name, parameter in plain_parameters(self._member.prepared.model):
             if id(parameter) in kept:
-                found[f"master.{name}"] = flat = torch.empty(parameter.numel())
+                found[f"shared_param.{name}"] = flat = torch.empty(parameter.numel())
                 flat.as_strided(parameter.shape, parameter.stride()).copy_(values[name])
         return found

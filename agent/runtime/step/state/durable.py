@@ -32,8 +32,8 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Tensors = Mapping[str, torch.Tensor]
 
-OWNER_SUM: Final = "owner sum: "
-"""Prefix of a layer's name where an entry beside residuals is the sum that the layer's owner keeps."""
+AGGREGATOR_SUM: Final = "aggregator sum: "
+"""Prefix of a layer's name where an entry beside residuals is the sum that the layer's aggregator keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class OwnState:
     rank: int
     residual: Tensors  # not sent yet, by layer; float32 [N]
     optimizer: Mapping[str, Any] | None  # state_dict, where each rank has its own and the checkpoint lacks it
-    owner_sums: Tensors = field(default_factory=dict)  # of layers that the rank owned; float32 [N]
+    aggregator_sums: Tensors = field(default_factory=dict)  # of layers that the rank owned; float32 [N]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,11 @@ class RollingState(Protocol):
         """Return what all ranks have alike after the same sync round: flat CPU tensors, always in the same memory."""
 
     def parameters(self) -> Collection[int]:
-        """Return id(parameter) of the parameters that have a master."""
+        """Return id(parameter) of the parameters that have a shared parameter."""
 
     def residuals(self) -> Mapping[str, int]:
-        """Return the entries of each layer's residual, and of each sum that this rank keeps (by OWNER_SUM + layer)."""
+        """Return the entries of each layer's residual, and of each sum that this rank keeps (by AGGREGATOR_SUM +
+        layer)."""
 
     def capture(self, parts: Sequence[Part], residuals: Mapping[str, Floats]) -> None:
         """Begin to capture `parts` and this rank's residuals as of now. Call at a boundary."""
@@ -131,7 +132,7 @@ class RollingState(Protocol):
 
 class Durable(Protocol):
     """Access to a strategy's state beside model and optimizer. Call it on the training thread, but for `freeze` and
-    `masters`.
+    `shared_params`.
 
     The next view takes the state over when `LocalUpdate.start` gets its `Origin`."""
 
@@ -141,7 +142,7 @@ class Durable(Protocol):
     def freeze(self) -> None:
         """Stop changing the state, because it will be read and training has ended. May be called by any thread."""
 
-    def masters(self) -> Mapping[int, torch.Tensor]:
+    def shared_params(self) -> Mapping[int, torch.Tensor]:
         """Return the true values by id(parameter), where the model's parameters lag behind them; of equal shapes."""
 
     def shared(self) -> Tensors:
@@ -159,12 +160,13 @@ class Durable(Protocol):
         """Return what a flush at a boundary left unsent, by layer; float32 [N]. All ranks have the same layers."""
 
     def without_flush(self) -> tuple[Tensors, OwnState]:
-        """Return the shared state, with "master.LAYER" of all weights, and a copy of this rank's own.
+        """Return the shared state, with "shared_param.LAYER" of all weights, and a copy of this rank's own.
 
-        Call at a boundary, once every update is in the masters."""
+        Call at a boundary, once every update is in the shared parameters."""
 
     def survivor_state(self) -> SurvivorState | None:
-        """Return this rank's own state, after a loss and `freeze`. None if it needs this rank's own masters."""
+        """Return this rank's own state, after a loss and `freeze`. None if it needs this rank's own shared
+        parameters."""
 
     def rolling(self) -> RollingState | None:
         """Return the state that a background thread changes; None if only steps change the state."""
@@ -177,7 +179,7 @@ class NothingBeside:
 
     def freeze(self) -> None: ...
 
-    def masters(self) -> Mapping[int, torch.Tensor]:
+    def shared_params(self) -> Mapping[int, torch.Tensor]:
         return {}
 
     def shared(self) -> Tensors:
@@ -206,10 +208,14 @@ class BetweenViews(NothingBeside):
         """survivor: of the view before, if a loss ended it. It is used again if the next view is not formed."""
         self._origin, self._model, self._survivor = origin, model, survivor
 
-    def masters(self) -> Mapping[int, torch.Tensor]:
+    def shared_params(self) -> Mapping[int, torch.Tensor]:
         shared = self._origin.shared
-        named = ((one, shared.get(f"master.{name}")) for name, one in plain_parameters(self._model))
-        return {id(one): master.as_strided(one.shape, one.stride()) for one, master in named if master is not None}
+        named = ((one, shared.get(f"shared_param.{name}")) for name, one in plain_parameters(self._model))
+        return {
+            id(one): shared_param.as_strided(one.shape, one.stride())
+            for one, shared_param in named
+            if shared_param is not None
+        }
 
     def shared(self) -> Tensors:
         return self._origin.shared

@@ -165,7 +165,7 @@ class StateKeeper:
             self.saver.check_packable()
 
     def change_begins(self) -> None:
-        """Weights, moments or masters are about to change: what a checkpoint still reads is read first."""
+        """Weights, moments or shared parameters are about to change: what a checkpoint still reads is read first."""
         self._wait_for_reads()
         self.snapshot.forget()
 

@@ -40,14 +40,14 @@ Loaded checked_room(nb::handle index_object, std::size_t blocks) {
 
 // The arguments of update_blocks; only the indices are left to be checked.
 struct UpdateCall {
-    Loaded master, first, second, last_step, live, index, values;
+    Loaded shared_param, first, second, last_step, live, index, values;
     Hyperparameters hyper;
 
-    UpdateCall(int device_type, nb::handle master_object, nb::handle first_object, nb::handle second_object,
+    UpdateCall(int device_type, nb::handle shared_param_object, nb::handle first_object, nb::handle second_object,
                nb::handle last_step_object, nb::handle live_object, nb::handle index_object, nb::handle values_object,
                const std::string& rule_name, std::int32_t step, double lr, double weight_decay,
                double momentum_or_beta1, double beta2, double epsilon, double scale)
-        : master(required(master_object, "master", Access::write, float32_entries, device_type)),
+        : shared_param(required(shared_param_object, "shared_param", Access::write, float32_entries, device_type)),
           first(first_object, rule_name.starts_with("adam") ? "first_moment" : "momentum_buffer", Access::write,
                 float32_entries, device_type),
           second(second_object, "second_moment", Access::write, float32_entries, device_type),
@@ -56,20 +56,22 @@ struct UpdateCall {
           index(required(index_object, "index", Access::read, index_entries, device_type)),
           values(required(values_object, "values", Access::read, float32_entries, device_type)),
           hyper(checked_hyperparameters(rule_name, step, lr, weight_decay, momentum_or_beta1, beta2, epsilon, scale)) {
-        const char* const long_as_master = "it must be as long as master";
-        check_entries(first, master.entries, long_as_master);
-        check_entries(second, master.entries, long_as_master);
-        check_entries(live, master.entries, long_as_master);
-        check_entries(last_step, block_count(master.entries), "it must have one entry for each block of master");
+        const char* const long_as_shared_param = "it must be as long as shared_param";
+        check_entries(first, shared_param.entries, long_as_shared_param);
+        check_entries(second, shared_param.entries, long_as_shared_param);
+        check_entries(live, shared_param.entries, long_as_shared_param);
+        check_entries(last_step, block_count(shared_param.entries),
+                      "it must have one entry for each block of shared_param");
         check_entries(values, index.entries * block_entries, "it must hold 16 values for every index");
         if ((hyper.rule == Rule::nesterov && !first.given()) ||
             (is_adaptive(hyper.rule) && !(first.given() && second.given())))
-            refuse("rule '" + rule_name + "' needs its moments; pass buffers of zeros, as long as master");
-        check_apart({&master, &first, &second, &last_step, &live, &index, &values});
+            refuse("rule '" + rule_name + "' needs its moments; pass buffers of zeros, as long as shared_param");
+        check_apart({&shared_param, &first, &second, &last_step, &live, &index, &values});
     }
 
     Parameters parameters() const {
-        return {master.data, first.data, second.data, last_step.as<std::int32_t>(), live_of(live), master.entries};
+        return {shared_param.data, first.data, second.data, last_step.as<std::int32_t>(), live_of(live),
+                shared_param.entries};
     }
     Units update() const { return {index.as<std::uint32_t>(), values.data, index.entries}; }
 
@@ -95,18 +97,19 @@ struct UpdateCall {
     }
 };
 
-nb::tuple select_difference(nb::handle master_object, nb::handle live_object, double scale, double threshold,
+nb::tuple select_difference(nb::handle shared_param_object, nb::handle live_object, double scale, double threshold,
                             nb::handle index_object, nb::handle values_object, int threads, bool portable) {
     const int checked = checked_threads(threads);
     const float narrow = checked_threshold(threshold);
-    const Loaded master = required(master_object, "master", Access::read);
+    const Loaded shared_param = required(shared_param_object, "shared_param", Access::read);
     const Loaded live = required(live_object, "live", Access::read, live_entries);
     const Loaded index = required(index_object, "index", Access::write, index_entries);
     const Loaded values = required(values_object, "values", Access::write);
-    check_entries(live, master.entries, "it must be as long as master");
+    check_entries(live, shared_param.entries, "it must be as long as shared_param");
     check_entries(values, index.entries * block_entries, "it must hold the values of every index there is room for");
-    refuse_overlap({&master, &live, &index, &values});
-    const Difference of{master.data, live.data, live_of(live).format, checked_weight(scale), master.entries};
+    refuse_overlap({&shared_param, &live, &index, &values});
+    const Difference of{shared_param.data, live.data, live_of(live).format, checked_weight(scale),
+                        shared_param.entries};
     Selection selection;
     {
         const GilReleased released(of.n);
@@ -235,14 +238,16 @@ std::size_t sum_all(nb::handle index_objects, nb::handle values_objects, nb::han
     return total;
 }
 
-std::size_t update_blocks(nb::handle master, nb::handle first, nb::handle second, nb::handle last_step, nb::handle live,
+std::size_t update_blocks(nb::handle shared_param, nb::handle first, nb::handle second, nb::handle last_step,
+                          nb::handle live,
                           nb::handle index, nb::handle values, const std::string& rule, std::int32_t step, double lr,
                           double weight_decay, double momentum_or_beta1, double beta2, double epsilon, double scale,
                           int threads, bool portable) {
     const int checked = checked_threads(threads);
-    const UpdateCall call(cpu, master, first, second, last_step, live, index, values, rule, step, lr, weight_decay,
+    const UpdateCall call(cpu, shared_param, first, second, last_step, live, index, values, rule, step, lr,
+                          weight_decay,
                           momentum_or_beta1, beta2, epsilon, scale);
-    check_indices(call.index, block_count(call.master.entries));
+    check_indices(call.index, block_count(call.shared_param.entries));
     const GilReleased released(call.values.entries);
     return apply_update(call.parameters(), call.update(), call.hyper, checked, chosen_path(portable));
 }
@@ -265,7 +270,7 @@ void stop_pool() {
 
 NB_MODULE(_native_parts, m) {
     using namespace atoll_kernels;
-    m.def("difference_block", select_difference, "master"_a.none(), "live"_a.none(), "scale"_a, "threshold"_a,
+    m.def("difference_block", select_difference, "shared_param"_a.none(), "live"_a.none(), "scale"_a, "threshold"_a,
           "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
     m.def("random_blocks", fill_random_blocks, "seed"_a, "blocks"_a, "index"_a.none());
     m.def("payload_bound", payload_bound, "count"_a, "width"_a, "indices"_a, "value_format"_a);
@@ -275,7 +280,8 @@ NB_MODULE(_native_parts, m) {
           "indices"_a, "value_format"_a);
     m.def("sum_units", sum_all, "indices"_a.none(), "values"_a.none(), "out_index"_a.none(), "out_values"_a.none(),
           "width"_a, "threads"_a = 0);
-    m.def("update_blocks", update_blocks, "master"_a.none(), "first"_a.none(), "second"_a.none(), "last_step"_a.none(),
+    m.def("update_blocks", update_blocks, "shared_param"_a.none(), "first"_a.none(), "second"_a.none(),
+          "last_step"_a.none(),
           "live"_a.none(), "index"_a.none(), "values"_a.none(), "rule"_a, "step"_a, "lr"_a, "weight_decay"_a,
           "momentum_or_beta1"_a, "beta2"_a, "epsilon"_a, "scale"_a, "threads"_a = 0, nb::kw_only(),
           "portable"_a = false);

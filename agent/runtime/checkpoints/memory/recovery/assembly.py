@@ -17,7 +17,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.live_state import pieces_of, 
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Bytes, Shard, Tail
 from atoll.agent.runtime.checkpoints.memory.shards.shard_state import RESIDUAL
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
-from atoll.agent.runtime.step.state.durable import OWNER_SUM, OwnState
+from atoll.agent.runtime.step.state.durable import AGGREGATOR_SUM, OwnState
 from atoll.errors import CheckpointError
 
 Tensors = dict[str, torch.Tensor]
@@ -74,12 +74,12 @@ class SharedState:
             )
         self.tails.append(tail)
 
-    def masters(self) -> dict[str, tuple[str, list[int]]]:
-        """Dtype and shape of each master, by its layer."""
+    def shared_params(self) -> dict[str, tuple[str, list[int]]]:
+        """Dtype and shape of each shared parameter, by its layer."""
         return {
-            name.removeprefix("master."): (dtype, shape)
+            name.removeprefix("shared_param."): (dtype, shape)
             for name, dtype, shape in _entries(self._layout)
-            if name.startswith("master.")
+            if name.startswith("shared_param.")
         }
 
     def _begin(self, first: Shard) -> None:
@@ -117,16 +117,16 @@ def own_state(state: SharedState, rank: int, own: Bytes) -> OwnState:
         for name, tensor in _tensors(state.tails[rank].own, own).items()
         if name.startswith(RESIDUAL)
     }
-    residual = {name: tensor for name, tensor in told.items() if not name.startswith(OWNER_SUM)}
-    sums = {name.removeprefix(OWNER_SUM): tensor for name, tensor in told.items() if name not in residual}
+    residual = {name: tensor for name, tensor in told.items() if not name.startswith(AGGREGATOR_SUM)}
+    sums = {name.removeprefix(AGGREGATOR_SUM): tensor for name, tensor in told.items() if name not in residual}
     listed = {name: (DTYPE_NAMES[one.dtype], list(one.shape)) for name, one in residual.items()}
-    if residual and _holds_states(state.tails[rank].own) and listed != state.masters():
+    if residual and _holds_states(state.tails[rank].own) and listed != state.shared_params():
         raise CheckpointError(f"what rank {rank} had not sent is of other tensors than the model's")
     if (
         any(residual[name].shape != one.shape for name, one in sums.items() if name in residual)
         or sums.keys() - residual
     ):
-        raise CheckpointError(f"what rank {rank} summed as owner is of other tensors than the model's")
+        raise CheckpointError(f"what rank {rank} summed as aggregator is of other tensors than the model's")
     return OwnState(rank, residual, None, sums)  # its optimizer's state came with the checkpoint
 
 

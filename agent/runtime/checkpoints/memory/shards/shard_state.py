@@ -155,8 +155,8 @@ class BoundaryShard:
 
 
 class RollingShard:
-    """Shard of a state with masters that others' updates change at any time. Masters and frozen parameters are shared.
-    Everything else is this rank's own: residuals, moments of its own optimizer, buffers."""
+    """Shard of a state with shared parameters that others' updates change at any time. Shared parameters and frozen
+    parameters are shared. Everything else is this rank's own: residuals, moments of its own optimizer, buffers."""
 
     def __init__(
         self,

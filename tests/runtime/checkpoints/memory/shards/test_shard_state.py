@@ -29,7 +29,7 @@ from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.state.durable import Floats, NothingBeside, Part
 from atoll.errors import CheckpointError
-from atoll.strategies.shared_masters.layout import Layer, lay_out_for_updates
+from atoll.strategies.shared_params.layout import Layer, lay_out_for_updates
 
 RANKS = 3
 
@@ -46,7 +46,7 @@ class Model(nn.Module):
 
 
 class Rolling:
-    """A rank's residuals are filled with its number; masters come when they are asked for."""
+    """A rank's residuals are filled with its number; shared parameters come when they are asked for."""
 
     own_moments = True
     beside_moments = 0
@@ -56,13 +56,13 @@ class Rolling:
         self.parts: Sequence[Part] = ()
 
     def shared(self) -> Mapping[str, torch.Tensor]:
-        return {f"master.{layer.name}": layer.master for layer in self.layers}
+        return {f"shared_param.{layer.name}": layer.shared_param for layer in self.layers}
 
     def parameters(self) -> Collection[int]:
         return {id(layer.parameter) for layer in self.layers}
 
     def residuals(self) -> Mapping[str, int]:
-        return {layer.name: layer.master.numel() for layer in self.layers}
+        return {layer.name: layer.shared_param.numel() for layer in self.layers}
 
     def capture(self, parts: Sequence[Part], residuals: Mapping[str, Floats]) -> None:
         self.parts = parts
@@ -84,12 +84,12 @@ class Beside(NothingBeside):
     def rolling(self) -> Rolling:  # type: ignore[override]
         return self._rolling
 
-    def masters(self) -> Mapping[int, torch.Tensor]:
-        return {id(layer.parameter): layer.shaped(layer.master) for layer in self._rolling.layers}
+    def shared_params(self) -> Mapping[int, torch.Tensor]:
+        return {id(layer.parameter): layer.shaped(layer.shared_param) for layer in self._rolling.layers}
 
     def shared(self) -> Mapping[str, torch.Tensor]:
         narrow = [layer for layer in self._rolling.layers if layer.parameter.dtype != torch.float32]
-        return {"updates": torch.tensor(9), **{f"master.{layer.name}": layer.master for layer in narrow}}
+        return {"updates": torch.tensor(9), **{f"shared_param.{layer.name}": layer.shared_param for layer in narrow}}
 
 
 def taken(model: Model, optimizer: torch.optim.Optimizer, layers: Sequence[Layer], rank: int) -> Snapshot:
@@ -129,7 +129,7 @@ def model() -> Model:
 def layers(model: Model) -> list[Layer]:
     found = lay_out_for_updates(model)
     for layer in found:
-        layer.master += 1e-4 * torch.randn(layer.master.shape)  # which 16 bits do not show
+        layer.shared_param += 1e-4 * torch.randn(layer.shared_param.shape)  # which 16 bits do not show
     return found
 
 
@@ -146,7 +146,7 @@ def shards(model: Model, layers: list[Layer], tmp_path: Path) -> list[Path]:
     return found
 
 
-def test_masters_come_from_all_and_the_rest_from_the_rank_that_had_it(
+def test_shared_params_come_from_all_and_the_rest_from_the_rank_that_had_it(
     model: Model, layers: list[Layer], shards: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also what travels between ranks: all shards without own bytes, and one rank's own bytes by themselves."""
@@ -157,11 +157,11 @@ def test_masters_come_from_all_and_the_rest_from_the_rank_that_had_it(
         checkpoint = assembled(state, rank, own_of(contents[rank]))
         states = unpack_state(checkpoint.tensors, checkpoint.scalars)
         for layer in layers:
-            assert torch.equal(states["model"][layer.name], layer.shaped(layer.master))
+            assert torch.equal(states["model"][layer.name], layer.shaped(layer.shared_param))
         assert torch.equal(states["model"]["frozen.weight"], model.frozen.weight)
         assert torch.equal(states["model"]["norm.running_mean"], torch.full((7,), float(rank)))
         assert states["optimizer"]["state"][0]["exp_avg"].unique().tolist() == [rank]
-        assert torch.equal(states["strategy"]["master.narrow.weight"], layers[2].master)
+        assert torch.equal(states["strategy"]["shared_param.narrow.weight"], layers[2].shared_param)
         own = own_state(state, rank, own_of(contents[rank]))
         assert own.rank == rank
         assert {name: tensor.unique().tolist() for name, tensor in own.residual.items()} == {
@@ -170,11 +170,11 @@ def test_masters_come_from_all_and_the_rest_from_the_rank_that_had_it(
         fresh = Model()
         fresh.load_state_dict(states["model"])
         for name, one in fresh.named_parameters():
-            expected = next((x.shaped(x.master) for x in layers if x.name == name), model.get_parameter(name))
+            expected = next((x.shaped(x.shared_param) for x in layers if x.name == name), model.get_parameter(name))
             assert torch.equal(one, expected.to(one.dtype)), name
         checked = parse(contents[rank])
         assert np.array_equal(checked.own, own_of(contents[rank]))
-    shared = sum(4 * layer.master.numel() for layer in layers) + 4 * (300 * 11 + 11)
+    shared = sum(4 * layer.shared_param.numel() for layer in layers) + 4 * (300 * 11 + 11)
     assert sum(len(one.data) for one in public) == shared
     optimizer = torch.optim.Adam(model.parameters())
     size = size_of_state(model, [optimizer], taken(model, optimizer, layers, 0))
@@ -193,8 +193,8 @@ def test_a_shard_that_says_it_has_other_tensors_is_refused(shards: list[Path]) -
     public[1].tail.own["tensors"][0][0] = "owed.other"
     with pytest.raises(CheckpointError, match="what rank 1 had not sent is of other tensors"):
         own_state(state, 1, own_of(contents[1]))
-    conv = "master.conv.weight"
-    for wrong in (["master.none", [1], [1]], [conv, [10**6], [1]], [conv, [1], [-1]], 7):
+    conv = "shared_param.conv.weight"
+    for wrong in (["shared_param.none", [1], [1]], [conv, [10**6], [1]], [conv, [1], [-1]], 7):
         name = next(iter(public[0].tail.own["aliases"]))
         public[0].tail.own["aliases"][name] = wrong
         with pytest.raises(CheckpointError, match="shared tensors cannot be read"):

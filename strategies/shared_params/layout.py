@@ -1,4 +1,5 @@
-"""The parameters as the exchange engine sees them: flat memory with masters, moments and residuals beside it."""
+"""The parameters as the exchange engine sees them: flat memory with shared parameters, moments and residuals beside
+it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Layer:
     order: int  # in the model's own order, which is that of the forward pass or near it
     group: int
     rule: Rule
-    master: torch.Tensor  # the parameter's true value
+    shared_param: torch.Tensor  # the parameter's true value
     residual: torch.Tensor | None  # what was not sent yet; None: it is in the live weights
     first: torch.Tensor | None  # momentum or first moment
     second: torch.Tensor | None
@@ -38,12 +39,12 @@ class Layer:
     device_residual: torch.Tensor | None = None  # on its device, where blocks are chosen there: added to `residual`
     number: int = field(default=-1)  # of the exchange engine's tensor
     at: int = 0  # its first entry in the exchange engine's tensor, which holds others too where they are small
-    owner_sum: torch.Tensor | None = None  # where this rank owns it: what masters are behind the ranks' sums by
-    aside: torch.Tensor | None = None  # the parameter's own memory, while it holds the masters' values
+    aggregator_sum: torch.Tensor | None = None  # on the aggregator: the ranks' sums less the shared parameters
+    aside: torch.Tensor | None = None  # the parameter's own memory, while it holds the shared parameters' values
 
     @property
     def blocks(self) -> int:
-        return block_count(self.master.numel())
+        return block_count(self.shared_param.numel())
 
     @property
     def live(self) -> torch.Tensor:
@@ -67,7 +68,7 @@ class Layer:
 
 
 def lay_out_for_updates(model: nn.Module) -> list[Layer]:
-    """Every parameter that is trained, with a fresh master; all of one group, whose rule is to subtract.
+    """Every parameter that is trained, with a fresh shared parameter; all of one group, whose rule is to subtract.
 
     Raises BadInput for parameters that cannot be flattened."""
     return [
@@ -77,7 +78,7 @@ def lay_out_for_updates(model: nn.Module) -> list[Layer]:
             order=order,
             group=0,
             rule="sgd",
-            master=master_of(name, parameter),
+            shared_param=shared_param_of(name, parameter),
             residual=None,
             first=None,
             second=None,
@@ -94,8 +95,8 @@ def trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             yield name, parameter
 
 
-def master_of(name: str, parameter: nn.Parameter) -> torch.Tensor:
-    """A fresh master, flat, float32. Raises BadInput for a parameter that cannot be flattened."""
+def shared_param_of(name: str, parameter: nn.Parameter) -> torch.Tensor:
+    """A fresh shared parameter, flat, float32. Raises BadInput for a parameter that cannot be flattened."""
     flat = flat_view(parameter)
     if flat is None or parameter.dtype not in LIVE_TYPES or parameter.numel() >= MAX_ENTRIES:
         raise BadInput(

@@ -17,12 +17,12 @@ from atoll.agent.runtime.staging import CopyStream, CudaCopyStream, PinnedUpload
 from atoll.errors import DeadlineExceeded, PeerLost
 from atoll.kernels.cuda_device import why_on_cpu
 from atoll.kernels.exchange_engine import ExchangeEngine, Selection
-from atoll.strategies.shared_masters.device_selection import DeviceDifference, SelectionRoom
-from atoll.strategies.shared_masters.engine_tensors import EngineTensor
-from atoll.strategies.shared_masters.layout import Layer, zeros
-from atoll.strategies.shared_masters.offload import Offload
-from atoll.strategies.shared_masters.options import MOST_STALENESS, ExchangeOptions, ExchangePace
-from atoll.strategies.shared_masters.owners import owners_of, turns_of
+from atoll.strategies.shared_params.aggregators import aggregators_of, turns_of
+from atoll.strategies.shared_params.device_selection import DeviceDifference, SelectionRoom
+from atoll.strategies.shared_params.engine_tensors import EngineTensor
+from atoll.strategies.shared_params.layout import Layer, zeros
+from atoll.strategies.shared_params.offload import Offload
+from atoll.strategies.shared_params.options import MOST_STALENESS, ExchangeOptions, ExchangePace
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 _REMEMBERED: Final = 4
@@ -66,10 +66,10 @@ class LayerExchange:
         options: ExchangeOptions,
         islands: Sequence[Sequence[int]],
         pace: ExchangePace,
-        owners_before: Sequence[int | None] = (),
+        aggregators_before: Sequence[int | None] = (),
     ) -> None:
-        """islands: ranks, each once. Tensors get their numbers, turns and owners. pace: of the first sync rounds.
-        owners_before: of each tensor, as owners_of takes them."""
+        """islands: ranks, each once. Tensors get their numbers, turns and aggregators. pace: of the first sync rounds.
+        aggregators_before: of each tensor, as aggregators_of takes them."""
         rank = session.place.rank
         self._engine = engine = ExchangeEngine(
             rank=rank,
@@ -83,21 +83,21 @@ class LayerExchange:
             first_round=1,
             exchange=options.exchange,
             every=pace.every,
-            replicas=options.owners,
+            replicas=options.aggregators,
         )
-        self.leads = not options.owners or any(ranks[0] == rank for ranks in islands)
-        owned = options.owners and session.place.world_size > 1
-        entries = [tensor.master.numel() for tensor in self.tensors]
-        self._owners = owners_of(entries, len(islands), owners_before)
-        turns = turns_of(entries, self._owners, pace.every)
+        self.leads = not options.aggregators or any(ranks[0] == rank for ranks in islands)
+        owned = options.aggregators and session.place.world_size > 1
+        entries = [tensor.shared_param.numel() for tensor in self.tensors]
+        self._aggregators = aggregators_of(entries, len(islands), aggregators_before)
+        turns = turns_of(entries, self._aggregators, pace.every)
         self._turns = [_Turns(0, pace.every, turns)]
-        for tensor, turn, owner in zip(self.tensors, turns, self._owners, strict=True):
-            owner_sum = zeros(tensor.master.numel()) if owned and islands[owner][0] == rank else None
+        for tensor, turn, aggregator in zip(self.tensors, turns, self._aggregators, strict=True):
+            aggregator_sum = zeros(tensor.shared_param.numel()) if owned and islands[aggregator][0] == rank else None
             layer = tensor.layers[0]  # of several none has a residual or moments here
             number = engine.add_tensor(
                 order=layer.order,
                 rule=layer.rule,
-                master=tensor.master,
+                shared_param=tensor.shared_param,
                 residual=layer.residual,
                 first=layer.first,
                 second=layer.second,
@@ -105,10 +105,10 @@ class LayerExchange:
                 live=tensor.live if tensor.on_cpu and self.leads else None,
                 group=layer.group,
                 turn=turn,
-                owner=owner if owned else None,
-                owner_sum=owner_sum,
+                aggregator=aggregator if owned else None,
+                aggregator_sum=aggregator_sum,
             )
-            tensor.given(number, owner_sum, islands[owner][0] if owned else None)
+            tensor.given(number, aggregator_sum, islands[aggregator][0] if owned else None)
         self.change_pace(1, pace)
         if not all(tensor.on_cpu for tensor in self.tensors):
             self._uploads = PinnedUploads(CudaCopyStream(session.device))
@@ -157,8 +157,8 @@ class LayerExchange:
         every = min(pace.every, len(self.tensors))  # or some turns had nothing
         if self.every in {pace.every, every}:
             return
-        entries = [tensor.master.numel() for tensor in self.tensors]
-        turns = turns_of(entries, self._owners, every)
+        entries = [tensor.shared_param.numel() for tensor in self.tensors]
+        turns = turns_of(entries, self._aggregators, every)
         self.engine.change_turns(sync_round, every, turns)
         self._turns = [*self._turns[-MOST_STALENESS - 1 :], _Turns(sync_round, every, turns)]
 
@@ -206,9 +206,9 @@ class LayerExchange:
 
     def set_live(self, tensor: EngineTensor, residual: torch.Tensor | None, weight: float) -> None:
         """Exchanging updates: its own weights become those of a rank that has not sent `residual`, float32 [N] on the
-        CPU, yet, None: nothing, and whose updates count `weight` in the masters. With nothing on the way."""
+        CPU, yet, None: nothing, and whose updates count `weight` in the shared parameters. With nothing on the way."""
         if not self.leads:
-            tensor.live.copy_(tensor.master)  # its leader's come
+            tensor.live.copy_(tensor.shared_param)  # its leader's come
         elif tensor.on_cpu:
             self.engine.set_live(tensor.number, residual, weight, None)
         else:
@@ -216,12 +216,12 @@ class LayerExchange:
             self.engine.set_live(tensor.number, residual, weight, live)
             tensor.live.copy_(live)
             if tensor.number in self._differences:
-                self._differences[tensor.number].set(tensor.master)
+                self._differences[tensor.number].set(tensor.shared_param)
 
     def read_residual(self, tensor: EngineTensor) -> torch.Tensor:
-        """Exchanging updates: what this rank's weights are ahead of the masters and was not sent, float32 [N]; zeros
-        where another sends."""
-        residual = torch.zeros_like(tensor.master)
+        """Exchanging updates: what this rank's weights are ahead of the shared parameters and was not sent, float32
+        [N]; zeros where another sends."""
+        residual = torch.zeros_like(tensor.shared_param)
         if self.leads:
             live = None if tensor.on_cpu else self.copied(tensor.live)
             self.engine.read_residual(tensor.number, live, residual)
@@ -235,23 +235,23 @@ class LayerExchange:
         fill()
         return copy
 
-    def read_master(self, tensor: EngineTensor) -> torch.Tensor:
-        """Exchanging updates: a copy of the master at whatever sync round it is, float32 [N] on the CPU."""
-        copy = torch.empty_like(tensor.master)
-        self.engine.read_master(tensor.number, copy)
+    def read_shared_param(self, tensor: EngineTensor) -> torch.Tensor:
+        """Exchanging updates: a copy of the shared parameter at whatever sync round it is, float32 [N] on the CPU."""
+        copy = torch.empty_like(tensor.shared_param)
+        self.engine.read_shared_param(tensor.number, copy)
         return copy
 
-    def write_master(self, tensor: EngineTensor, into: torch.Tensor) -> None:
-        """Exchanging updates: write the master at whatever sync round it is into memory [N] as the live weights have.
-        On a device it is there for what is queued from now on."""
+    def write_shared_param(self, tensor: EngineTensor, into: torch.Tensor) -> None:
+        """Exchanging updates: write the shared parameter at whatever sync round it is into memory [N] as the live
+        weights have. On a device it is there for what is queued from now on."""
         if self._uploads is not None and not tensor.on_cpu:
-            self._uploads.write(partial(self.engine.read_master, tensor.number), into)
+            self._uploads.write(partial(self.engine.read_shared_param, tensor.number), into)
         elif into.dtype == torch.float32:
-            self.engine.read_master(tensor.number, into)
+            self.engine.read_shared_param(tensor.number, into)
         else:
-            into.copy_(self.read_master(tensor))
+            into.copy_(self.read_shared_param(tensor))
 
-    def await_masters(self, tensors: Sequence[EngineTensor], number: int) -> None:
+    def await_shared_params(self, tensors: Sequence[EngineTensor], number: int) -> None:
         """Of a rank that does not lead: until those of these tensors are at sync round `number`. Raises PeerLost."""
         try:
             with waiting:

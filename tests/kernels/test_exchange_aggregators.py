@@ -1,4 +1,5 @@
-"""Exchanging updates through owners: who owns a tensor sums what comes for it, and sends back what the masters lack."""
+"""Exchanging updates through aggregators: who owns a tensor sums what comes for it, and sends back what the shared
+parameters lack."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class OwnedJob(UpdateJob):
         self, islands: Sequence[Sequence[int]], sizes: Sequence[int], *, every: int = 1, then: int = 0, **how: Any
     ) -> None:
         self.every, self.then = every, then or every
-        self.owner_sums = [torch.zeros(n) for n in sizes]
+        self.aggregator_sums = [torch.zeros(n) for n in sizes]
         self._leads = [k for k, island in enumerate(islands) for _ in island]
         super().__init__(islands, sizes, every=every, **how)
         for rank, (engine, mine) in enumerate(zip(self.engines, self.of, strict=True)):
@@ -39,10 +40,14 @@ class OwnedJob(UpdateJob):
                 engine.set_live(tensor, None, self.weights[rank], one.live if self.by_hand else None)
 
     def route(self, engine: ExchangeEngine, tensor: int) -> dict[str, Any]:
-        owner = tensor % len(self.islands)
+        aggregator = tensor % len(self.islands)
         rank = self.engines.index(engine)
-        mine = rank == self.islands[owner][0]
-        return {"turn": tensor % self.every, "owner": owner, "owner_sum": self.owner_sums[tensor] if mine else None}
+        mine = rank == self.islands[aggregator][0]
+        return {
+            "turn": tensor % self.every,
+            "aggregator": aggregator,
+            "aggregator_sum": self.aggregator_sums[tensor] if mine else None,
+        }
 
     def is_due(self, tensor: int, sync_round: int) -> bool:
         every = self.every if sync_round < 5 else self.then
@@ -64,15 +69,15 @@ class OwnedJob(UpdateJob):
         return torch.stack(parts).sum(0) if parts else torch.zeros(self.sizes[tensor], dtype=torch.float64)
 
     def check_end(self) -> None:
-        self.assert_equal_masters()
+        self.assert_equal_shared_params()
         for tensor, start in enumerate(self.start):
             residuals = [self.residual(rank, tensor) for rank in self.ranks]
             did = sum(self.weights[rank] * self.did[rank][tensor] for rank in self.ranks)
-            left = torch.stack(residuals).sum(0) + self.owner_sums[tensor].double()
-            close(start - self.masters(0)[tensor].double() + left, -did)
+            left = torch.stack(residuals).sum(0) + self.aggregator_sums[tensor].double()
+            close(start - self.shared_params(0)[tensor].double() + left, -did)
             for rank in self.ranks:
-                master = self.masters(rank)[tensor].double()
-                close(self.of[rank][tensor].live.double(), master - residuals[rank] / self.weights[rank])
+                shared_param = self.shared_params(rank)[tensor].double()
+                close(self.of[rank][tensor].live.double(), shared_param - residuals[rank] / self.weights[rank])
 
 
 @settings(max_examples=25, deadline=None)
@@ -87,13 +92,13 @@ class OwnedJob(UpdateJob):
     threads=st.sampled_from([1, 2]),
     seed=st.integers(0, 2**32),
 )
-def test_whatever_comes_when_masters_are_equal_and_nothing_is_lost(
+def test_whatever_comes_when_shared_params_are_equal_and_nothing_is_lost(
     islands: list[list[int]], k_blocks: int, seed: int, **how: Any
 ) -> None:
     """1. Ranks round, messages arrive late, early and in any order, also of rounds after a change of turns that the
     receiver does not know yet. 2. At each moment live is what it did plus what
-    came from owners less what it sent. 3. In the end all masters have the same bits, and masters, residuals and owners'
-    sums together have all that was done."""
+    came from aggregators less what it sent. 3. In the end all shared parameters have the same bits, and shared
+    parameters, residuals and aggregators' sums together have all that was done."""
     choice = random.Random(seed)
     alone = all(len(island) == 1 for island in islands)  # in an island a leader takes back what rounding its sum loses
     with OwnedJob(islands, SIZES, digest_every=3, **how) as job:
@@ -118,32 +123,32 @@ def test_whatever_comes_when_masters_are_equal_and_nothing_is_lost(
         assert all(row == digests[0] for row in digests)
 
 
-def test_what_an_owner_does_not_send_back_waits_in_its_sum() -> None:
-    """1. Two ranks send all of a tensor, and its owner one block back in each round. 2. Masters move by that block; the
-    rest comes in later rounds, though nothing new is sent."""
+def test_what_an_aggregator_does_not_send_back_waits_in_its_sum() -> None:
+    """1. Two ranks send all of a tensor, and its aggregator one block back in each round. 2. Shared parameters move by
+    that block; the rest comes in later rounds, though nothing new is sent."""
     with OwnedJob([[0], [1]], [160], values="float32", selection="topk") as job:
         for rank in job.ranks:
             job.walk(rank, ALL)
         job.drain()
         job.engines[0].idle(5)
-        moved = job.masters(0)[0] != job.start[0].float()
-        assert moved.view(-1, 16).any(1).sum() == 10  # all blocks: owner_blocks is k_blocks
+        moved = job.shared_params(0)[0] != job.start[0].float()
+        assert moved.view(-1, 16).any(1).sum() == 10  # all blocks: aggregator_blocks is k_blocks
         for engine in job.engines:
             engine.fetch([0], 0, 5)
-        before = job.owner_sums[0].clone()
+        before = job.aggregator_sums[0].clone()
         assert not before.any()
         for rank, engine in enumerate(job.engines):
             job.of[rank][0].live += 1.0
             engine.sum_updates(1, job.weights[rank], [ALL], [3])
         for sync_round in range(2, 5):
             job.exchange()
-            assert int((job.owner_sums[0] != 0).view(-1, 16).any(1).sum()) == 10 - 3 * (sync_round - 1)
+            assert int((job.aggregator_sums[0] != 0).view(-1, 16).any(1).sum()) == 10 - 3 * (sync_round - 1)
             for rank, engine in enumerate(job.engines):
                 engine.fetch([0], sync_round - 1, 5)
                 engine.sum_updates(sync_round, job.weights[rank], [1], [3])
         job.exchange()
-        assert not job.owner_sums[0].any()
-        assert same_bits(job.masters(0)[0], job.masters(1)[0])
+        assert not job.aggregator_sums[0].any()
+        assert same_bits(job.shared_params(0)[0], job.shared_params(1)[0])
 
 
 def test_two_ranks_send_each_other_what_is_theirs_alone() -> None:
@@ -171,7 +176,7 @@ def test_what_is_not_due_is_counted_and_waits_for_nobody() -> None:
         with pytest.raises(DeadlineExceeded, match="tensor 0 waits for sync round 0: sum of island 1 is missing"):
             job.engines[0].fetch([0, 1, 2], 0, 0.05)
         job.walk(1, ALL)
-        with pytest.raises(DeadlineExceeded, match="total of island 0, its owner, is missing"):
+        with pytest.raises(DeadlineExceeded, match="total of island 0, its aggregator, is missing"):
             job.engines[1].fetch([0], 0, 0.05)
         job.drain()
         assert [engine.versions() for engine in job.engines] == [[0, 0, 0], [0, 0, 0]]
@@ -181,10 +186,10 @@ def test_what_is_not_due_is_counted_and_waits_for_nobody() -> None:
     ("kind", "origin", "tensor", "sync_round", "why"),
     [
         (7, 1, 1, 1, "not for this rank"),  # rank 0 does not own tensor 1
-        (1, 1, 0, 0, "not for this rank"),  # sums of owned tensors go to owners
-        (8, 1, 0, 0, "not from its owner"),
-        (8, 0, 0, 0, "not from its owner"),  # rank 0 itself
-        (8, 2, 1, 1, "not from its owner"),
+        (1, 1, 0, 0, "not for this rank"),  # sums of owned tensors go to aggregators
+        (8, 1, 0, 0, "not from its aggregator"),
+        (8, 0, 0, 0, "not from its aggregator"),  # rank 0 itself
+        (8, 2, 1, 1, "not from its aggregator"),
         (7, 1, 0, 1, "not its turn"),
         (7, 9, 0, 0, "from nobody"),
         (7, 0, 0, 0, "from nobody"),
@@ -206,15 +211,15 @@ def test_a_damaged_total_fails_the_engine_by_name() -> None:
         assert job.engines[0].deliver(8, 1, 0, 1, 1, b"x") == "twice"
 
 
-def test_an_owner_that_does_not_fit_is_refused() -> None:
+def test_an_aggregator_that_does_not_fit_is_refused() -> None:
     engine = ExchangeEngine(rank=0, islands=[[0], [1]], exchange="updates", error_feedback=False)
-    tensor = {"order": 0, "rule": "sgd", "master": torch.zeros(16), "residual": None, "live": torch.zeros(16)}
-    with pytest.raises(BadInput, match="owner = 2 is none of the 2 islands"):
-        engine.add_tensor(**tensor, owner=2)
-    with pytest.raises(BadInput, match="this rank owns the tensor, but owner_sum is None"):
-        engine.add_tensor(**tensor, owner=0)
-    with pytest.raises(BadInput, match="owner_sum is given, but the tensor is another's"):
-        engine.add_tensor(**tensor, owner=1, owner_sum=torch.zeros(16))
+    tensor = {"order": 0, "rule": "sgd", "shared_param": torch.zeros(16), "residual": None, "live": torch.zeros(16)}
+    with pytest.raises(BadInput, match="aggregator = 2 is none of the 2 islands"):
+        engine.add_tensor(**tensor, aggregator=2)
+    with pytest.raises(BadInput, match="this rank aggregates the tensor, but aggregator_sum is None"):
+        engine.add_tensor(**tensor, aggregator=0)
+    with pytest.raises(BadInput, match="aggregator_sum is given, but the tensor is another's"):
+        engine.add_tensor(**tensor, aggregator=1, aggregator_sum=torch.zeros(16))
     with pytest.raises(BadInput, match="turn = 1 is not in"):
         engine.add_tensor(**tensor, turn=1)
     engine.close()
@@ -224,25 +229,25 @@ def test_an_owner_that_does_not_fit_is_refused() -> None:
         ExchangeEngine(rank=0, islands=[[0], [1]], replicas=True)
 
 
-def test_masters_of_a_replicas_second_rank_follow_what_its_leader_is_told() -> None:
-    """1. Ranks 0 and 1 are one island: the second sends nothing, and no part is for it. 2. Its masters take the total
-    of the other island, which its leader passes on, and wait for it by name."""
+def test_shared_params_of_a_replicas_second_rank_follow_what_its_leader_is_told() -> None:
+    """1. Ranks 0 and 1 are one island: the second sends nothing, and no part is for it. 2. Its shared parameters take
+    the total of the other island, which its leader passes on, and wait for it by name."""
     engine = ExchangeEngine(
         rank=1, islands=[[0, 1], [2]], exchange="updates", error_feedback=False, replicas=True, first_round=1
     )
-    master = torch.zeros(16)
-    engine.add_tensor(order=0, rule="sgd", master=master, residual=None, owner=1)
+    shared_param = torch.zeros(16)
+    engine.add_tensor(order=0, rule="sgd", shared_param=shared_param, residual=None, aggregator=1)
     engine.sum_updates(1, 0.5, [1], [1])
     assert engine.take_outgoing(1000) == []
     with pytest.raises(BadInput, match="this rank follows its island's leader"):
         engine.compress_live(2, 0, torch.ones(16), 0.5, 1)
     assert engine.deliver(0, 0, 1, 0, 1, b"x" * 10) == "not for this rank"
-    with pytest.raises(DeadlineExceeded, match="total of island 1, its owner, is missing"):
+    with pytest.raises(DeadlineExceeded, match="total of island 1, its aggregator, is missing"):
         engine.changes([0], 1, 0.05)
     payload = torch.zeros(100, dtype=torch.uint8)
     index, values = np.array([0], np.uint32), np.full((1, 16), -2.0, np.float32)
     written = block_coo.encode(index, values, 16, payload.numpy(), value_format="float16")
     assert engine.deliver(8, 1, 1, 0, 1, payload[:written].numpy().tobytes()) is None
     assert [change.version for change in engine.changes([0], 1, 5)[1]] == [1]
-    assert torch.equal(master, torch.full((16,), 2.0))
+    assert torch.equal(shared_param, torch.full((16,), 2.0))
     engine.close()

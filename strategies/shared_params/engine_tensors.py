@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 from atoll.kernels.compress import BLOCK_ENTRIES, block_count
-from atoll.strategies.shared_masters.layout import Layer, zeros
+from atoll.strategies.shared_params.layout import Layer, zeros
 
 MOST_ENTRIES: Final = 256 * 1024
 """Of joined layers: choosing and coding so many takes as long as a task and a frame of their own."""
-PER_OWNER: Final = 2
-"""Tensors that there are at least for each owner in each turn, if layers allow: so many can be shared out evenly."""
+MIN_TENSORS_PER_AGGREGATOR: Final = 2
+"""Tensors that there are at least for each aggregator in each turn, if layers allow: so many can be shared out
+evenly."""
 _ALIGNED_BYTES: Final = 64  # of a layer's begin: as torch aligns what it allocates
 _JOINED: Final = "_atoll_joined"  # of a parameter: the memory that it was moved to
 
@@ -29,15 +30,15 @@ class EngineTensor:
     """N entries; float32 on the CPU, but for live."""
 
     layers: Sequence[Layer]  # in the model's order
-    master: torch.Tensor  # [N]: of all layers, with gaps of zeros
+    shared_param: torch.Tensor  # [N]: of all layers, with gaps of zeros
     joined: torch.Tensor | None = None  # [N]: the weights of several
     number: int = -1  # in the engine
-    owner_sum: torch.Tensor | None = None  # [N], where this rank owns it: what masters are behind the ranks' sums by
-    owner: int | None = None  # the rank that owns it; None: none does
+    aggregator_sum: torch.Tensor | None = None  # [N], on the aggregator: the ranks' sums less the shared parameters
+    aggregator: int | None = None  # the rank that sums it; None: no aggregator
 
     @classmethod
     def of(cls, layer: Layer) -> EngineTensor:
-        return cls([layer], layer.master)
+        return cls([layer], layer.shared_param)
 
     @property
     def name(self) -> str:
@@ -55,37 +56,37 @@ class EngineTensor:
 
     def k_blocks(self, share: float) -> int:
         """So many of its blocks, 1 at least."""
-        blocks = block_count(self.master.numel())
+        blocks = block_count(self.shared_param.numel())
         return max(1, round(share * blocks)) if share < 1 else blocks
 
     def parts(self, flat: torch.Tensor) -> Iterator[tuple[Layer, torch.Tensor]]:
         """Each layer with its part of `flat`, [N]: views."""
         for layer in self.layers:
-            yield layer, flat[layer.at : layer.at + layer.master.numel()]
+            yield layer, flat[layer.at : layer.at + layer.shared_param.numel()]
 
-    def given(self, number: int, owner_sum: torch.Tensor | None, owner: int | None) -> None:
+    def given(self, number: int, aggregator_sum: torch.Tensor | None, aggregator: int | None) -> None:
         """What the engine has it as; its layers too."""
-        self.number, self.owner_sum, self.owner = number, owner_sum, owner
+        self.number, self.aggregator_sum, self.aggregator = number, aggregator_sum, aggregator
         for layer in self.layers:
             layer.number = number
-        if owner_sum is not None:
-            for layer, part in self.parts(owner_sum):
-                layer.owner_sum = part
+        if aggregator_sum is not None:
+            for layer, part in self.parts(aggregator_sum):
+                layer.aggregator_sum = part
 
 
 def joined(model: nn.Module, layers: Sequence[Layer], pieces: int) -> list[EngineTensor]:
     """Every layer once, small neighbours together, so that there are about `pieces` tensors or more. The same on all
-    ranks. Moves masters and weights of what is joined."""
-    most = min(MOST_ENTRIES, sum(layer.master.numel() for layer in layers) // pieces)
+    ranks. Moves shared parameters and weights of what is joined."""
+    most = min(MOST_ENTRIES, sum(layer.shared_param.numel() for layer in layers) // pieces)
     own = _with_memory_of_their_own(model)
     alone: list[list[Layer]] = []
     together: dict[tuple[torch.dtype, torch.device], list[Layer]] = {}
     for layer in layers:
         kind = layer.parameter.dtype, layer.parameter.device
-        room = most - sum(one.master.numel() for one in together.get(kind, ()))
-        if layer.master.numel() > most or id(layer.parameter) not in own:
+        room = most - sum(one.shared_param.numel() for one in together.get(kind, ()))
+        if layer.shared_param.numel() > most or id(layer.parameter) not in own:
             alone.append([layer])
-        elif kind in together and layer.master.numel() <= room:
+        elif kind in together and layer.shared_param.numel() <= room:
             together[kind].append(layer)
         else:
             together[kind] = [layer]
@@ -119,11 +120,11 @@ def _join(layers: Sequence[Layer]) -> EngineTensor:
     ends = 0
     for layer in layers:
         layer.at = ends
-        ends += -(-layer.master.numel() // aligned) * aligned
+        ends += -(-layer.shared_param.numel() // aligned) * aligned
     tensor = EngineTensor(layers, zeros(ends), torch.zeros(ends, dtype=first.dtype, device=first.device))
     assert tensor.joined is not None
-    for layer, part in tensor.parts(tensor.master):
-        layer.master = part.copy_(layer.master)
+    for layer, part in tensor.parts(tensor.shared_param):
+        layer.shared_param = part.copy_(layer.shared_param)
     for layer, part in tensor.parts(tensor.joined):
         layer.parameter.data = layer.shaped(part.copy_(layer.live))
         setattr(layer.parameter, _JOINED, layer.parameter.untyped_storage().data_ptr())

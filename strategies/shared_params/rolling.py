@@ -1,11 +1,12 @@
 """The rolling state of strategy `stale-sparse` for checkpoints in memory: of one sync round on every rank, though
 nobody waits for it.
 
-At a boundary this rank has put everything into round n, and its masters cannot be newer: that takes its next part. So
-masters, and moments that follow them, are asked for as of round n: the engine copies each tensor when the round has
-come, or right before a later round changes it. This rank's residuals after its part of round n are read at once.
-Together they are one consistent cut: masters of round n, every rank's residuals, owners' sums after their totals of it,
-and nothing in flight between."""
+At a boundary this rank has put everything into round n, and its shared parameters cannot be newer: that takes its next
+part. So shared parameters, and moments that follow them, are asked for as of round n: the engine copies each tensor
+when the round has come, or right before a later round changes it. This rank's residuals after its part of round n are
+read at once.
+Together they are one consistent cut: shared parameters of round n, every rank's residuals, aggregators' sums after
+their totals of it, and nothing in flight between."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from typing import Final, Literal
 import numpy as np
 import torch
 
-from atoll.agent.runtime.step.state.durable import OWNER_SUM, Bytes, Floats, Part
+from atoll.agent.runtime.step.state.durable import AGGREGATOR_SUM, Bytes, Floats, Part
 from atoll.errors import DeadlineExceeded, PeerLost
-from atoll.strategies.shared_masters.engine_tensors import EngineTensor
-from atoll.strategies.shared_masters.exchange import LayerExchange
-from atoll.strategies.shared_masters.layout import Layer
-from atoll.strategies.shared_masters.second_moments import kept_bytes
+from atoll.strategies.shared_params.engine_tensors import EngineTensor
+from atoll.strategies.shared_params.exchange import LayerExchange
+from atoll.strategies.shared_params.layout import Layer
+from atoll.strategies.shared_params.second_moments import kept_bytes
 
 ResidualPlace = Literal["live", "engine", "none"]
 """Where a rank's residuals are: in its live weights, in memory that the engine changes, nowhere."""
@@ -29,8 +30,8 @@ ResidualPlace = Literal["live", "engine", "none"]
 _LOOK_S: Final = 0.2  # how often a wait for others is broken off to see whether it is still wanted
 
 
-class RollingMasters:
-    """A RollingState: masters and what follows them."""
+class RollingSharedParams:
+    """A RollingState: shared parameters and what follows them."""
 
     def __init__(self, exchange: LayerExchange, newest: Callable[[], int], place: ResidualPlace) -> None:
         """newest: the sync round that this rank put everything into."""
@@ -57,9 +58,11 @@ class RollingMasters:
     def residuals(self) -> Mapping[str, int]:
         if self._place == "none" or not self._exchange.leads:
             return {}
-        own = {layer.name: layer.master.numel() for layer in self._layers}
+        own = {layer.name: layer.shared_param.numel() for layer in self._layers}
         return own | {
-            f"{OWNER_SUM}{layer.name}": layer.master.numel() for layer in self._layers if layer.owner_sum is not None
+            f"{AGGREGATOR_SUM}{layer.name}": layer.shared_param.numel()
+            for layer in self._layers
+            if layer.aggregator_sum is not None
         }
 
     def capture(self, parts: Sequence[Part], residuals: Mapping[str, Floats]) -> None:
@@ -107,8 +110,8 @@ class RollingMasters:
                     raise
 
     def finish_capture(self) -> None:
-        """On the training thread, when the newest round is there: what is captured is copied now, for masters are about
-        to change otherwise than by a sync round. Raises PeerLost."""
+        """On the training thread, when the newest round is there: what is captured is copied now, for shared parameters
+        are about to change otherwise than by a sync round. Raises PeerLost."""
         if self._number:
             self._await_snapshot(self._exchange.deadline_s)
 
@@ -120,7 +123,7 @@ class RollingMasters:
         for tensor in tensors:
             live = None if tensor.on_cpu else self._exchange.copied(tensor.live)
             alone = tensor.joined is None
-            into = self._residuals[tensor.name] if alone else np.empty(tensor.master.numel(), np.float32)
+            into = self._residuals[tensor.name] if alone else np.empty(tensor.shared_param.numel(), np.float32)
             self._exchange.engine.snapshot_residual(self._number, tensor.number, live, into)
             if not alone:
                 for layer, part in tensor.parts(torch.from_numpy(into)):
@@ -135,13 +138,18 @@ def _ranges(
     for kind, tensor in _buffers(layer).items():
         content = tensor.view(torch.uint8).numpy()
         ranges += [(content[one.begin : one.end], one.into) for one in wanted.get(f"{kind}.{layer.name}", [])]
-    if layer.owner_sum is not None:
-        into = residuals[f"{OWNER_SUM}{layer.name}"].view(np.uint8)
-        ranges.append((layer.owner_sum.view(torch.uint8).numpy(), into))
+    if layer.aggregator_sum is not None:
+        into = residuals[f"{AGGREGATOR_SUM}{layer.name}"].view(np.uint8)
+        ranges.append((layer.aggregator_sum.view(torch.uint8).numpy(), into))
     return ranges
 
 
 def _buffers(layer: Layer) -> dict[str, torch.Tensor]:
-    """What updates of the masters write."""
-    named = {"master": layer.master, "first": layer.first, "second": layer.second, "last_step": layer.last_step}
+    """What updates of the shared parameters write."""
+    named = {
+        "shared_param": layer.shared_param,
+        "first": layer.first,
+        "second": layer.second,
+        "last_step": layer.last_step,
+    }
     return {kind: tensor for kind, tensor in named.items() if tensor is not None}

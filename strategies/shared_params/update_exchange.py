@@ -1,12 +1,12 @@
 """Exchange of updates: each rank's own optimizer moves its own weights at once and in full; what it is ahead of the
-masters leaves in sparse parts, and what the others did is added when it comes.
+shared parameters leaves in sparse parts, and what the others did is added when it comes.
 
-The masters take each rank's update times its share b_i / B of a whole batch, so live = master - residual / share at any
-time, where the residual is what this rank has not sent yet: error feedback is in the weights themselves. A rank
-therefore sees the effect of its own gradients without delay, however little is sent and however thin the link is, which
-is what large learning rates need. An optimizer that is linear in the gradient (SGD with or without momentum) makes the
-very update of the whole batch when everything is sent; Adam makes the weighted mean of the ranks' own, each divided by
-the root of the whole batch's second moment (second_moments.py).
+The shared parameters take each rank's update times its share b_i / B of a whole batch, so live = shared_param -
+residual / share at any time, where the residual is what this rank has not sent yet: error feedback is in the weights
+themselves. A rank therefore sees the effect of its own gradients without delay, however little is sent and however thin
+the link is, which is what large learning rates need. An optimizer that is linear in the gradient (SGD with or without
+momentum) makes the very update of the whole batch when everything is sent; Adam makes the weighted mean of the ranks'
+own, each divided by the root of the whole batch's second moment (second_moments.py).
 
 Shares are those of the plan, which hold for many steps. In a batch that is split otherwise, as an epoch's last, the
 rank's gradient is weighted by what that deviates: share * (weight / share) is b_i / B in every step, and momentum is
@@ -28,16 +28,16 @@ from atoll.agent.runtime.step.optimizers.as_one import load_state
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.errors import BadInput
-from atoll.strategies.shared_masters.engine_tensors import PER_OWNER, EngineTensor, joined
-from atoll.strategies.shared_masters.finite_updates import FiniteUpdates, reset_state_not_finite
-from atoll.strategies.shared_masters.layout import Layer, lay_out_for_updates, trained
-from atoll.strategies.shared_masters.local_fit_gap import LocalFitGap
-from atoll.strategies.shared_masters.local_update import MastersUpdate, PaceOf
-from atoll.strategies.shared_masters.options import ExchangeOptions
-from atoll.strategies.shared_masters.second_moments import MomentSync, SecondMoments
+from atoll.strategies.shared_params.engine_tensors import MIN_TENSORS_PER_AGGREGATOR, EngineTensor, joined
+from atoll.strategies.shared_params.finite_updates import FiniteUpdates, reset_state_not_finite
+from atoll.strategies.shared_params.layout import Layer, lay_out_for_updates, trained
+from atoll.strategies.shared_params.local_fit_gap import LocalFitGap
+from atoll.strategies.shared_params.local_update import PaceOf, SharedParamsUpdate
+from atoll.strategies.shared_params.options import ExchangeOptions
+from atoll.strategies.shared_params.second_moments import MomentSync, SecondMoments
 
 
-class UpdateExchange(MastersUpdate):
+class UpdateExchange(SharedParamsUpdate):
     """A sync round is what all optimizers did in a batch. Any of torch's optimizers, several too, gradient clipping and
     scalers work as they do alone."""
 
@@ -46,9 +46,9 @@ class UpdateExchange(MastersUpdate):
     def __init__(self, context: WorkerContext, options: ExchangeOptions, pace: PaceOf) -> None:
         """Raises BadInput for what cannot be trained so."""
         session = context.session
-        owners = session.place.world_size if options.owners else 1  # at most
+        aggregators = session.place.world_size if options.aggregators else 1  # at most
         layers = lay_out_for_updates(context.model)
-        tensors = joined(context.model, layers, PER_OWNER * owners * pace(None).every)
+        tensors = joined(context.model, layers, MIN_TENSORS_PER_AGGREGATOR * aggregators * pace(None).every)
         super().__init__(context, options, pace, tensors, "live")
         self._factor = 1.0  # of this pass's gradients
         self._sent_share = 1.0  # of the newest sync round
@@ -71,7 +71,7 @@ class UpdateExchange(MastersUpdate):
         self._sent_share = self._share
         self._moments = moments = SecondMoments(self._optimizers, [one for _, one in trained(self._model)])
         alone = [[rank] for rank in range(self._session.place.world_size)]
-        islands = self._channel.islands() if self._options.owners else alone
+        islands = self._channel.islands() if self._options.aggregators else alone
         if len(islands) == 1:
             moments.forget()
         elif self._session.group is not None and len(moments):
@@ -99,7 +99,7 @@ class UpdateExchange(MastersUpdate):
         held = [state.residual for state in states if state.residual]
         found = bool(held) if self._replica is None else self._replica.any(bool(held))
         for tensor in self._tensors:
-            residual = torch.zeros_like(tensor.master) if found else None
+            residual = torch.zeros_like(tensor.shared_param) if found else None
             if residual is not None:
                 for layer, part in tensor.parts(residual):
                     part.copy_(sum((one[layer.name] for one in held), torch.zeros_like(part)))
@@ -113,8 +113,8 @@ class UpdateExchange(MastersUpdate):
             self._replica.level_optimizer(self._optimizer)
             self._replica.level([tensor.live for tensor in self._tensors])
 
-    def _owners_before(self, states: Sequence[OwnState], islands: Sequence[Sequence[int]]) -> Sequence[int | None]:
-        found = {name for state in states for name in state.owner_sums}
+    def _aggregators_before(self, states: Sequence[OwnState], islands: Sequence[Sequence[int]]) -> Sequence[int | None]:
+        found = {name for state in states for name in state.aggregator_sums}
         mine = [int(layer.name in found) for layer in self._layers]
         rows = gathered_rows(self._session.group, mine)
         self._holders = {
@@ -126,24 +126,26 @@ class UpdateExchange(MastersUpdate):
         return [island_of.get(min(ranks)) if len(ranks) == 1 else None for ranks in holders]
 
     def _adopt_sums(self, states: Sequence[OwnState]) -> None:
-        """Whoever has what was summed of a layer that it owns goes on with it; else the masters take it in full."""
-        found = {name: one for state in states for name, one in state.owner_sums.items()}
+        """Whoever has what was summed of a layer that it owns goes on with it; else the shared parameters take it in
+        full."""
+        found = {name: one for state in states for name, one in state.aggregator_sums.items()}
         group = self._session.group
         for tensor in self._tensors:
             for layer in tensor.layers:
                 holders = self._holders.get(layer.name, [])
-                if holders == [tensor.owner]:
-                    if layer.owner_sum is not None:
-                        layer.owner_sum.copy_(found[layer.name])
-                elif holders:  # of a lost owner none has it, and nothing needs the link
-                    together = found.get(layer.name, torch.zeros_like(layer.master)).clone()
+                if holders == [tensor.aggregator]:
+                    if layer.aggregator_sum is not None:
+                        layer.aggregator_sum.copy_(found[layer.name])
+                elif holders:  # of a lost aggregator none has it, and nothing needs the link
+                    together = found.get(layer.name, torch.zeros_like(layer.shared_param)).clone()
                     if group is not None:
-                        group.sum_in_place(together, "handing over what owners summed")
-                    layer.master -= together
+                        group.sum_in_place(together, "handing over what aggregators summed")
+                    layer.shared_param -= together
 
     @torch.no_grad()
     def flush(self) -> None:
-        """Send all residuals and what owners still keep, in full: the model that is left is the same on every rank."""
+        """Send all residuals and what aggregators still keep, in full: the model that is left is the same on every
+        rank."""
         self._forward.release()
         self.state.rolling().finish_capture()
         group, flushes = self._session.group, self.state.flushes
@@ -151,15 +153,15 @@ class UpdateExchange(MastersUpdate):
         by_rank = zip(*gathered_rows(group, kept), strict=True)
         for tensor in [one for one, said in zip(self._tensors, by_rank, strict=True) if any(said)]:
             given = self._exchange.read_residual(tensor)
-            if tensor.owner_sum is not None:
-                given += tensor.owner_sum
+            if tensor.aggregator_sum is not None:
+                given += tensor.aggregator_sum
             together = given.clone()
             if group is not None:
                 group.sum_in_place(together, "sending residuals")
             with flushes.flushing({layer.name: part for layer, part in tensor.parts(given)}):
-                tensor.master -= together
-                if tensor.owner_sum is not None:
-                    tensor.owner_sum.zero_()
+                tensor.shared_param -= together
+                if tensor.aggregator_sum is not None:
+                    tensor.aggregator_sum.zero_()
                 self._exchange.set_live(tensor, None, self._share)
         if self._replica is not None:
             self._replica.level([tensor.live for tensor in self._tensors])
@@ -169,7 +171,7 @@ class UpdateExchange(MastersUpdate):
 
     def _keeps_something(self, tensor: EngineTensor) -> bool:
         """Whether this rank has something of it to send."""
-        summed = tensor.owner_sum is not None and bool(tensor.owner_sum.any())
+        summed = tensor.aggregator_sum is not None and bool(tensor.aggregator_sum.any())
         return summed or bool(self._exchange.read_residual(tensor).any())
 
     # --- the pass
@@ -210,7 +212,7 @@ class UpdateExchange(MastersUpdate):
         self._passed = True
         if self._replica is not None:
             self._replica.gradients.combined()
-        if self._pace.at_masters:
+        if self._pace.at_shared_params:
             self.tally.advantage = 0.0
         elif self._counts and self._advantage.is_due(self._round):
             self._advantage.measure(self._factor if self._replica is None else 1.0)
@@ -287,7 +289,7 @@ class UpdateExchange(MastersUpdate):
         if self._told is not None:
             self._told.updated(self.state.updates, self._share, self._pace.staleness)
         self._sent_share = self._share
-        self._exchange.engine.sum_updates(self._round, self._share, self._k_blocks, self._owner_blocks)
+        self._exchange.engine.sum_updates(self._round, self._share, self._k_blocks, self._aggregator_blocks)
         for tensor in self._tensors:
             if not self._exchange.on_cpu(tensor) and self._exchange.is_due(tensor, self._round):
                 self._exchange.send_live(tensor, self._round, self._share, self._k_blocks[tensor.number])

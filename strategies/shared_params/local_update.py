@@ -1,4 +1,4 @@
-"""The LocalUpdate of ranks that share masters: what both kinds of exchange have in common.
+"""The LocalUpdate of ranks that share shared parameters: what both kinds of exchange have in common.
 
 A sync round is what all ranks exchange once, numbered from 1 within a run. A layer's forward pre-hook waits until round
 n - staleness is in its weights and takes a newer one if it is there."""
@@ -20,23 +20,23 @@ from atoll.agent.runtime.step.optimizers.as_one import as_one
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.agent.runtime.transport.channel import LINGER_S
 from atoll.strategies.declaration import PlanParameters
-from atoll.strategies.shared_masters.engine_tensors import EngineTensor
-from atoll.strategies.shared_masters.exchange import LayerExchange
-from atoll.strategies.shared_masters.finite_updates import Incidents
-from atoll.strategies.shared_masters.forward_weights import ForwardWeights
-from atoll.strategies.shared_masters.live_weights import LiveWeights
-from atoll.strategies.shared_masters.measures import Tally
-from atoll.strategies.shared_masters.options import ExchangeOptions, ExchangePace
-from atoll.strategies.shared_masters.replica import Replica, ReplicaWeights
-from atoll.strategies.shared_masters.rolling import ResidualPlace
-from atoll.strategies.shared_masters.state import MastersState
+from atoll.strategies.shared_params.engine_tensors import EngineTensor
+from atoll.strategies.shared_params.exchange import LayerExchange
+from atoll.strategies.shared_params.finite_updates import Incidents
+from atoll.strategies.shared_params.forward_weights import ForwardWeights
+from atoll.strategies.shared_params.live_weights import LiveWeights
+from atoll.strategies.shared_params.measures import Tally
+from atoll.strategies.shared_params.options import ExchangeOptions, ExchangePace
+from atoll.strategies.shared_params.replica import Replica, ReplicaWeights
+from atoll.strategies.shared_params.rolling import ResidualPlace
+from atoll.strategies.shared_params.state import SharedParamsState
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 PaceOf: TypeAlias = Callable[[PlanParameters | None], ExchangePace]
 """Of what a plan says; None: of the settings alone."""
 
 
-class MastersUpdate(LocalUpdate, ABC):
+class SharedParamsUpdate(LocalUpdate, ABC):
     """All methods run on the training thread."""
 
     flush_changes: bool  # of the exchange
@@ -65,7 +65,7 @@ class MastersUpdate(LocalUpdate, ABC):
         self._tensors, self._layers = tensors, self._exchange.layers
         shared = 0 if context.session.device.type == "cuda" else max(1, torch.get_num_threads())
         self.tally = Tally([tensor.name for tensor in tensors], self._take_counts, shared)
-        self.state = MastersState(context.session, self._exchange, self._optimizer, place, lambda: self._ordered)
+        self.state = SharedParamsState(context.session, self._exchange, self._optimizer, place, lambda: self._ordered)
         self._forward = ForwardWeights(self._exchange)
         self._weights: LiveWeights | ReplicaWeights = LiveWeights(
             context.model,
@@ -77,7 +77,7 @@ class MastersUpdate(LocalUpdate, ABC):
             lost=context.events.lost,
         )
         self._k_blocks: list[int] = []
-        self._owner_blocks: list[int] = []
+        self._aggregator_blocks: list[int] = []
         self._pace = pace(None)
         self._set_pace(self._pace)
         self._hooks: list[Any] = []
@@ -87,13 +87,13 @@ class MastersUpdate(LocalUpdate, ABC):
 
     @abstractmethod
     def _adopt_optimizer(self) -> int:
-        """Take over the optimizer's state; masters are set. Returns how many updates were made before."""
+        """Take over the optimizer's state; shared parameters are set. Returns how many updates were made before."""
 
     @abstractmethod
     def _adopt_residuals(self, states: Sequence[OwnState]) -> None:
         """Residuals of ranks of the run before, which this one took over, count again. Before the first sync round."""
 
-    def _owners_before(self, states: Sequence[OwnState], islands: Sequence[Sequence[int]]) -> Sequence[int | None]:
+    def _aggregators_before(self, states: Sequence[OwnState], islands: Sequence[Sequence[int]]) -> Sequence[int | None]:
         """The island that has what was summed of each tensor, in `states` of the run before. Collective; empty: none
         has."""
         return ()
@@ -118,17 +118,19 @@ class MastersUpdate(LocalUpdate, ABC):
     def start(self, position: Position, share: float, origin: Origin | None) -> None:
         shared: Mapping[str, torch.Tensor] = origin.shared if origin is not None else {}
         self._first_step, self._share = position.step, share
-        self.state.take_over_masters(shared)
+        self.state.take_over_shared_params(shared)
         self.state.updates = max(self._adopt_optimizer(), int(shared.get("updates", 0)))
         islands = self._channel.islands()
         resumed = origin if "versions" in shared else None
         states = self.state.take_over_residuals(resumed) if resumed is not None else []
-        self._exchange.start(self._session, self._options, islands, self._pace, self._owners_before(states, islands))
+        self._exchange.start(
+            self._session, self._options, islands, self._pace, self._aggregators_before(states, islands)
+        )
         self.tally.every = self._pace.every
         self.tally.islands = len(islands)
-        if len(islands) == 1 and self._options.owners:
+        if len(islands) == 1 and self._options.aggregators:
             _warn_alone(self._session)
-        if self._options.owners:
+        if self._options.aggregators:
             self._replica = Replica.of(self._session, islands, self._model, self._events)
         if self._replica is not None:
             self._begin_replica(self._replica)
@@ -215,10 +217,10 @@ class MastersUpdate(LocalUpdate, ABC):
         if pace == self._pace and self._k_blocks:
             return
         self._pace, self.tally.sparsity = pace, pace.sparsity
-        self._forward.at_masters = pace.at_masters
+        self._forward.at_shared_params = pace.at_shared_params
         self.lag = self.state.staleness = pace.staleness
         self._k_blocks = [tensor.k_blocks(pace.sent) for tensor in self._tensors]
-        self._owner_blocks = [tensor.k_blocks(pace.returned) for tensor in self._tensors]
+        self._aggregator_blocks = [tensor.k_blocks(pace.returned) for tensor in self._tensors]
         if self._exchange.started:
             self._exchange.change_pace(self._round + 1, pace)
             self.tally.every = self._exchange.every
@@ -232,6 +234,6 @@ def _warn_alone(session: Session) -> None:
     if session.place.is_main and session.link is not None:
         text = (
             f"all {session.place.world_size} workers of this run are of one island: its sync rounds have nobody else's "
-            "updates, and masters take what density and values let through. On one island use strategy dense"
+            "updates, and shared parameters take what density and values let through. On one island use strategy dense"
         )
         session.notice(LEVEL_WARNING, text)

@@ -1,13 +1,13 @@
 """Measures how much better its own weights are for a rank's own data than the shared model: the logarithm of what the
-loss of its batch would be at the masters, over what it is.
+loss of its batch would be at the shared parameters, over what it is.
 
-The rank's weights are ahead of the masters by a, and its gradient there is g. To first order the loss at the masters is
-less by g a, and its logarithm by g a / loss:
+The rank's weights are ahead of the shared parameters by a, and its gradient there is g. To first order the loss at the
+shared parameters is less by g a, and its logarithm by g a / loss:
 
     advantage = -(g . a) / loss
 
 The logarithm, for where weights fit their data the loss falls about exponentially with what they move. Nothing is
-trained otherwise for it: another forward pass, or one at the masters, would be."""
+trained otherwise for it: another forward pass, or one at the shared parameters, would be."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Final
 
 import torch
 
-from atoll.strategies.shared_masters.exchange import LayerExchange
+from atoll.strategies.shared_params.exchange import LayerExchange
 
 NEEDED: Final = 8
 """Batches: one says little."""
@@ -81,11 +81,11 @@ class LocalFitGap:
         self._next_s = now_s + (now_s - begun_s) / SHARE
 
     def _along_the_way_ahead(self) -> float:
-        """The scalar product of the gradient and of what the weights are ahead of the masters."""
+        """The scalar product of the gradient and of what the weights are ahead of the shared parameters."""
         product = 0.0
         for tensor in self._exchange.tensors:
-            master = self._exchange.read_master(tensor)
-            for layer, part in tensor.parts(master):
+            shared_param = self._exchange.read_shared_param(tensor)
+            for layer, part in tensor.parts(shared_param):
                 gradient = layer.parameter.grad
                 if gradient is not None:
                     ahead = layer.parameter.float() - layer.shaped(part).to(gradient.device)

@@ -35,7 +35,7 @@ import torch
 from atoll.agent.runtime.step.memory_order import flat_view
 from atoll.agent.runtime.transport.collectives import UnderWay
 from atoll.agent.runtime.transport.process_groups import Group
-from atoll.strategies.shared_masters.weighed_squares import (
+from atoll.strategies.shared_params.weighed_squares import (
     SMALL,
     WeighedSquare,
     by_blocks,
@@ -301,7 +301,7 @@ class MomentSync:
     When islands tell is counted from the update after which the very same ones began to. So a run that goes on with the
     same from a checkpoint does as one that nothing happened to: what was told is summed once more, and is the same.
 
-    A ring over n ranks is 2 (n - 1) ways one after the other, where an exchange through an owner is two. So where
+    A ring over n ranks is 2 (n - 1) ways one after the other, where an exchange through an aggregator is two. So where
     others' updates may come more than a step late, pieces begin as much less often, and the sum is taken as much
     later."""
 

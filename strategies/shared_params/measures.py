@@ -1,4 +1,5 @@
-"""Measures of strategies that share masters: waits for updates, how many layers ran with the newest, and drift."""
+"""Measures of strategies that share shared parameters: waits for updates, how many layers ran with the newest, and
+drift."""
 
 from __future__ import annotations
 

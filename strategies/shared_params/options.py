@@ -1,4 +1,4 @@
-"""Options that a strategy sets for the exchange that its ranks share masters by."""
+"""Options that a strategy sets for the exchange that its ranks share shared parameters by."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ExchangeOptions:
     selection: Selection
     digest_every: int  # sync rounds
     error_feedback: bool = False  # exchanging gradients; of updates it is in the live weights
-    owners: bool = False
-    """An island is one replica. Each layer's sums go to the island that owns it, and its total comes from there."""
+    aggregators: bool = False
+    """An island is one replica. Each layer's sums go to its aggregator island, and its total comes from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ExchangePace:
 
     sparsity: float  # as it is told: the share that all ranks together leave out
     sent: float  # the share of its blocks that a rank sends of a layer
-    returned: float = 1.0  # the share that a layer's owner sends back
+    returned: float = 1.0  # the share that a layer's aggregator sends back
     every: int = 1  # a layer is exchanged in each so-many-th sync round
     staleness: int = 1  # sync rounds that a forward pass may begin without
-    at_masters: bool = False  # exchanging updates: forward and backward passes are at the masters
+    at_shared_params: bool = False  # exchanging updates: forward and backward passes are at the shared parameters

@@ -10,11 +10,11 @@ from torch import nn
 from atoll.agent.runtime.agent_link.waiting import waiting
 from atoll.agent.runtime.step.module_hooks import ModuleHook
 from atoll.errors import AtollError, DeadlineExceeded, PeerLost
-from atoll.strategies.shared_masters.engine_tensors import EngineTensor, forward_tensors
-from atoll.strategies.shared_masters.exchange import LayerExchange
-from atoll.strategies.shared_masters.forward_weights import ForwardWeights
-from atoll.strategies.shared_masters.measures import Tally
-from atoll.strategies.shared_masters.publication import add_blocks, write_blocks
+from atoll.strategies.shared_params.engine_tensors import EngineTensor, forward_tensors
+from atoll.strategies.shared_params.exchange import LayerExchange
+from atoll.strategies.shared_params.forward_weights import ForwardWeights
+from atoll.strategies.shared_params.measures import Tally
+from atoll.strategies.shared_params.publication import add_blocks, write_blocks
 
 
 class LiveWeights:
@@ -32,9 +32,9 @@ class LiveWeights:
         required: Callable[[], int],
         lost: Callable[[AtollError], None],
     ) -> None:
-        """forward: what passes see. additive: others' updates are added to the weights, else the masters' values
-        replace them. required: the sync round that a forward pass must have. lost: is told of a peer that is gone,
-        inside a forward pass."""
+        """forward: what passes see. additive: others' updates are added to the weights, else the shared parameters'
+        values replace them. required: the sync round that a forward pass must have. lost: is told of a peer that is
+        gone, inside a forward pass."""
         self._exchange, self._tally, self._forward, self._additive = exchange, tally, forward, additive
         self._required, self._lost = required, lost
         self._level: set[int] = set()  # tensors that were brought level since the boundary

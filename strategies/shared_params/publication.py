@@ -1,4 +1,5 @@
-"""Sparse blocks come into a flat tensor: masters into weights on a GPU, others' updates, parts of residuals."""
+"""Sparse blocks come into a flat tensor: shared parameters into weights on a GPU, others' updates, parts of
+residuals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The durable state of ranks that share masters: these, residuals that are each rank's own, and owners' sums."""
+"""The durable state of ranks that share shared parameters: these, residuals that are each rank's own, and aggregators'
+sums."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
 from atoll.agent.runtime.step.state.durable import Origin, OwnState, SurvivorState, Tensors
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.kernels.exchange_engine import RecentPart
-from atoll.strategies.shared_masters import residuals
-from atoll.strategies.shared_masters.exchange import LayerExchange
-from atoll.strategies.shared_masters.residuals import FlushLog, OwnerSums
-from atoll.strategies.shared_masters.rolling import ResidualPlace, RollingMasters
+from atoll.strategies.shared_params import residuals
+from atoll.strategies.shared_params.exchange import LayerExchange
+from atoll.strategies.shared_params.residuals import AggregatorSums, FlushLog
+from atoll.strategies.shared_params.rolling import ResidualPlace, RollingSharedParams
 
 FREEZE_DEADLINE_S: Final = 5.0
 
 
-class MastersState:
+class SharedParamsState:
     """A Durable, on either kind of exchange."""
 
     survives_update = True
@@ -38,7 +39,7 @@ class MastersState:
     ) -> None:
         """newest: the sync round that this rank put everything into."""
         self._session, self._exchange, self._optimizer, self._place = session, exchange, optimizer, place
-        self._rolling = RollingMasters(exchange, newest, place)
+        self._rolling = RollingSharedParams(exchange, newest, place)
         self.flushes = FlushLog([layer.name for layer in exchange.layers])
         self.adopted = False
         """Residuals are this view's: before that what is here of them says nothing."""
@@ -54,11 +55,11 @@ class MastersState:
         if self._exchange.started:
             self._exchange.engine.quiesce(FREEZE_DEADLINE_S)
 
-    def masters(self) -> Mapping[int, torch.Tensor]:
+    def shared_params(self) -> Mapping[int, torch.Tensor]:
         for layer in self._exchange.layers:
             if layer.rule in ("adam", "adamw"):
                 self._optimizer.state[layer.parameter]["step"].fill_(float(self.updates))
-        return {id(layer.parameter): layer.shaped(layer.master) for layer in self._exchange.layers}
+        return {id(layer.parameter): layer.shaped(layer.shared_param) for layer in self._exchange.layers}
 
     def shared(self) -> Mapping[str, torch.Tensor]:
         shared = {
@@ -71,7 +72,7 @@ class MastersState:
             shared["telling"] = torch.tensor(self.telling)
         for layer in self._exchange.layers:
             if layer.parameter.dtype != torch.float32:
-                shared[f"master.{layer.name}"] = layer.master
+                shared[f"shared_param.{layer.name}"] = layer.shared_param
             if layer.last_step is not None:
                 shared[f"last_step.{layer.name}"] = layer.last_step
         return shared
@@ -90,15 +91,15 @@ class MastersState:
         summed = self._summed(recent)
         layers = self._exchange.layers
         following = {layer.name: self._exchange.exchanged_after(layer, summed[layer.name]) for layer in layers}
-        sums = OwnerSums(self.owner_sums(), summed, following)
+        sums = AggregatorSums(self.aggregator_sums(), summed, following)
         return residuals.state_of(self.residuals(), parts, sums, optimizer, self.flushes)
 
     def survivor_state(self) -> SurvivorState | None:
         if self._place != "live" or not self.adopted:
             return None
         state = self._own(None)
-        state["owner_sums"] = {name: one.clone() for name, one in state["owner_sums"].items()}
-        sizes = {layer.name: layer.master.numel() for layer in self._exchange.layers}
+        state["aggregator_sums"] = {name: one.clone() for name, one in state["aggregator_sums"].items()}
+        sizes = {layer.name: layer.shared_param.numel() for layer in self._exchange.layers}
         return _LiveResiduals(self._session, state, sizes)
 
     def own_at_boundary(self) -> Tensors:
@@ -108,13 +109,13 @@ class MastersState:
         return self.residuals() if self._place == "engine" else {}
 
     def without_flush(self) -> tuple[Tensors, OwnState]:
-        masters = {f"master.{layer.name}": layer.master for layer in self._exchange.layers}
+        shared_params = {f"shared_param.{layer.name}": layer.shared_param for layer in self._exchange.layers}
         residual = {name: one.clone() for name, one in self.residuals().items()}
-        sums = {name: one.clone() for name, one in self.owner_sums().items()}
+        sums = {name: one.clone() for name, one in self.aggregator_sums().items()}
         own = OwnState(self._session.place.rank, residual, None, sums)
-        return {**self.shared(), **masters}, own
+        return {**self.shared(), **shared_params}, own
 
-    def rolling(self) -> RollingMasters:
+    def rolling(self) -> RollingSharedParams:
         return self._rolling
 
     def residuals(self) -> Mapping[str, torch.Tensor]:
@@ -131,30 +132,31 @@ class MastersState:
         self._exchange.await_copies()  # that change residuals on devices
         return {layer.name: layer.kept() for layer in self._exchange.layers if layer.residual is not None}
 
-    def owner_sums(self) -> Mapping[str, torch.Tensor]:
-        """What masters are behind the ranks' sums by, of layers that this rank owns; float32 [N]."""
-        return {layer.name: layer.owner_sum for layer in self._exchange.layers if layer.owner_sum is not None}
+    def aggregator_sums(self) -> Mapping[str, torch.Tensor]:
+        """Return the ranks' sums less the shared parameters, float32 [N], by the layers that this rank aggregates."""
+        return {layer.name: layer.aggregator_sum for layer in self._exchange.layers if layer.aggregator_sum is not None}
 
     def _versions(self) -> Mapping[str, int]:
-        """The last sync round of each layer's master."""
+        """The last sync round of each layer's shared parameter."""
         versions = self._exchange.engine.versions()
         return {layer.name: versions[layer.number] for layer in self._exchange.layers}
 
     def _summed(self, recent: Sequence[RecentPart]) -> Mapping[str, int]:
-        """Return the newest sync round in each layer's owner sum.
+        """Return the newest sync round in each layer's aggregator sum.
 
-        An owner adds a round to its sum and makes the total in one task, and its own master takes the total in the
-        next. A freeze may come between the two: the sum is then one round ahead of the master's version."""
+        An aggregator adds a round to its sum and makes the total in one task, and its own shared parameter takes the
+        total in the next. A freeze may come between the two: the sum is then one round ahead of the shared parameter's
+        version."""
         summed = self._exchange.engine.versions()
         for part in recent:
-            if part.kind == Kind.FROM_OWNER:
+            if part.kind == Kind.FROM_AGGREGATOR:
                 summed[part.tensor] = max(summed[part.tensor], part.sync_round)
         return {layer.name: summed[layer.number] for layer in self._exchange.layers}
 
-    def take_over_masters(self, shared: Mapping[str, torch.Tensor]) -> None:
-        """shared: of a checkpoint, or empty: then masters begin as the live weights are."""
+    def take_over_shared_params(self, shared: Mapping[str, torch.Tensor]) -> None:
+        """shared: of a checkpoint, or empty: then shared parameters begin as the live weights are."""
         for layer in self._exchange.layers:
-            layer.master.copy_(shared.get(f"master.{layer.name}", layer.live))
+            layer.shared_param.copy_(shared.get(f"shared_param.{layer.name}", layer.live))
             if layer.last_step is not None and f"last_step.{layer.name}" in shared:
                 layer.last_step.copy_(shared[f"last_step.{layer.name}"])
 
@@ -162,7 +164,7 @@ class MastersState:
         """What this rank takes over of ranks of the run before. Collective where it is on disks; raises PeerLost."""
         if origin.own is not None:
             return origin.own
-        sizes = {layer.name: layer.master.numel() for layer in self._exchange.layers}
+        sizes = {layer.name: layer.shared_param.numel() for layer in self._exchange.layers}
         return residuals.take_over(self._session, origin, sizes)
 
 

@@ -1,4 +1,4 @@
-"""The numbers that workers which share masters report of every step."""
+"""The numbers that workers which share shared parameters report of every step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ METRICS: Final = (
     Metric("select_s", "s", "of the training processors for choosing what is sent", "share of the step"),
     Metric("apply_s", "s", "of the training processors for summing and applying what came", "share of the step"),
     Metric("drift", "count", "steps' worth of its own updates that a worker has not sent, where updates are exchanged"),
-    Metric("round_s", "s", "from this worker's part of a sync round to the masters that have all", "mean"),
+    Metric("round_s", "s", "from this worker's part of a sync round to the shared parameters that have all", "mean"),
     Metric("islands", "count", "whose updates a sync round has: all of the run", "newest"),
     Metric(
         "advantage",

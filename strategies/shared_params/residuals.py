@@ -4,8 +4,8 @@ Every rank keeps its own on its own machine: a residual is as large as the model
 next run's ranks take over what they find, each rank's exactly once. In an emergency ranks may have been in different
 sync rounds: parts that the chosen checkpoint does not contain yet go back into the residual of who had sent them.
 
-With owners, each keeps its sums there too, and the totals that it sent last. A part that its owner has in its sum is no
-residual again, though the masters lack it; a total that they lack is in the sum again.
+With aggregators, each keeps its sums there too, and the totals that it sent last. A part that its aggregator has in its
+sum is no residual again, though the shared parameters lack it; a total that they lack is in the sum again.
 
 A flush hands everything over at once, and ranks may be lost in the middle of one. So each counts its flushes, as the
 checkpoint does, and keeps what it gave into the last until all ranks are known to have it."""
@@ -36,8 +36,8 @@ from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.errors import CheckpointError
 from atoll.kernels.compress import BLOCK_ENTRIES
 from atoll.kernels.exchange_engine import RecentPart
-from atoll.strategies.shared_masters.engine_tensors import EngineTensor
-from atoll.strategies.shared_masters.publication import add_blocks
+from atoll.strategies.shared_params.engine_tensors import EngineTensor
+from atoll.strategies.shared_params.publication import add_blocks
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 FOLDER: Final = "residuals"
@@ -69,7 +69,7 @@ class FlushLog:
 
     @contextmanager
     def flushing(self, given: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Inside, masters and weights of these layers change."""
+        """Inside, shared parameters and weights of these layers change."""
         with self._between:
             self.given.update(given)
             for layer in given:
@@ -88,8 +88,8 @@ class FlushLog:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnerSums:
-    """An owner's sums by layer. versions: the newest sync round in each. following: the layer's next one."""
+class AggregatorSums:
+    """An aggregator's sums by layer. versions: the newest sync round in each. following: the layer's next one."""
 
     sums: Mapping[str, torch.Tensor]
     versions: Mapping[str, int]
@@ -104,7 +104,7 @@ class _Contained:
     flushes: Mapping[str, int]  # how many
     summed: Mapping[
         str, int
-    ]  # the last sync round that is there or in its owner's sum: later parts are residuals again
+    ]  # the last sync round that is there or in its aggregator's sum: later parts are residuals again
 
 
 def as_rows(tensors: Sequence[EngineTensor], parts: Sequence[RecentPart]) -> list[dict[str, Any]]:
@@ -118,7 +118,7 @@ def as_rows(tensors: Sequence[EngineTensor], parts: Sequence[RecentPart]) -> lis
             if begin == end:
                 continue
             row = {
-                "total": part.kind == Kind.FROM_OWNER,
+                "total": part.kind == Kind.FROM_AGGREGATOR,
                 "pass": part.sync_round,
                 "name": layer.name,
                 "index": torch.from_numpy((part.index[begin:end] - first).astype(np.int32)),
@@ -131,13 +131,13 @@ def as_rows(tensors: Sequence[EngineTensor], parts: Sequence[RecentPart]) -> lis
 def state_of(
     held: Mapping[str, torch.Tensor],
     parts: Sequence[Mapping[str, Any]],
-    sums: OwnerSums,
+    sums: AggregatorSums,
     optimizer: Mapping[str, Any] | None,
     flushes: FlushLog,
 ) -> dict[str, Any]:
     """This rank's residuals, the parts it sent last and what it summed."""
     state: dict[str, Any] = {"owed": dict(held), "parts": list(parts), "optimizer": optimizer}
-    state |= {"owner_sums": dict(sums.sums), "versions": {name: sums.versions[name] for name in sums.sums}}
+    state |= {"aggregator_sums": dict(sums.sums), "versions": {name: sums.versions[name] for name in sums.sums}}
     state |= {"following": {name: sums.following[name] for name in sums.sums}}
     return {**state, "flushes": dict(flushes.counts), "given": dict(flushes.given)}
 
@@ -146,7 +146,7 @@ def copied(state: Mapping[str, Any]) -> dict[str, Any]:
     """Such a state, for `as_of` to change."""
     return {
         **state,
-        **{what: {name: one.clone() for name, one in state[what].items()} for what in ("owed", "owner_sums")},
+        **{what: {name: one.clone() for name, one in state[what].items()} for what in ("owed", "aggregator_sums")},
     }
 
 
@@ -176,11 +176,11 @@ def take_over(session: Session, origin: Origin, sizes: Mapping[str, int]) -> lis
     rows = gathered_rows(session.group, mine)
     held = [[old for old, there in enumerate(row) if there] for row in rows]
     whole: list[tuple[int, dict[str, Any]]] = []
-    for old, owner in enumerate(_shared_out(held, origin.world_size)):
-        if owner == rank:
+    for old, aggregator in enumerate(_shared_out(held, origin.world_size)):
+        if aggregator == rank:
             state = _whole(found[old], sizes, skipped)
             whole += [(old, state)] if state is not None else []
-        elif owner is None and session.place.is_main:
+        elif aggregator is None and session.place.is_main:
             text = f"the residual of rank {old} of run {origin.run} is lost with its machine; training goes on"
             session.notice(LEVEL_WARNING, text)
     return as_of(session, origin.shared, whole, sizes)
@@ -192,8 +192,8 @@ def as_of(
     whole: Sequence[tuple[int, dict[str, Any]]],
     sizes: Mapping[str, int],
 ) -> list[OwnState]:
-    """Collective: states as `state_of` gave them, by the rank that each was of, as of the masters that `shared` tells
-    of; they are changed. sizes: entries by layer, in the order of layers. Raises PeerLost."""
+    """Collective: states as `state_of` gave them, by the rank that each was of, as of the shared parameters that
+    `shared` tells of; they are changed. sizes: entries by layer, in the order of layers. Raises PeerLost."""
 
     def skipped(why: str) -> None:
         session.notice(LEVEL_WARNING, f"rank {session.place.rank}: {why}")
@@ -235,11 +235,11 @@ def _find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> li
 def _shared_out(held: Sequence[Sequence[int]], ranks: int) -> list[int | None]:
     """Who takes over whose residual. held: per new rank, the old ranks whose residual it can read. Returns, per old
     rank, the new one that takes it: itself where it can, else the lowest that can; None where it is lost. Pure."""
-    owners: list[int | None] = []
+    aggregators: list[int | None] = []
     for old in range(ranks):
         able = [new for new, readable in enumerate(held) if old in readable]
-        owners.append(old if old in able else min(able, default=None))
-    return owners
+        aggregators.append(old if old in able else min(able, default=None))
+    return aggregators
 
 
 def _whole(found: _Found, sizes: Mapping[str, int], on_skip: Callable[[str], None]) -> dict[str, Any] | None:
@@ -248,15 +248,15 @@ def _whole(found: _Found, sizes: Mapping[str, int], on_skip: Callable[[str], Non
     sizes: entries by layer."""
     try:
         checkpoint: LoadedCheckpoint = files.read(found.path)
-        state: dict[str, Any] = {"flushes": {}, "given": {}, "owner_sums": {}, "versions": {}}
+        state: dict[str, Any] = {"flushes": {}, "given": {}, "aggregator_sums": {}, "versions": {}}
         state |= unpack_state(checkpoint.tensors, checkpoint.scalars)
         owed = _shapes(state["owed"])  # nothing of a rank that another sent for
         if (owed and owed != {name: (size,) for name, size in sizes.items()}) or any(
             part["name"] not in sizes for part in state["parts"]
         ):
             raise CheckpointError("it is of another model")
-        if _shapes(state["owner_sums"]) != {name: (sizes[name],) for name in state["versions"]}:
-            raise CheckpointError("its owner's sums are of another model")
+        if _shapes(state["aggregator_sums"]) != {name: (sizes[name],) for name in state["versions"]}:
+            raise CheckpointError("its aggregator's sums are of another model")
         return state
     except (CheckpointError, KeyError) as error:
         on_skip(f"the residual of rank {found.rank} cannot be read from {found.path}: {error}")
@@ -264,7 +264,7 @@ def _whole(found: _Found, sizes: Mapping[str, int], on_skip: Callable[[str], Non
 
 
 def _following(state: Mapping[str, Any], name: str) -> int:
-    """The first sync round of a layer that is not in its owner's sum. Earlier releases did not write it."""
+    """The first sync round of a layer that is not in its aggregator's sum. Earlier releases did not write it."""
     return int(state.get("following", {}).get(name, state["versions"][name] + 1))
 
 
@@ -275,7 +275,7 @@ def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
 def _read(old: int, state: Mapping[str, Any], contained: _Contained, on_skip: Callable[[str], None]) -> OwnState:
     """That of a rank of the run before, as of the checkpoint that the run goes on from."""
     residual: dict[str, torch.Tensor] = state["owed"]
-    sums: dict[str, torch.Tensor] = state["owner_sums"]
+    sums: dict[str, torch.Tensor] = state["aggregator_sums"]
     for name, missed in residual.items():
         behind = contained.flushes[name] - state["flushes"].get(name, 0)
         if behind > 0:
@@ -285,7 +285,7 @@ def _read(old: int, state: Mapping[str, Any], contained: _Contained, on_skip: Ca
         elif behind < 0:
             missed.add_(state["given"][name])
         elif name in sums and _following(state, name) <= contained.versions[name]:
-            sums[name].zero_()  # it is not known which of it the masters took since
+            sums[name].zero_()  # it is not known which of it the shared parameters took since
             on_skip(f"what rank {old} had summed of {name} is of an earlier step than the checkpoint, and lost")
     for part in state["parts"]:
         name, is_total = part["name"], part.get("total", False)

@@ -19,9 +19,9 @@ from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput
 from atoll.strategies.dense.worker import DenseReducer
-from atoll.strategies.shared_masters.exchange import LayerExchange
-from atoll.strategies.shared_masters.forward_weights import ForwardWeights
-from atoll.strategies.shared_masters.live_weights import LiveWeights
+from atoll.strategies.shared_params.exchange import LayerExchange
+from atoll.strategies.shared_params.forward_weights import ForwardWeights
+from atoll.strategies.shared_params.live_weights import LiveWeights
 
 
 class Replica:
@@ -115,7 +115,7 @@ class ReplicaWeights:
         if due and self._exchange.leads:
             self._weights.bring_level(due, self._at)
         elif due:
-            self._exchange.await_masters(due, self._at)
+            self._exchange.await_shared_params(due, self._at)
         self._replica.level([tensor.live for tensor in due])
         self._replica.level(self._forward.take(self._exchange.tensors))
 

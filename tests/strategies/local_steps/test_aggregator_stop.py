@@ -1,4 +1,4 @@
-"""A loss stops an owner in the middle of a sync round: nothing is counted twice, and nothing is missed."""
+"""A loss stops an aggregator in the middle of a sync round: nothing is counted twice, and nothing is missed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from torch import nn
 from atoll.agent.runtime.step.state.durable import OwnState
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.kernels.exchange_engine import Outgoing
-from atoll.strategies.shared_masters.engine_tensors import EngineTensor
-from atoll.strategies.shared_masters.exchange import LayerExchange
-from atoll.strategies.shared_masters.layout import lay_out_for_updates
-from atoll.strategies.shared_masters.options import ExchangeOptions, ExchangePace
-from atoll.strategies.shared_masters.state import MastersState
+from atoll.strategies.shared_params.engine_tensors import EngineTensor
+from atoll.strategies.shared_params.exchange import LayerExchange
+from atoll.strategies.shared_params.layout import lay_out_for_updates
+from atoll.strategies.shared_params.options import ExchangeOptions, ExchangePace
+from atoll.strategies.shared_params.state import SharedParamsState
 
 ENTRIES = 1 << 20  # a task takes a millisecond or more, time enough to stop the engine before the next
 BLOCKS = ENTRIES // 16
-OPTIONS = ExchangeOptions(exchange="updates", values="float32", selection="topk", digest_every=0, owners=True)
+OPTIONS = ExchangeOptions(exchange="updates", values="float32", selection="topk", digest_every=0, aggregators=True)
 SHARE = 0.5  # of either rank in a batch
 WAIT_S = 30.0
 
@@ -66,12 +66,12 @@ class Rank:
         self.engine = self.exchange.engine
         self.exchange.set_live(self.tensor, None, SHARE)
         optimizer: Any = None
-        self.state = MastersState(session, self.exchange, optimizer, "live", lambda: 0)
+        self.state = SharedParamsState(session, self.exchange, optimizer, "live", lambda: 0)
         self.state.adopted = True
-        self.begun, self.updates = self.master(), torch.zeros(ENTRIES, dtype=torch.float64)
+        self.begun, self.updates = self.shared_param(), torch.zeros(ENTRIES, dtype=torch.float64)
 
-    def master(self) -> torch.Tensor:
-        return self.exchange.read_master(self.tensor).double()
+    def shared_param(self) -> torch.Tensor:
+        return self.exchange.read_shared_param(self.tensor).double()
 
     def update(self, sync_round: int) -> None:
         """Move the weights as an optimizer would, and let the engine choose the round's part: half of the blocks."""
@@ -93,43 +93,43 @@ class Rank:
         return survivor.relative_to(source.state.shared())
 
 
-def stop_between_sum_and_master(owner: Rank, other: Rank) -> None:
-    """Train until the engine of `owner` stands still where its sum has a round that its master has not."""
+def stop_between_sum_and_shared_param(aggregator: Rank, other: Rank) -> None:
+    """Train until the engine of `aggregator` stands still where its sum has a round that its shared_param has not."""
     for sync_round in range(1, 100):
-        for rank in (owner, other):
+        for rank in (aggregator, other):
             rank.update(sync_round)
-        owner.engine.quiesce(WAIT_S)
-        owner.take(other, other.engine.take_outgoing())
-        while owner.engine.versions()[0] < sync_round:
-            owner.engine.resume()
-            owner.engine.quiesce(WAIT_S)  # at most one task began meanwhile, if this thread was not interrupted
-            recent = owner.engine.recent_parts()
-            is_summed = any(part.kind == Kind.FROM_OWNER and part.sync_round == sync_round for part in recent)
-            if is_summed and owner.engine.versions()[0] < sync_round:
+        aggregator.engine.quiesce(WAIT_S)
+        aggregator.take(other, other.engine.take_outgoing())
+        while aggregator.engine.versions()[0] < sync_round:
+            aggregator.engine.resume()
+            aggregator.engine.quiesce(WAIT_S)  # at most one task began meanwhile, if this thread was not interrupted
+            recent = aggregator.engine.recent_parts()
+            is_summed = any(part.kind == Kind.FROM_AGGREGATOR and part.sync_round == sync_round for part in recent)
+            if is_summed and aggregator.engine.versions()[0] < sync_round:
                 return
-        owner.engine.resume()
-        other.take(owner, owner.engine.take_outgoing())
-        for rank in (owner, other):
+        aggregator.engine.resume()
+        other.take(aggregator, aggregator.engine.take_outgoing())
+        for rank in (aggregator, other):
             rank.engine.fetch([0], sync_round, WAIT_S)
     pytest.fail("the engine never stopped between the two tasks")
 
 
 @pytest.mark.parametrize("arrives", [False, True], ids=["total is lost", "total arrives"])
-def test_a_round_that_an_owner_has_summed_counts_once(arrives: bool) -> None:
-    """1. The owner has added a round to its sum and made the total, and its engine is frozen before its own master
-    takes that. 2. The other rank is the source of the masters: with the total, or without. 3. Masters, residuals and
-    the owner's sum together are all updates, as plain addition has them."""
+def test_a_round_that_an_aggregator_has_summed_counts_once(arrives: bool) -> None:
+    """1. The aggregator has added a round to its sum and made the total, and its engine is frozen before its own shared
+    parameter takes that. 2. The other rank is the source of the shared parameters: with the total, or without. 3.
+    Shared parameters, residuals and the aggregator's sum together are all updates, as plain addition has them."""
     meeting = Meeting()
-    owner, other = Rank(0, meeting), Rank(1, meeting)
-    with closing(owner.exchange), closing(other.exchange), ThreadPoolExecutor(2) as threads:
-        stop_between_sum_and_master(owner, other)
+    aggregator, other = Rank(0, meeting), Rank(1, meeting)
+    with closing(aggregator.exchange), closing(other.exchange), ThreadPoolExecutor(2) as threads:
+        stop_between_sum_and_shared_param(aggregator, other)
         if arrives:
-            other.take(owner, owner.engine.take_outgoing())
+            other.take(aggregator, aggregator.engine.take_outgoing())
             other.engine.idle(WAIT_S)
-        states = list(threads.map(lambda rank: rank.own_state(source=other), (owner, other)))
-        sums = states[0].owner_sums[owner.layer.name].double()
-        residuals = sum(state.residual[owner.layer.name].double() for state in states)
-        counted = other.begun - other.master() + residuals + sums
-        torch.testing.assert_close(counted, owner.updates + other.updates, rtol=0, atol=1e-4)
+        states = list(threads.map(lambda rank: rank.own_state(source=other), (aggregator, other)))
+        sums = states[0].aggregator_sums[aggregator.layer.name].double()
+        residuals = sum(state.residual[aggregator.layer.name].double() for state in states)
+        counted = other.begun - other.shared_param() + residuals + sums
+        torch.testing.assert_close(counted, aggregator.updates + other.updates, rtol=0, atol=1e-4)
         assert sums.any()
-        assert other.engine.versions() == [owner.engine.versions()[0] + arrives]
+        assert other.engine.versions() == [aggregator.engine.versions()[0] + arrives]

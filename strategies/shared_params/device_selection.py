@@ -16,7 +16,7 @@ from atoll.kernels import _native, compress
 from atoll.kernels.compress import BLOCK_ENTRIES, Selection, block_count
 from atoll.kernels.exchange_engine import ExchangeEngine
 from atoll.kernels.exchange_engine import Selection as Rule
-from atoll.strategies.shared_masters.publication import write_blocks
+from atoll.strategies.shared_params.publication import write_blocks
 
 SAMPLED_BLOCKS: Final = 4096
 Room = tuple[torch.Tensor, torch.Tensor]
@@ -107,9 +107,9 @@ class DeviceSelector:
 
 
 class DeviceDifference:
-    """Difference of this rank's live weights of a tensor, float32 on a device, from the masters. It takes 4 bytes an
-    entry there. `set` on the training thread, with nothing on the way; `select` on one thread, with the stream current
-    on which it shall work, which follows the last update of the weights."""
+    """Difference of this rank's live weights of a tensor, float32 on a device, from the shared parameters. It takes 4
+    bytes an entry there. `set` on the training thread, with nothing on the way; `select` on one thread, with the stream
+    current on which it shall work, which follows the last update of the weights."""
 
     def __init__(
         self, engine: ExchangeEngine, number: int, live: torch.Tensor, rule: Rule, room: SelectionRoom
@@ -120,9 +120,9 @@ class DeviceDifference:
         self._selector = DeviceSelector(len(live), live.device, rule, room, error_feedback=False, samples=True)
         self._sampled = torch.tensor(engine.drift_blocks(number), device=live.device)
 
-    def set(self, master: torch.Tensor) -> None:
-        """After the engine's `set_live`. master: float32 [N] on the CPU. Returns once the device has it."""
-        self._reference.copy_(master)
+    def set(self, shared_param: torch.Tensor) -> None:
+        """After the engine's `set_live`. shared_param: float32 [N] on the CPU. Returns once the device has it."""
+        self._reference.copy_(shared_param)
 
     @torch.no_grad()
     def select(self, sync_round: int, live: torch.Tensor, weight: float, k_blocks: int) -> None:
