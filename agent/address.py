@@ -6,8 +6,8 @@ import asyncio
 import ipaddress
 import socket
 
-from atoll.agent.routes import address_towards
 from atoll.errors import BadInput
+from atoll.host.routes import address_towards
 from atoll.network.rpc import is_loopback, split_address
 
 

@@ -17,7 +17,7 @@ import grpc.aio
 
 from atoll.agent import incoming, reports
 from atoll.agent.address import local_address
-from atoll.agent.settings import AgentSettings
+from atoll.agent.supervisor.settings import AgentSettings
 from atoll.agent.supervisor.shell import Supervisor
 from atoll.agent.telemetry.devices import Device
 from atoll.errors import AtollError, BadInput, Conflict, ControllerUnreachable, NotAllowed

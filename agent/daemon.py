@@ -13,9 +13,9 @@ from typing import Final
 
 from atoll.agent.controller_stream import ControllerStream, PendingReports
 from atoll.agent.measures import measures
-from atoll.agent.owner import OwnersLimits
-from atoll.agent.settings import AgentSettings
-from atoll.agent.supervisor.leftover_processes import end_leftovers
+from atoll.agent.supervisor.owner import OwnersLimits
+from atoll.agent.supervisor.processes.leftover_processes import end_leftovers
+from atoll.agent.supervisor.settings import AgentSettings
 from atoll.agent.supervisor.shell import Supervisor
 from atoll.agent.telemetry.devices import Device, find_devices
 from atoll.agent.telemetry.gauges import gauges_of

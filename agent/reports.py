@@ -9,12 +9,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from atoll.agent.memory_limits import total_bytes
-from atoll.agent.settings import AgentSettings
 from atoll.agent.supervisor.machine import Phase, Worker
 from atoll.agent.supervisor.memory import MemoryFolders
+from atoll.agent.supervisor.settings import AgentSettings
 from atoll.agent.supervisor.shard_server import ShardServer
 from atoll.agent.telemetry.devices import Device
+from atoll.host.memory_limits import total_bytes
 from atoll.network.message_limits import MAX_REASON, PROTOCOL
 from atoll.v1 import common_pb2
 from atoll.v1.agents_pb2 import Register

@@ -35,10 +35,10 @@ from atoll.agent.runtime.agent_link.outbox import Outbox
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.step.backward.exchange_times import ExchangeTimes
 from atoll.agent.runtime.step.backward.gradient_passes import squared_norm
-from atoll.agent.runtime.step.capabilities import Norms
 from atoll.agent.runtime.step.drivers.coordination import StepNumbers
 from atoll.agent.runtime.step.measures.clock import StepClock, host_mark
-from atoll.agent.runtime.step.measures.step_reporter import StepReporter
+from atoll.agent.runtime.step.state.step_reporter import StepReporter
+from atoll.agent.runtime.strategy_interface.capabilities import Norms
 from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import find_devices
 from atoll.agent.telemetry.gauges import gauges_of

@@ -37,7 +37,7 @@ def ddp_child(speed: float, seconds: float) -> None:
     from torch.nn.parallel import DistributedDataParallel
     from unequal_train import make
 
-    from atoll.agent.runtime.step.measures.throttle import Throttle
+    from atoll.agent.runtime.session.throttle import Throttle
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

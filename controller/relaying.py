@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from atoll.controller import child_process
 from atoll.controller.settings import ControllerSettings
 from atoll.errors import SettingError
-from atoll.host import die_with_parent
+from atoll.host import child_process, die_with_parent
 from atoll.host.ports import host_and_port
 from atoll.network.rpc import split_address
 from atoll.relay.handshake import node_key

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TypeVar
 
@@ -164,9 +165,26 @@ def test_nothing_but_the_registry_knows_a_strategy_by_its_name() -> None:
 
 
 def test_the_package_has_no_loose_modules() -> None:
-    """What users import is `atoll` itself and its exceptions; everything else is in a room with one idea."""
-    loose = {path.name for path in (ROOT / "atoll").glob("*.py")}
-    assert loose == {"__init__.py", "errors.py"}
+    """What users import is `atoll` itself; everything else is in a room with one idea."""
+    assert {path.name for path in (ROOT / "atoll").glob("*.py")} == {"__init__.py"}
+
+
+def folder_of(name: str) -> str:
+    """Return the folder of a module, as it is imported."""
+    return name if modules()[name][0].name == "__init__.py" else name.rpartition(".")[0]
+
+
+def test_no_two_folders_import_each_other_however_long_the_way() -> None:
+    """Imports between folders lead one way, also those inside functions and those for the type checker: whoever reads
+    a folder never comes back to it. CPython's own sort finds a cycle and names its folders."""
+    needs: dict[str, set[str]] = {}
+    for name in modules():
+        for each in imports_of(name):
+            target = next((one for one in (each.imported, each.imported.rpartition(".")[0]) if one in modules()), None)
+            if target is not None and folder_of(target) != folder_of(name):
+                needs.setdefault(folder_of(name), set()).add(folder_of(target))
+    order = list(TopologicalSorter(needs).static_order())  # raises CycleError, whose message is the way round
+    assert order.index("atoll.errors") < order.index("atoll.agent.runtime.step") < order.index("atoll")
 
 
 def test_every_room_is_where_tools_that_read_imports_look_for_it() -> None:
@@ -306,8 +324,8 @@ def test_every_wait_for_a_thread_or_process_has_a_deadline() -> None:
 
 
 MAY_SLEEP = {
-    "agent/runtime/step/measures/throttle.py": "slows a device down by as much as it was asked to",
-    "agent/supervisor/leftover_processes.py": "processes that are not its children can only be looked at again",
+    "agent/runtime/session/throttle.py": "slows a device down by as much as it was asked to",
+    "agent/supervisor/processes/leftover_processes.py": "strangers' processes can only be looked at again",
     "agent/runtime/transport/collectives.py": "the end of NCCL's kernels can only be asked for again",
     "agent/runtime/checkpoints/disk/fence.py": "a file lock can be waited for with a deadline only by asking again",
 }

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from atoll.agent.memory_limits import available_bytes
-from atoll.agent.runtime.warm_start import LaunchOrder
-from atoll.agent.supervisor.fork_server import ForkServer
-from atoll.agent.supervisor.interpreter import Interpreter
+from atoll.agent.runtime.api.warm_start import LaunchOrder
 from atoll.agent.supervisor.machine import Phase, Worker
-from atoll.agent.supervisor.process import WorkerProcess
+from atoll.agent.supervisor.processes.fork_server import ForkServer
+from atoll.agent.supervisor.processes.interpreter import Interpreter
+from atoll.agent.supervisor.processes.process import WorkerProcess
+from atoll.host.memory_limits import available_bytes
 from atoll.jobs.worker_key import WorkerKey
 
 logger = logging.getLogger(__name__)

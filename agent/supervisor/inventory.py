@@ -13,10 +13,10 @@ from typing import Final
 
 from atoll.agent.runtime.checkpoints.disk import listing
 from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
+from atoll.agent.runtime.checkpoints.disk.shard_folders import ShardFolders, place_of
 from atoll.agent.runtime.checkpoints.disk.store import Listing, Store, answered
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Unsealed
-from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFolders, place_of
 from atoll.errors import CheckpointError
 from atoll.v1.agents_pb2 import HeldCheckpoint, HeldShard, Inventory, TakeInventory
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from atoll.agent.supervisor import liveness
-from atoll.agent.supervisor.events import (
+from atoll.agent.supervisor.processes.events import (
     CloseRequested,
     CodeReady,
     Ended,
@@ -38,9 +38,9 @@ from atoll.agent.supervisor.events import (
     StopRequested,
     Ticked,
 )
-from atoll.agent.supervisor.exits import classify
+from atoll.agent.supervisor.processes.exits import classify
 from atoll.agent.supervisor.progress import Progress
-from atoll.jobs import exit_codes
+from atoll.errors import exit_codes
 from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.common_pb2 import ViewReport
 

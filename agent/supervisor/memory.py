@@ -18,9 +18,9 @@ from typing import Final
 
 from humanize import naturalsize
 
-from atoll.agent.memory_limits import available_bytes, total_bytes
-from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFolders
+from atoll.agent.runtime.checkpoints.disk.shard_folders import ShardFolders
 from atoll.errors import BadInput
+from atoll.host.memory_limits import available_bytes, total_bytes
 from atoll.network.message_limits import JOB_ID
 from atoll.v1.worker_pb2 import Welcome
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.agent.supervisor import code_writes
-from atoll.agent.supervisor.code_store import CodeStore, Fetch, find_script
+from atoll.agent.supervisor.environments import code_writes
+from atoll.agent.supervisor.environments.code_store import CodeStore, Fetch, find_script
 from atoll.agent.supervisor.environments.store import EnvironmentStore
 from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.common_pb2 import JobSpec

@@ -14,10 +14,10 @@ from typing import Final
 import zmq
 from google.protobuf.message import DecodeError
 
-from atoll.agent.ports import candidate_ports
+from atoll.agent.runtime.checkpoints.disk.shard_folders import ALL_SLOTS, ShardFolders, place_of
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
-from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ALL_SLOTS, ShardFolders, place_of
 from atoll.agent.runtime.transport.keys import Gatekeeper, Keys, generate, secure_server
+from atoll.agent.supervisor.rendezvous_ports import candidate_ports
 from atoll.errors import CheckpointError
 from atoll.host.ports import bracketed
 from atoll.network.message_limits import MAX_SHARD_PIECE

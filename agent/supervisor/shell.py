@@ -14,11 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from atoll.agent.ports import RendezvousPorts
-from atoll.agent.settings import AgentSettings
 from atoll.agent.supervisor import machine
-from atoll.agent.supervisor.code_store import Fetch
-from atoll.agent.supervisor.events import (
+from atoll.agent.supervisor.environments.code_store import Fetch
+from atoll.agent.supervisor.inventory import InventoryTaker
+from atoll.agent.supervisor.liveness import STALL_TIMEOUT_S, is_stopped
+from atoll.agent.supervisor.memory import MemoryFolders
+from atoll.agent.supervisor.preparation import Preparation, Prepared
+from atoll.agent.supervisor.processes.events import (
     CloseRequested,
     CodeReady,
     Ended,
@@ -41,24 +43,21 @@ from atoll.agent.supervisor.events import (
     StopRequested,
     Ticked,
 )
-from atoll.agent.supervisor.exits import last_words
-from atoll.agent.supervisor.inventory import InventoryTaker
-from atoll.agent.supervisor.leftover_processes import end_escaped
-from atoll.agent.supervisor.liveness import STALL_TIMEOUT_S, is_stopped
-from atoll.agent.supervisor.logs import Logs, LogStream
-from atoll.agent.supervisor.memory import MemoryFolders
-from atoll.agent.supervisor.output import Captured, OutputPump
-from atoll.agent.supervisor.preparation import Preparation, Prepared
-from atoll.agent.supervisor.process import WorkerProcess, out_of_memory_kills
+from atoll.agent.supervisor.processes.exits import last_words
+from atoll.agent.supervisor.processes.leftover_processes import end_escaped
+from atoll.agent.supervisor.processes.process import WorkerProcess, out_of_memory_kills
+from atoll.agent.supervisor.rendezvous_ports import RendezvousPorts
+from atoll.agent.supervisor.settings import AgentSettings
 from atoll.agent.supervisor.shard_server import ShardServer
 from atoll.agent.supervisor.strategy_messages import StrategyMessages
+from atoll.agent.supervisor.worker_logs.logs import Logs, LogStream
+from atoll.agent.supervisor.worker_logs.output import Captured, OutputPump
 from atoll.agent.supervisor.worker_socket import WorkerSocket
 from atoll.agent.supervisor.worker_starter import WorkerStarter
 from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import Device
 from atoll.agent.tunnels.passages import OwnWorkers, Passages
-from atoll.errors import AtollError, EnvironmentFailed
-from atoll.jobs import exit_codes
+from atoll.errors import AtollError, EnvironmentFailed, exit_codes
 from atoll.jobs.worker_key import WorkerKey
 from atoll.network.message_limits import MAX_REASON
 from atoll.strategies import registry

@@ -9,18 +9,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from atoll.agent.routes import interface_of
-from atoll.agent.runtime.warm_start import LaunchOrder
-from atoll.agent.settings import AgentSettings
-from atoll.agent.supervisor import on_numa_node
-from atoll.agent.supervisor.environment import launch_variables, worker_environment
+from atoll.agent.runtime.api.warm_start import LaunchOrder
 from atoll.agent.supervisor.environments.building import activated, interpreter
 from atoll.agent.supervisor.fork_servers import ForkServers
-from atoll.agent.supervisor.interpreter import Interpreter, can_wait
 from atoll.agent.supervisor.preparation import Prepared
-from atoll.agent.supervisor.process import WorkerProcess, executed
+from atoll.agent.supervisor.processes import on_numa_node
+from atoll.agent.supervisor.processes.environment import launch_variables, worker_environment
+from atoll.agent.supervisor.processes.interpreter import Interpreter, can_wait
+from atoll.agent.supervisor.processes.process import WorkerProcess, executed
+from atoll.agent.supervisor.settings import AgentSettings
 from atoll.agent.telemetry.devices import Device
 from atoll.agent.telemetry.numa import bindings, read_nodes
+from atoll.host.routes import interface_of
 from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.agents_pb2 import Launch
 

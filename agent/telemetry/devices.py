@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from atoll.agent.memory_limits import total_bytes
 from atoll.errors import BadInput
+from atoll.host.memory_limits import total_bytes
 
 logger = logging.getLogger(__name__)
 

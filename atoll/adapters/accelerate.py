@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 from atoll.adapters.alone import joined, refuse_what_it_cannot_do, show_rank
 from atoll.agent.runtime.api.run import Run
-from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader
+from atoll.agent.runtime.model.snapshot import Tracked
 from atoll.errors import BadInput
 
 

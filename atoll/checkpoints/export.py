@@ -14,7 +14,7 @@ from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.store import Store, answered
 from atoll.agent.runtime.checkpoints.disk.tensorfile import serialized
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
-from atoll.agent.runtime.checkpoints.model_state import plain_state
+from atoll.agent.runtime.model.model_state import plain_state
 from atoll.checkpoints.sources import in_directory, pick
 from atoll.errors import BadInput, CheckpointError, NotFound
 

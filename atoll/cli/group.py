@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from atoll.cli.render.terminal import complain, note, printable
 from atoll.errors import AtollError
-from atoll.jobs.exit_codes import INTERRUPTED
+from atoll.errors.exit_codes import INTERRUPTED
 
 # Typer brings its own copy of click, or uses the installed one, by version: found through a class that is public.
 _USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[1]

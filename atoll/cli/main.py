@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from atoll.cli import connection
+from atoll.cli.cluster import connection
 from atoll.cli.commands import (
     certs,
     checkpoints,

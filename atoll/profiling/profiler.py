@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
-from atoll.controller.planners.surrogate import Surrogate
+from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
 from atoll.errors import BadInput
 from atoll.jobs.job_spec import Rule
 from atoll.profiling import surrogate, trials

@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from atoll.agent.ports import RendezvousPorts
 from atoll.agent.runtime.step.state.fingerprint import fingerprint_of
-from atoll.agent.supervisor.environment import TORCHRUN_VARIABLES
+from atoll.agent.supervisor.processes.environment import TORCHRUN_VARIABLES
+from atoll.agent.supervisor.rendezvous_ports import RendezvousPorts
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, JobFailed
+from atoll.errors.exit_codes import PEER_LOST
 from atoll.host import die_with_parent
-from atoll.jobs.exit_codes import PEER_LOST
 
 PREPARE_TIMEOUT_S: Final = 300.0
 """Seconds for imports, reading data and building the model."""

@@ -8,7 +8,8 @@ from typing import Final, get_args
 
 from atoll.controller.planners.islands.exchange_density import ExchangeDensityInput, plan_exchange_density
 from atoll.controller.planners.islands.wire_bytes import VALUE_BYTES
-from atoll.strategies.compressed.settings import Algorithm, Compressed
+from atoll.strategies.compressed.codes.algorithm import Algorithm
+from atoll.strategies.compressed.settings import Compressed
 from atoll.strategies.local_steps.controller import ENOUGH, USED
 from atoll.strategies.local_steps.settings import RETURNED, LocalSteps
 from atoll.strategies.stale_sparse.settings import StaleSparse

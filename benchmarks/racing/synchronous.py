@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from atoll.strategies.compressed.codes.algorithms import compressor_of, density_at, momentum_of
+from atoll.strategies.compressed.algorithms import compressor_of, density_at, momentum_of
 from atoll.strategies.compressed.codes.compressors import CodePlace
 from atoll.strategies.compressed.codes.sparse_codes import compress_with_momentum
 from atoll.strategies.compressed.settings import Compressed

@@ -87,10 +87,10 @@ def main() -> None:
 
 def timed_find() -> list[float]:
     """What finding a checkpoint to go on from takes from now on."""
-    from atoll.agent.runtime.api.session import Session
     from atoll.agent.runtime.checkpoints import resume
     from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
     from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Recovered
+    from atoll.agent.runtime.session.session import Session
 
     found_s: list[float] = []
     find = resume.find

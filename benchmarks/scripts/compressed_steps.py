@@ -28,7 +28,7 @@ from paced_models import PacedModel
 
 import atoll
 from atoll.agent.runtime.agent_link.strategy_channel import StrategyChannel
-from atoll.agent.runtime.step.capabilities import Pass, WorkerContext
+from atoll.agent.runtime.strategy_interface.capabilities import Pass, WorkerContext
 from atoll.strategies import registry
 from atoll.strategies.compressed import worker
 from atoll.strategies.compressed.plan import CompressedPlan

@@ -26,16 +26,16 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.agent_link.place import WorkerPlace
-from atoll.agent.runtime.api.session import CheckpointSettings, MemorySettings
 from atoll.agent.runtime.checkpoints import resume
 from atoll.agent.runtime.checkpoints.disk.header import fingerprint
+from atoll.agent.runtime.checkpoints.disk.shard_folders import file_name
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import SlotFile
-from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import file_name
 from atoll.agent.runtime.checkpoints.memory.shards.shard_state import BoundaryShard
 from atoll.agent.runtime.checkpoints.memory.shards.shard_writer import ShardWriter
-from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.step.state.durable import NothingBeside
+from atoll.agent.runtime.model.durable import NothingBeside
+from atoll.agent.runtime.model.snapshot import Snapshot
+from atoll.agent.runtime.session.session import CheckpointSettings, MemorySettings
 from atoll.agent.runtime.transport import meeting
 from atoll.agent.runtime.transport.process_groups import Group
 

@@ -42,7 +42,7 @@ class NoClock:
 def switch(run: Any) -> Callable[[bool], None]:
     """What turns the measuring of this run on and off, between two boundaries."""
     from atoll.agent.runtime.step.backward import accumulation as module
-    from atoll.agent.runtime.step.measures.step_reporter import Silent
+    from atoll.agent.runtime.step.state.step_reporter import Silent
 
     training = run._training
     reduced = training._exchange._reduced

@@ -9,7 +9,7 @@ from typing import Any, Final
 from atoll.controller.deciding.controller_half import ControllerHalf
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.planners.registry import Decision
-from atoll.controller.planners.surrogate import Surrogate
+from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
 from atoll.controller.state.records import PlanRecord
 from atoll.step_estimators.estimates import RankProfile
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from atoll.controller.planners.admission import AdmissionInput, plan_admission
+from atoll.controller.planners.batches.admission import AdmissionInput, plan_admission
 from atoll.controller.planners.batches.even import EvenInput, split_evenly
 from atoll.controller.planners.batches.gns import GnsInput, estimate_gns
 from atoll.controller.planners.batches.goodput import GoodputInput, plan_goodput
@@ -20,12 +20,12 @@ from atoll.controller.planners.islands.one_island import OneIslandInput, compare
 from atoll.controller.planners.islands.thin_island import ThinIslandInput, compare_thin_island
 from atoll.controller.planners.pipelines.allocation import AllocationInput, plan_allocation
 from atoll.controller.planners.pipelines.groups import GroupsInput, plan_groups
-from atoll.controller.planners.schemas import canonical, read
 from atoll.controller.planners.tensor_compression.compression import CompressionInput, plan_compression
 from atoll.controller.planners.tensor_compression.fusion import FusionInput, plan_fusion
 from atoll.controller.planners.tensor_compression.tensor_groups import GroupingPlan, plan_grouping
-from atoll.controller.planners.tta import TtaInput, plan_tta
+from atoll.controller.planners.time_to_accuracy.tta import TtaInput, plan_tta
 from atoll.planning.chunks import ChunksInput, plan_chunks
+from atoll.planning.schemas import canonical, read
 from atoll.planning.sparse_scheme import SparseSchemeInput, plan_sparse_scheme
 from atoll.planning.stage_cut import StagesInput, plan_stages
 

@@ -12,9 +12,9 @@ from typing import Final
 
 from atoll.controller.deciding.given import Pins
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
+from atoll.controller.jobs.model.offline_profile import spec_from_wire
 from atoll.controller.jobs.records.code_bundles import check_bundle
 from atoll.controller.jobs.records.job_state import JobState
-from atoll.controller.jobs.records.offline_profile import spec_from_wire
 from atoll.controller.jobs.records.wire import event_to_wire
 from atoll.controller.services.curves import MAX_CURVES, CurveStore
 from atoll.controller.services.dial_back import dial_back

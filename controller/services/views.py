@@ -8,9 +8,9 @@ from typing import Final
 
 from atoll.controller.jobs.agents.progress import RunProgress
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
-from atoll.controller.jobs.lifecycle.observed import ObservedNode
-from atoll.controller.jobs.lifecycle.policy import pins_of
-from atoll.controller.jobs.membership.members import joiners, members_of
+from atoll.controller.jobs.model.members import joiners, members_of
+from atoll.controller.jobs.model.observed import ObservedNode
+from atoll.controller.jobs.model.policy import pins_of
 from atoll.controller.jobs.records import wire
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.state.records import (

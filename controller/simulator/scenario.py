@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from atoll.controller.planners.surrogate import Surrogate
+from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
 from atoll.errors import BadInput
 from atoll.host.documents import explain, read_toml
 from atoll.strategies import registry

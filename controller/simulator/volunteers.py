@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from atoll.controller.planners import schemas
 from atoll.controller.planners.pipelines.allocation import AllocatedStage, plan_allocation
 from atoll.controller.simulator.volunteer_scenario import F64, VolunteerCluster, VolunteerScenario
 from atoll.errors import BadInput
 from atoll.host.documents import did_you_mean
+from atoll.planning import schemas
 
 POLICIES: Final = {
     "volunteer": "each micro-batch split by what members answer, a task pool, gradients handed over on the way",

@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from atoll.controller import child_process
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.etcd_binary import environment, find_etcd
 from atoll.errors import AtollError, StoreUnavailable
-from atoll.host import die_with_parent
+from atoll.host import child_process, die_with_parent
 
 logger = logging.getLogger(__name__)
 

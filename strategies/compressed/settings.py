@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final
 
 from pydantic import Field
 
+from atoll.strategies.compressed.codes.algorithm import Algorithm
 from atoll.strategies.declaration import StrategySettings
-
-Algorithm: TypeAlias = Literal["float16", "int8", "int4", "random-k", "dgc", "ef-sign", "one-bit", "threshold", "power"]
 
 
 class Compressed(StrategySettings):

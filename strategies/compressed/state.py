@@ -8,10 +8,10 @@ from typing import Final
 
 import torch
 
-from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
-from atoll.agent.runtime.step.state.durable import Origin, OwnState, Tensors
+from atoll.agent.runtime.model.durable import Origin, OwnState, Tensors
+from atoll.agent.runtime.session.session import Session
 from atoll.strategies.compressed.flat_state import FlatState
 from atoll.strategies.shared_params import residuals as own_files
 from atoll.v1.common_pb2 import LEVEL_WARNING

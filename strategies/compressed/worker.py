@@ -11,19 +11,19 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from atoll.agent.runtime.api.inputs import SeveralModels
-from atoll.agent.runtime.checkpoints.model_state import plain_parameters
-from atoll.agent.runtime.kernel_notice import announce_cpu_kernels
+from atoll.agent.runtime.model.durable import Origin
+from atoll.agent.runtime.model.inputs import SeveralModels
+from atoll.agent.runtime.model.memory_order import laid_out_as
+from atoll.agent.runtime.model.model_state import plain_parameters
+from atoll.agent.runtime.session.kernel_notice import announce_cpu_kernels
 from atoll.agent.runtime.staging import staging_ring
-from atoll.agent.runtime.step.capabilities import Pass, Reduction, WorkerContext, WorkerHalf
 from atoll.agent.runtime.step.measures.clock import marks_of
-from atoll.agent.runtime.step.memory_order import laid_out_as
-from atoll.agent.runtime.step.state.durable import Origin
+from atoll.agent.runtime.strategy_interface.capabilities import Pass, Reduction, WorkerContext, WorkerHalf
 from atoll.errors import BadInput
-from atoll.strategies.compressed.codes.algorithms import clip_norm_of, compressor_of, density_at, momentum_of
+from atoll.strategies.compressed.algorithms import clip_norm_of, compressor_of, density_at, momentum_of
 from atoll.strategies.compressed.codes.compressors import CodePlace
+from atoll.strategies.compressed.cost_measuring import Measuring
 from atoll.strategies.compressed.costs.link_costs import LearnedCosts
-from atoll.strategies.compressed.costs.measuring import Measuring
 from atoll.strategies.compressed.costs.timing import TIMED_EVERY_PASSES, PassTimes
 from atoll.strategies.compressed.exchanges.group_exchange import ExchangedGroup, GroupExchange
 from atoll.strategies.compressed.exchanges.group_sum import STAGES, GroupGradient, RankCircle, at_once, compressible

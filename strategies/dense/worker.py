@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from atoll.agent.runtime.step.capabilities import Pass, Reduction, WorkerContext, WorkerHalf
-from atoll.agent.runtime.step.state.durable import Origin
+from atoll.agent.runtime.model.durable import Origin
+from atoll.agent.runtime.strategy_interface.capabilities import Pass, Reduction, WorkerContext, WorkerHalf
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.strategies.dense.fusion import fused_by_bytes
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from atoll.agent.runtime.pipeline.places import StagePlace
+from atoll.agent.runtime.model.places import StagePlace
 from atoll.errors import PeerLost
 from atoll.strategies.groups.arrivals import ArrivalTimes
 from atoll.strategies.groups.ledger import Answer, BatchLedger, Question, Say

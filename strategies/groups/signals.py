@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from atoll.agent.runtime.agent_link.strategy_channel import StrategyChannel
-from atoll.agent.runtime.pipeline.places import StagePlace
+from atoll.agent.runtime.model.places import StagePlace
 from atoll.errors import PeerLost
 from atoll.strategies.declaration import Declared
 from atoll.strategies.groups.messages import GroupsMessage

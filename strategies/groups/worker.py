@@ -20,7 +20,7 @@ from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.pipeline.clipping import clip_over_stages
 from atoll.agent.runtime.pipeline.executor import MicroBatch, StageExecutor
 from atoll.agent.runtime.pipeline.wire import StageLinks
-from atoll.agent.runtime.step.capabilities import EngineParts, WorkerContext, WorkerHalf
+from atoll.agent.runtime.strategy_interface.capabilities import EngineParts, WorkerContext, WorkerHalf
 from atoll.errors import BadInput, PeerLost
 from atoll.strategies.groups.averaging import F32, MAX_MEMBERS, Average, Averaging, Grouped, distance
 from atoll.strategies.groups.claims import Claims

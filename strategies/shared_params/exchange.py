@@ -12,7 +12,7 @@ import torch
 from humanize import naturalsize
 
 from atoll.agent.runtime.agent_link.waiting import waiting
-from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.staging import CopyStream, CudaCopyStream, PinnedUploads, StagingRing
 from atoll.errors import DeadlineExceeded, PeerLost
 from atoll.kernels.cuda_device import why_on_cpu

@@ -10,8 +10,8 @@ from typing import Final
 import torch
 from torch import nn
 
-from atoll.agent.runtime.checkpoints.model_state import plain_parameters
-from atoll.agent.runtime.step.memory_order import flat_view
+from atoll.agent.runtime.model.memory_order import flat_view
+from atoll.agent.runtime.model.model_state import plain_parameters
 from atoll.errors import BadInput
 from atoll.kernels.compress import block_count
 from atoll.kernels.exchange_engine import Rule

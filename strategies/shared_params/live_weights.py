@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from atoll.agent.runtime.agent_link.waiting import waiting
-from atoll.agent.runtime.step.module_hooks import ModuleHook
+from atoll.agent.runtime.model.module_hooks import ModuleHook
 from atoll.errors import AtollError, DeadlineExceeded, PeerLost
 from atoll.strategies.shared_params.engine_tensors import EngineTensor, forward_tensors
 from atoll.strategies.shared_params.exchange import LayerExchange

@@ -12,13 +12,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.channel.channel import LINGER_S
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.kernel_notice import announce_cpu_kernels
-from atoll.agent.runtime.step.capabilities import LocalUpdate, Norms, Pass, WorkerContext
-from atoll.agent.runtime.step.optimizers.as_one import as_one
-from atoll.agent.runtime.step.state.durable import Origin, OwnState
-from atoll.agent.runtime.transport.channel import LINGER_S
+from atoll.agent.runtime.model.as_one import as_one
+from atoll.agent.runtime.model.durable import Origin, OwnState
+from atoll.agent.runtime.session.kernel_notice import announce_cpu_kernels
+from atoll.agent.runtime.session.session import Session
+from atoll.agent.runtime.strategy_interface.capabilities import LocalUpdate, Norms, Pass, WorkerContext
 from atoll.strategies.declaration import PlanParameters
 from atoll.strategies.shared_params.engine_tensors import EngineTensor
 from atoll.strategies.shared_params.exchange import LayerExchange

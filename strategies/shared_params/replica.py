@@ -12,10 +12,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.model.as_one import OptimizerState
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.backward.reduction import ReducedGradients
-from atoll.agent.runtime.step.capabilities import Pass, StepEvents
-from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
+from atoll.agent.runtime.strategy_interface.capabilities import Pass, StepEvents
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput
 from atoll.strategies.dense.worker import DenseReducer

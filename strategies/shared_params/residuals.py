@@ -23,14 +23,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk import files, listing, retention
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
 from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.checkpoints.disk.listing import CheckpointFolder
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
-from atoll.agent.runtime.step.state.durable import Origin, OwnState
+from atoll.agent.runtime.model.durable import Origin, OwnState
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.errors import CheckpointError

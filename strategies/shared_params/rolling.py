@@ -17,7 +17,7 @@ from typing import Final, Literal
 import numpy as np
 import torch
 
-from atoll.agent.runtime.step.state.durable import AGGREGATOR_SUM, Bytes, Floats, Part
+from atoll.agent.runtime.model.durable import AGGREGATOR_SUM, Bytes, Floats, Part
 from atoll.errors import DeadlineExceeded, PeerLost
 from atoll.strategies.shared_params.engine_tensors import EngineTensor
 from atoll.strategies.shared_params.exchange import LayerExchange

@@ -32,7 +32,7 @@ from typing import Any, Final
 
 import torch
 
-from atoll.agent.runtime.step.memory_order import flat_view
+from atoll.agent.runtime.model.memory_order import flat_view
 from atoll.agent.runtime.transport.collectives import UnderWay
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.strategies.shared_params.weighed_squares import (

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import torch
 
-from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
-from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
-from atoll.agent.runtime.step.state.durable import Origin, OwnState, SurvivorState, Tensors
+from atoll.agent.runtime.model.as_one import OptimizerState
+from atoll.agent.runtime.model.durable import Origin, OwnState, SurvivorState, Tensors
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.kernels.exchange_engine import RecentPart
 from atoll.strategies.shared_params import residuals

@@ -22,10 +22,10 @@ from functools import partial
 import torch
 
 from atoll.agent.runtime.data.sampler import BatchSlice, Position
+from atoll.agent.runtime.model.as_one import load_state
+from atoll.agent.runtime.model.durable import Origin, OwnState
 from atoll.agent.runtime.step.backward.gradient_passes import refuse_sparse
-from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
-from atoll.agent.runtime.step.optimizers.as_one import load_state
-from atoll.agent.runtime.step.state.durable import Origin, OwnState
+from atoll.agent.runtime.strategy_interface.capabilities import Norms, Pass, WorkerContext
 from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.errors import BadInput
 from atoll.strategies.shared_params.engine_tensors import MIN_TENSORS_PER_AGGREGATOR, EngineTensor, joined

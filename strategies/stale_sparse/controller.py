@@ -13,8 +13,8 @@ from atoll.controller.deciding.words import changed, listed, mbit, percent
 from atoll.controller.estimators.saturation import SaturationEstimate, curve_of
 from atoll.controller.planners.islands.wire_bytes import VALUE_BYTES, update_density
 from atoll.controller.planners.registry import TTA, Decision
-from atoll.controller.planners.surrogate import Surrogate
-from atoll.controller.planners.tta import (
+from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
+from atoll.controller.planners.time_to_accuracy.tta import (
     MeasuredDevice,
     SaturatingDevice,
     SparsityCost,

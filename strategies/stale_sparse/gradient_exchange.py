@@ -13,11 +13,11 @@ from typing import Final
 import torch
 
 from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.model.durable import Origin, OwnState
+from atoll.agent.runtime.model.memory_order import flat_view
 from atoll.agent.runtime.step.backward.gradient_passes import refuse_second, refuse_sparse
 from atoll.agent.runtime.step.backward.local_passes import LocalPasses
-from atoll.agent.runtime.step.capabilities import Pass, WorkerContext
-from atoll.agent.runtime.step.memory_order import flat_view
-from atoll.agent.runtime.step.state.durable import Origin, OwnState
+from atoll.agent.runtime.strategy_interface.capabilities import Pass, WorkerContext
 from atoll.errors import BadInput
 from atoll.kernels.cuda_device import why_on_cpu
 from atoll.strategies.shared_params.device_selection import DeviceSelector, SelectionRoom

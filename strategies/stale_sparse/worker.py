@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.agent.runtime.step.capabilities import WorkerContext, WorkerHalf
+from atoll.agent.runtime.strategy_interface.capabilities import WorkerContext, WorkerHalf
 from atoll.strategies.declaration import PlanParameters
 from atoll.strategies.shared_params.local_update import SharedParamsUpdate
 from atoll.strategies.shared_params.options import ExchangeOptions, ExchangePace

@@ -13,15 +13,14 @@ from torch import nn
 from zmq.utils.monitor import recv_monitor_message
 
 from atoll.agent.runtime.agent_link.exits import say
-from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.pipeline.layers import Layers, MakesLayer
 from atoll.agent.runtime.pipeline.schedule import Direction
 from atoll.agent.runtime.pipeline.wire import DTYPES
 from atoll.agent.runtime.rounding import FORMS, Form, coarse, fine
-from atoll.agent.runtime.step.capabilities import EngineParts
-from atoll.errors import BadInput
+from atoll.agent.runtime.session.session import Session
+from atoll.agent.runtime.strategy_interface.capabilities import EngineParts
+from atoll.errors import BadInput, exit_codes
 from atoll.host.ports import host_and_port
-from atoll.jobs import exit_codes
 from atoll.strategies.volunteer.checks import Wanted
 from atoll.strategies.volunteer.dialling import measuring, prepare
 from atoll.strategies.volunteer.messages import number, read, written

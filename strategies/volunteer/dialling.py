@@ -29,7 +29,7 @@ ANSWER_S: Final = 1.0
 MEASURE_S: Final = 3.0
 """Seconds for all probes together; a rank not measured by then counts as near as the nearest."""
 PAUSES_S: Final = (0.0, 5.0, 15.0, *(60.0,) * 10)
-"""Pauses before each measurement, in seconds. A single one moves no helper (controller/jobs/volunteers/supply.py)."""
+"""Pauses before each measurement, in seconds. A single one moves no helper (controller/jobs/model/supply.py)."""
 LOOK_S: Final = 0.1
 """Interval of looks for the end, in seconds."""
 END_S: Final = 5.0

@@ -12,8 +12,8 @@ from typing import Final
 import zmq
 from zmq.utils import z85
 
-from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.transport import membership
+from atoll.agent.runtime.channel import membership
+from atoll.agent.runtime.session.session import Session
 from atoll.errors import BadInput
 from atoll.host.ports import host_and_port
 from atoll.strategies.volunteer.task_server import TaskServer

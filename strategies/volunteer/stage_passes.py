@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.api.engine_inputs import pair_of
-from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.orders import Generators
 from atoll.agent.runtime.pipeline.schedule import Direction
 from atoll.agent.runtime.pipeline.script_autocast import ScriptAutocast
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.backward.batch_statistics import batch_statistics_layers
-from atoll.agent.runtime.step.capabilities import EngineParts
 from atoll.agent.runtime.step.state.randomness import seed_step
+from atoll.agent.runtime.strategy_interface.capabilities import EngineParts
 from atoll.errors import BadInput
 
 UNREACHED: Final = -0.0

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from atoll.agent.runtime.pipeline.places import StagePlace
+from atoll.agent.runtime.model.places import StagePlace
 from atoll.agent.runtime.pipeline.schedule import Direction
 from atoll.agent.runtime.pipeline.wire import packed, unpacked
 from atoll.agent.runtime.transport.frames import Kind

@@ -10,15 +10,15 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.channel import membership
 from atoll.agent.runtime.data.loader import sample_count
 from atoll.agent.runtime.data.orders import EpochOrder
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.data.split import split_batch
 from atoll.agent.runtime.pipeline.clipping import EPSILON
 from atoll.agent.runtime.pipeline.script_autocast import ScriptAutocast
-from atoll.agent.runtime.step.capabilities import EngineParts, WorkerContext, WorkerHalf
-from atoll.agent.runtime.transport import membership
+from atoll.agent.runtime.session.session import Session
+from atoll.agent.runtime.strategy_interface.capabilities import EngineParts, WorkerContext, WorkerHalf
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput, PeerLost
 from atoll.jobs.job_spec import MAX_WORKERS

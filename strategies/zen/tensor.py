@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from atoll.agent.runtime.step.memory_order import laid_out_as
+from atoll.agent.runtime.model.memory_order import laid_out_as
 from atoll.planning.sparse_scheme import (
     EXACT,
     SCHEMES,

@@ -10,15 +10,15 @@ from typing import Final
 import torch
 from torch import nn
 
+from atoll.agent.runtime.model.durable import Origin
 from atoll.agent.runtime.step.backward.gradient_passes import scale_into
-from atoll.agent.runtime.step.capabilities import (
+from atoll.agent.runtime.strategy_interface.capabilities import (
     Pass,
     Reduction,
     SeparateReduction,
     WorkerContext,
     WorkerHalf,
 )
-from atoll.agent.runtime.step.state.durable import Origin
 from atoll.planning.sparse_scheme import Scheme
 from atoll.strategies.dense.fusion import fused_by_bytes
 from atoll.strategies.dense.worker import DenseReducer

@@ -16,7 +16,7 @@ import psutil
 from held_ports import free_port
 
 from atoll.agent.daemon import serve
-from atoll.agent.settings import AgentSettings
+from atoll.agent.supervisor.settings import AgentSettings
 from atoll.network.rpc import LEADER_METADATA, SERVER_OPTIONS
 from atoll.v1 import agents_pb2, agents_pb2_grpc, common_pb2
 from atoll.v1.agents_pb2 import ControllerMessage, Launch

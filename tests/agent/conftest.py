@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.agent import daemon
-from atoll.agent.settings import AgentSettings
+from atoll.agent.supervisor.settings import AgentSettings
 from atoll.agent.telemetry.devices import Device
 from atoll.agent.telemetry.work import measured
 

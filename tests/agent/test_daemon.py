@@ -17,8 +17,8 @@ from agent_harness import RunningAgent, ScriptedController, children, is_alive, 
 from held_ports import free_port
 
 from atoll.agent import daemon
-from atoll.agent.settings import AgentSettings
-from atoll.agent.supervisor.leftover_processes import PidFile
+from atoll.agent.supervisor.processes.leftover_processes import PidFile
+from atoll.agent.supervisor.settings import AgentSettings
 from atoll.v1 import agents_pb2, common_pb2
 
 FOREVER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"

@@ -17,15 +17,16 @@ from agent_harness import RunningAgent, ScriptedController, children, is_alive
 from agent_harness import until as until_by
 from test_processes import OBEDIENT
 
-from atoll.agent.settings import AgentSettings
-from atoll.agent.supervisor import fork_server, fork_servers
-from atoll.agent.supervisor.fork_server import ForkServer
+from atoll.agent.supervisor import fork_servers
 from atoll.agent.supervisor.fork_servers import NO_HELLO_S, QUIET_BEFORE_IMPORT_S, DeviceForkServer, backoff_s, is_due
-from atoll.agent.supervisor.interpreter import Interpreter, can_wait
-from atoll.agent.supervisor.leftover_processes import PidFile
 from atoll.agent.supervisor.liveness import Life
 from atoll.agent.supervisor.machine import Phase, Worker
+from atoll.agent.supervisor.processes import fork_server
+from atoll.agent.supervisor.processes.fork_server import ForkServer
+from atoll.agent.supervisor.processes.interpreter import Interpreter, can_wait
+from atoll.agent.supervisor.processes.leftover_processes import PidFile
 from atoll.agent.supervisor.progress import Progress
+from atoll.agent.supervisor.settings import AgentSettings
 from atoll.jobs.worker_key import WorkerKey
 from atoll.v1 import common_pb2
 from atoll.v1.agents_pb2 import StopWorkers

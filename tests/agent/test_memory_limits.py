@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from atoll.agent.memory_limits import available_bytes, total_bytes
+from atoll.host.memory_limits import available_bytes, total_bytes
 
 MB = 1 << 20
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.agent.owner import Hours, OwnersLimits
+from atoll.agent.supervisor.owner import Hours, OwnersLimits
 from atoll.errors import SettingError
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from agent_harness import RunningAgent, ScriptedController, is_alive, until
 
-from atoll.agent.settings import AgentSettings
-from atoll.agent.supervisor.leftover_processes import PidFile, end_leftovers
+from atoll.agent.supervisor.processes.leftover_processes import PidFile, end_leftovers
+from atoll.agent.supervisor.settings import AgentSettings
 from atoll.errors import BadInput, Conflict
 from atoll.v1 import agents_pb2, common_pb2
 
 AGENT = """
 import asyncio, pathlib, sys
 from atoll.agent.daemon import serve
-from atoll.agent.settings import AgentSettings
+from atoll.agent.supervisor.settings import AgentSettings
 assert "torch" not in sys.modules
 settings = AgentSettings(controllers=(sys.argv[1],), name="node-a", state_dir=pathlib.Path(sys.argv[2]))
 asyncio.run(serve(settings, asyncio.Event()))

@@ -20,9 +20,9 @@ from typing import Final, Self
 
 import psutil
 
-from atoll.agent.supervisor.environment import SECRET
-from atoll.agent.supervisor.leftover_processes import PidFile
 from atoll.agent.supervisor.memory import root_of
+from atoll.agent.supervisor.processes.environment import SECRET
+from atoll.agent.supervisor.processes.leftover_processes import PidFile
 from atoll.controller.state.etcd_binary import environment, find_etcd
 from atoll.errors import BadInput
 from atoll.host import die_with_parent

@@ -9,7 +9,7 @@ from typing import Final
 import psutil
 from cluster import wait_until
 
-from atoll.agent.supervisor.leftover_processes import PidFile
+from atoll.agent.supervisor.processes.leftover_processes import PidFile
 
 CALM_S: Final = 1.0
 """A process that slept, and took no processor, for so long has imported all. One that waits for a processor sleeps

@@ -17,10 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from atoll.agent.runtime import warm_start
-from atoll.agent.supervisor import fork_server, process, worker_starter
-from atoll.agent.supervisor.environment import SECRET
-from atoll.agent.supervisor.process import BegunProcess
+from atoll.agent.runtime.api import warm_start
+from atoll.agent.supervisor import worker_starter
+from atoll.agent.supervisor.processes import fork_server, process
+from atoll.agent.supervisor.processes.environment import SECRET
+from atoll.agent.supervisor.processes.process import BegunProcess
 from atoll.cli.main import main as command_line
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))

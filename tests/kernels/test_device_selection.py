@@ -19,7 +19,7 @@ from torch import nn
 from update_job import UpdateJob
 
 import atoll
-from atoll.agent.runtime import kernel_notice
+from atoll.agent.runtime.session import kernel_notice
 from atoll.errors import BadInput
 from atoll.kernels import cuda_device
 from atoll.kernels.compress import Selection, block_count

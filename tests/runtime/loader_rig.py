@@ -14,8 +14,8 @@ from atoll.agent.runtime.data.by_value import ByValue
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings
 from atoll.agent.runtime.data.orders import StreamOrder
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.step.plans.planned_step import PlannedStep
-from atoll.agent.runtime.step.plans.schedule import PlanSchedule
+from atoll.agent.runtime.plans.planned_step import PlannedStep
+from atoll.agent.runtime.plans.schedule import PlanSchedule
 
 _SETTINGS: Final = {field.name for field in fields(LoaderSettings)}
 

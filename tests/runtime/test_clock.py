@@ -7,10 +7,10 @@ import pytest
 
 from atoll.agent.runtime.agent_link.outbox import Outbox
 from atoll.agent.runtime.data.sampler import BatchSlice
-from atoll.agent.runtime.step.capabilities import Norms
 from atoll.agent.runtime.step.drivers.coordination import StepNumbers
 from atoll.agent.runtime.step.measures.clock import HostMark, Lap, Mark, StepClock, StepTimes
-from atoll.agent.runtime.step.measures.step_reporter import LAG_STEPS, StepReporter
+from atoll.agent.runtime.step.state.step_reporter import LAG_STEPS, StepReporter
+from atoll.agent.runtime.strategy_interface.capabilities import Norms
 from atoll.v1.common_pb2 import StepSample, WorkerId
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.agent.runtime.api.inputs import check_loss, listed_optimizers, one_module
+from atoll.agent.runtime.model.inputs import check_loss, listed_optimizers, one_module
 from atoll.agent.runtime.step.optimizers.sparse_gradients import refuse_dense_optimizers, refuse_sparse_modules
 from atoll.errors import BadInput
 

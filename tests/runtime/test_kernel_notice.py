@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from atoll.agent.runtime import kernel_notice
-from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.session import kernel_notice
+from atoll.agent.runtime.session.session import Session
 from atoll.kernels.cuda_device import NoCode
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.step.optimizers.learning_rate import LearningRate
-from atoll.agent.runtime.step.optimizers.update_hooks import register_first
+from atoll.agent.runtime.step.update_hooks import register_first
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 FACTOR = 1.7

@@ -14,8 +14,8 @@ from torch import nn
 from zmq_agent import FakeAgent, Start, torchrun_like
 
 from atoll.agent.runtime.checkpoints.disk.state import pack_state, unpack_state
-from atoll.agent.runtime.step.optimizers.as_one import as_one
-from atoll.agent.runtime.step.optimizers.prepared_parameters import PreparedParameters
+from atoll.agent.runtime.model.as_one import as_one
+from atoll.agent.runtime.model.prepared_parameters import PreparedParameters
 from atoll.errors import BadInput, CheckpointError
 from atoll.strategies.declaration import as_json
 

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from atoll.agent.runtime.step.plans import schedule
-from atoll.agent.runtime.step.plans.planned_step import PlannedStep, planned_from_wire
-from atoll.agent.runtime.step.plans.schedule import PlanSchedule
+from atoll.agent.runtime.plans import schedule
+from atoll.agent.runtime.plans.planned_step import PlannedStep, planned_from_wire
+from atoll.agent.runtime.plans.schedule import PlanSchedule
 from atoll.errors import BadInput
 from atoll.strategies import registry
 from atoll.strategies.stale_sparse.plan import StaleSparsePlan

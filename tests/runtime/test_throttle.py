@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from atoll.agent.runtime.step.measures import throttle as throttled
-from atoll.agent.runtime.step.measures.throttle import Throttle
+from atoll.agent.runtime.session import throttle as throttled
+from atoll.agent.runtime.session.throttle import Throttle
 from atoll.errors import BadInput
 
 

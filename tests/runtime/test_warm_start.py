@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.agent.runtime import warm_start
-from atoll.agent.runtime.warm_start import LaunchOrder, code_of
-from atoll.agent.supervisor.environment import PLACE
-from atoll.agent.supervisor.fork_server import forked
+from atoll.agent.runtime.api import warm_start
+from atoll.agent.runtime.api.warm_start import LaunchOrder, code_of
+from atoll.agent.supervisor.processes.environment import PLACE
+from atoll.agent.supervisor.processes.fork_server import forked
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -196,7 +196,7 @@ def test_a_server_asks_not_who_the_worker_is_and_its_forks_have_nothing_in_commo
                     return super().__contains__(name)
             os.environ.__class__ = Watched
             before, server = set(os.listdir("/proc/self/fd")), os.getpid()
-            from atoll.agent.runtime import warm_start
+            from atoll.agent.runtime.api import warm_start
             try:
                 warm_start.main()
             finally:

@@ -34,7 +34,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 COMMAND_LINE: Final = str(ROOT / "atoll" / "cli" / "main.py")
 ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ATOLL_WORKER_SECRET": "0" * 32}
 """Of the process that workers are forked from: what is imported there reads it once. An agent's workers show their own
-secret in the place of that one (atoll/agent/runtime/warm_start.py)."""
+secret in the place of that one (atoll/agent/runtime/api/warm_start.py)."""
 
 
 class WarmWorker:

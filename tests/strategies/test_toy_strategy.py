@@ -108,7 +108,7 @@ def test_controller_and_views_know_it() -> None:
         from atoll.controller.deciding.given import Pins
         from atoll.controller.jobs.agents.progress import ProgressBoard
         from atoll.controller.jobs.agents.strategy_relay import StrategyRelay
-        from atoll.controller.jobs.records.offline_profile import spec_from_wire
+        from atoll.controller.jobs.model.offline_profile import spec_from_wire
         from atoll.jobs.job_spec import to_wire
         from atoll.strategies import manual
         from atoll.controller.jobs.records.wire import plan_to_wire

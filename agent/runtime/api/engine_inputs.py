@@ -10,8 +10,8 @@ from torch.utils.data import Dataset
 
 from atoll.agent.runtime.data.loader import LoaderSettings, sample_count
 from atoll.agent.runtime.data.to_device import moved
-from atoll.agent.runtime.pipeline.places import StagePlace
-from atoll.agent.runtime.step.capabilities import EngineParts
+from atoll.agent.runtime.model.places import StagePlace
+from atoll.agent.runtime.strategy_interface.capabilities import EngineParts
 from atoll.errors import BadInput
 
 

@@ -10,16 +10,16 @@ import torch
 
 from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.agent.runtime.agent_link.place import WorkerPlace
-from atoll.agent.runtime.api.session import (
+from atoll.agent.runtime.plans.planned_step import PlannedStep, planned_from_wire
+from atoll.agent.runtime.session.probe import Probe
+from atoll.agent.runtime.session.session import (
     CheckpointSettings,
     MemorySettings,
     Session,
     checkpoint_settings,
     memory_settings,
 )
-from atoll.agent.runtime.step.measures.probe import Probe
-from atoll.agent.runtime.step.measures.throttle import Throttle
-from atoll.agent.runtime.step.plans.planned_step import PlannedStep, planned_from_wire
+from atoll.agent.runtime.session.throttle import Throttle
 from atoll.agent.runtime.step.state.randomness import seed_alike
 from atoll.agent.runtime.transport import meeting
 from atoll.agent.runtime.transport.process_groups import COLLECTIVE_TIMEOUT_S

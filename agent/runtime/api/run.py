@@ -22,23 +22,22 @@ from atoll.agent.runtime.agent_link import exits
 from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.agent.runtime.api.engine_inputs import engine_parts, example_of, round_settings
-from atoll.agent.runtime.api.inputs import listed_optimizers, one_module
 from atoll.agent.runtime.api.joining import join
-from atoll.agent.runtime.api.session import CheckpointSettings, Session
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
-from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.evaluation import EvaluationLoader
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings
 from atoll.agent.runtime.data.orders import StreamOrder
+from atoll.agent.runtime.model.inputs import listed_optimizers, one_module
+from atoll.agent.runtime.model.places import StagePlace
+from atoll.agent.runtime.model.snapshot import Tracked
 from atoll.agent.runtime.pipeline.layers import MakesLayer
-from atoll.agent.runtime.pipeline.places import StagePlace
 from atoll.agent.runtime.pipeline.prepared import MakesOptimizer, prepared_stage
-from atoll.agent.runtime.step.capabilities import EngineParts
-from atoll.agent.runtime.step.evaluated_model import eval_mode
-from atoll.agent.runtime.step.measures.probe import Probe
+from atoll.agent.runtime.session.probe import Probe
+from atoll.agent.runtime.session.session import CheckpointSettings, Session
+from atoll.agent.runtime.step.drivers.evaluated_model import eval_mode
 from atoll.agent.runtime.step.training import Training
-from atoll.errors import BadInput, PeerLost, SettingError
-from atoll.jobs import exit_codes
+from atoll.agent.runtime.strategy_interface.capabilities import EngineParts
+from atoll.errors import BadInput, PeerLost, SettingError, exit_codes
 from atoll.strategies import registry
 from atoll.strategies.declaration import StrategySettings, load
 from atoll.telemetry.telemetry_limits import MAX_METRICS

@@ -13,7 +13,7 @@ import torch
 
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
 from atoll.agent.runtime.checkpoints.memory.shards.live_state import Piece, Sources
-from atoll.agent.runtime.checkpoints.snapshot import Snapshot
+from atoll.agent.runtime.model.snapshot import Snapshot
 from atoll.agent.runtime.staging import StagingRing
 from atoll.errors import CheckpointError
 

@@ -10,8 +10,8 @@ import time
 from typing import Final
 
 from atoll.agent.runtime.agent_link.save_progress import progress
-from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.saver import Saver
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
 

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk import files
 from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
 from atoll.agent.runtime.checkpoints.disk.store import Store, answered
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
+from atoll.agent.runtime.session.session import Session
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 

@@ -10,17 +10,17 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.agent_link import exits
-from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints import resume
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.memory.cost.state_size import StateBytes
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
 from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver
-from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.loader import Loader
-from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
-from atoll.agent.runtime.step.optimizers.family import family_of
+from atoll.agent.runtime.model.as_one import OptimizerState
+from atoll.agent.runtime.model.family import family_of
+from atoll.agent.runtime.model.snapshot import Snapshot
+from atoll.agent.runtime.session.session import Session
 from atoll.errors import BadInput
 from atoll.v1.agents_pb2 import Prepared
 from atoll.v1.common_pb2 import LEVEL_WARNING

@@ -10,20 +10,20 @@ from pathlib import Path
 import xxhash
 from torch import nn
 
-from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk import fence, files, listing
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header, check_fits
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import HeldGenerations, Recovered
-from atoll.agent.runtime.checkpoints.model_state import load_module
 from atoll.agent.runtime.checkpoints.peer_transfer import transfer_checkpoint
 from atoll.agent.runtime.checkpoints.remote_checkpoints import RemoteCheckpoints
-from atoll.agent.runtime.checkpoints.snapshot import SHARED, Tracked
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.step.optimizers.as_one import OptimizerState, load_state
-from atoll.agent.runtime.step.state.durable import Origin, OwnState
+from atoll.agent.runtime.model.as_one import OptimizerState, load_state
+from atoll.agent.runtime.model.durable import Origin, OwnState
+from atoll.agent.runtime.model.model_state import load_module
+from atoll.agent.runtime.model.snapshot import SHARED, Tracked
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING

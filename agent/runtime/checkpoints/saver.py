@@ -14,7 +14,6 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from atoll.agent.runtime.agent_link.save_progress import progress
-from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.background_copy import BackgroundCopy
 from atoll.agent.runtime.checkpoints.disk import fence, files, listing, retention, sharded
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
@@ -22,10 +21,11 @@ from atoll.agent.runtime.checkpoints.disk.header import Header, check_size
 from atoll.agent.runtime.checkpoints.disk.sharded import Share, shares
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
-from atoll.agent.runtime.checkpoints.kept_tensors import MovedWhileRead
-from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.checkpoints.upload import Uploader
-from atoll.agent.runtime.pipeline.model_part import ModelPart
+from atoll.agent.runtime.model.kept_tensors import MovedWhileRead
+from atoll.agent.runtime.model.model_part import ModelPart
+from atoll.agent.runtime.model.snapshot import Snapshot
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.staging import staging_ring
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_ERROR, LEVEL_WARNING

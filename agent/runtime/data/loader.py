@@ -28,7 +28,7 @@ from atoll.agent.runtime.data.orders import EpochOrder, Order, StreamedSamples, 
 from atoll.agent.runtime.data.rows import as_is, tensor_rows
 from atoll.agent.runtime.data.sampler import BatchSlice, BatchSlicer, Position, after
 from atoll.agent.runtime.data.to_device import moved
-from atoll.agent.runtime.step.plans.schedule import PlanSchedule
+from atoll.agent.runtime.plans.schedule import PlanSchedule
 from atoll.errors import AtollError, BadInput, DeadlineExceeded
 
 BatchT = TypeVar("BatchT")

@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll.agent.runtime.data.orders import Order
 from atoll.agent.runtime.data.split import split_batch
-from atoll.agent.runtime.step.plans.schedule import PlanSchedule
+from atoll.agent.runtime.plans.schedule import PlanSchedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from atoll.agent.runtime.checkpoints.snapshot import Snapshot, Tracked
+from atoll.agent.runtime.model.snapshot import Snapshot, Tracked
 
 MAX_IGNORED_PASSES: Final = 4096
 """Passes without effect before an update. A script that makes no update in so many makes none."""

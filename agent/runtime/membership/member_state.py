@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from atoll.agent.runtime.api.inputs import Likeness
-from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.resume import Resumed
-from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import Position, after
 from atoll.agent.runtime.membership.aborted_step import AbortedStep
-from atoll.agent.runtime.step.optimizers.as_one import as_one
-from atoll.agent.runtime.step.state.durable import Handover
+from atoll.agent.runtime.model.as_one import as_one
+from atoll.agent.runtime.model.durable import Handover
+from atoll.agent.runtime.model.inputs import Likeness
+from atoll.agent.runtime.model.snapshot import Tracked
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
 
 

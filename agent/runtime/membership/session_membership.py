@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from atoll.agent.runtime.agent_link.place import WorkerPlace
-from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.membership.membership_view import MembershipView
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.v1 import agents_pb2
 

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import torch
 
-from atoll.agent.memory_limits import available_bytes
-from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.model.places import StagePlace
 from atoll.agent.runtime.pipeline.layers import Layers
 from atoll.agent.runtime.pipeline.measuring import LayerCost, measured
-from atoll.agent.runtime.pipeline.places import StagePlace
+from atoll.agent.runtime.session.session import Session
 from atoll.errors import BadInput, NoFeasiblePlan
+from atoll.host.memory_limits import available_bytes
 from atoll.planning.stage_cut import StageDevice, StageLayer, StageLink, StagesInput, plan_stages
 from atoll.v1.common_pb2 import LEVEL_INFO
 

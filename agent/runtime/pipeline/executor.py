@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from atoll.agent.runtime.pipeline.places import StagePlace
+from atoll.agent.runtime.model.places import StagePlace
 from atoll.agent.runtime.pipeline.schedule import Direction, after_last_forward, until_last_forward
 from atoll.agent.runtime.pipeline.script_autocast import ScriptAutocast
 from atoll.agent.runtime.pipeline.weight_stash import WeightStash
 from atoll.agent.runtime.pipeline.wire import StageLinks, StagePurpose
-from atoll.agent.runtime.step.measures.throttle import Throttle
+from atoll.agent.runtime.session.throttle import Throttle
 from atoll.errors import BadInput
 
 

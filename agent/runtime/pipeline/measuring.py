@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.pipeline.layers import Layers, checked
-from atoll.agent.runtime.step.measures.throttle import Throttle
+from atoll.agent.runtime.session.throttle import Throttle
 
 TIMES: Final = 3
 """A layer is run so often; the fastest counts."""

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.model.model_part import ModelPart, gathered_sizes
+from atoll.agent.runtime.model.places import StagePlace
 from atoll.agent.runtime.pipeline.cutting import cut
 from atoll.agent.runtime.pipeline.layers import Layers, MakesLayer
-from atoll.agent.runtime.pipeline.model_part import ModelPart, gathered_sizes
-from atoll.agent.runtime.pipeline.places import StagePlace
+from atoll.agent.runtime.session.session import Session
 from atoll.errors import BadInput
 from atoll.v1.common_pb2 import LEVEL_WARNING
 

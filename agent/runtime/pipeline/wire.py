@@ -14,7 +14,7 @@ import torch
 
 from atoll.agent.runtime.agent_link.waiting import waiting
 from atoll.agent.runtime.data.to_device import moved
-from atoll.agent.runtime.pipeline.places import StagePlace
+from atoll.agent.runtime.model.places import StagePlace
 from atoll.agent.runtime.rounding import BLOCK, FORMS, Form, coarse, fine, is_coarsened
 from atoll.agent.runtime.staging import to_cpu
 from atoll.agent.runtime.transport.frames import Kind

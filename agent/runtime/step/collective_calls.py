@@ -8,12 +8,12 @@ from functools import partial
 
 import torch
 
-from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.channel.agreement import Meeting
 from atoll.agent.runtime.data.evaluation import gathered, gathered_parts
-from atoll.agent.runtime.membership.view_transition import ViewTransition
+from atoll.agent.runtime.membership.transition.view_transition import ViewTransition
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.backward.gathered_features import GatheredFeatures
 from atoll.agent.runtime.step.drivers.step_driver import StepDriver
-from atoll.agent.runtime.step.plans.agreement import Meeting
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
 from atoll.errors import BadInput
 

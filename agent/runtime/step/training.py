@@ -10,42 +10,42 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from atoll.agent.runtime.api.inputs import check_alike, check_loss, likeness
-from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.channel.agreement import Agreed, Meeting
+from atoll.agent.runtime.channel.arriving import Plans
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Recovered
 from atoll.agent.runtime.checkpoints.restore import prepared
 from atoll.agent.runtime.checkpoints.resume import Resumed
-from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings, known_count
 from atoll.agent.runtime.data.sampler import Position, after
 from atoll.agent.runtime.membership.member_state import PreparedObjects
-from atoll.agent.runtime.membership.view_transition import ExchangeControl, ViewTransition
+from atoll.agent.runtime.membership.transition.view_transition import ExchangeControl, ViewTransition
+from atoll.agent.runtime.model.as_one import as_one
+from atoll.agent.runtime.model.durable import Handover, Origin
+from atoll.agent.runtime.model.inputs import check_alike, check_loss, likeness
+from atoll.agent.runtime.model.prepared_parameters import unfrozen
+from atoll.agent.runtime.model.snapshot import Tracked
+from atoll.agent.runtime.plans.schedule import PlanSchedule
+from atoll.agent.runtime.session.probe import description
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.backward.batch_statistics import batch_statistics_layers, name_drop_last
 from atoll.agent.runtime.step.backward.counted_passes import CountedPasses
 from atoll.agent.runtime.step.backward.gradient_passes import clip_norm
 from atoll.agent.runtime.step.backward.unapplied_gradients import UnappliedGradients
-from atoll.agent.runtime.step.capabilities import EngineParts, StepEvents
 from atoll.agent.runtime.step.collective_calls import CollectiveCalls
 from atoll.agent.runtime.step.drivers.build import build_driver
 from atoll.agent.runtime.step.drivers.coordination import StepNumbers
+from atoll.agent.runtime.step.drivers.evaluated_model import EvaluatedModel
 from atoll.agent.runtime.step.drivers.step_driver import PassState, StepDriver, StepParts
-from atoll.agent.runtime.step.evaluated_model import EvaluatedModel
 from atoll.agent.runtime.step.measures.clock import Lap, StepClock, marks_of
 from atoll.agent.runtime.step.measures.non_finite import NonFinite
-from atoll.agent.runtime.step.measures.probe import description
-from atoll.agent.runtime.step.measures.step_reporter import Silent, StepReporter
-from atoll.agent.runtime.step.optimizers.as_one import as_one
 from atoll.agent.runtime.step.optimizers.dry_run import DryRunSteps
-from atoll.agent.runtime.step.optimizers.prepared_parameters import unfrozen
 from atoll.agent.runtime.step.optimizers.scaled_steps import ScaledSteps
-from atoll.agent.runtime.step.optimizers.update_hooks import UpdateHooks, UpdateParts
-from atoll.agent.runtime.step.plans.agreement import Agreed, Meeting
-from atoll.agent.runtime.step.plans.arriving import Plans
-from atoll.agent.runtime.step.plans.schedule import PlanSchedule
-from atoll.agent.runtime.step.state.durable import Handover, Origin
 from atoll.agent.runtime.step.state.fingerprint import fingerprint_of
 from atoll.agent.runtime.step.state.randomness import seed_step
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
+from atoll.agent.runtime.step.state.step_reporter import Silent, StepReporter
+from atoll.agent.runtime.step.update_hooks import UpdateHooks, UpdateParts
+from atoll.agent.runtime.strategy_interface.capabilities import EngineParts, StepEvents
 from atoll.errors import AtollError, BadInput, PeerLost
 from atoll.v1.agents_pb2 import Prepared
 from atoll.v1.common_pb2 import LinkSample

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from atoll.agent.routes import address_towards, interface_of
 from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.agent.runtime.transport.collectives import collective
 from atoll.agent.runtime.transport.gloo_sockets import beside_the_first, open_sockets
@@ -21,6 +20,7 @@ from atoll.agent.runtime.transport.process_groups import Group
 from atoll.agent.runtime.transport.relayed_links import RelayedLinks
 from atoll.agent.runtime.transport.relayed_store import RelayedStore
 from atoll.errors import PeerLost
+from atoll.host.routes import address_towards, interface_of
 
 # Until training begins, peers fetch code, import torch and read checkpoints, on slow disks too. Dead ones show at once.
 START_TIMEOUT_S: Final = 300.0

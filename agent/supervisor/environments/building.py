@@ -20,12 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from atoll.agent.supervisor.environment import SECRET
 from atoll.agent.supervisor.environments import base
 from atoll.agent.supervisor.environments.installers import install_command
 from atoll.agent.supervisor.environments.recipe import Recipe
-from atoll.agent.supervisor.exits import last_lines
-from atoll.agent.supervisor.leftover_processes import PidFile, end_escaped
+from atoll.agent.supervisor.processes.environment import SECRET
+from atoll.agent.supervisor.processes.exits import last_lines
+from atoll.agent.supervisor.processes.leftover_processes import PidFile, end_escaped
 from atoll.errors import EnvironmentFailed
 from atoll.host import die_with_parent
 from atoll.jobs.job_spec import ENVIRONMENT_S

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from atoll.agent.supervisor.code_store import delete, retire
-from atoll.agent.supervisor.environment import may_set
 from atoll.agent.supervisor.environments import base
 from atoll.agent.supervisor.environments.building import Building, is_whole
+from atoll.agent.supervisor.environments.code_store import delete, retire
 from atoll.agent.supervisor.environments.recipe import Recipe, recipe_of
+from atoll.agent.supervisor.processes.environment import may_set
 from atoll.network.message_limits import SHA256
 from atoll.v1.common_pb2 import JobSpec
 

@@ -9,8 +9,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from atoll.cli.checks.connectivity import check_reach
-from atoll.cli.checks.finding import Finding
-from atoll.cli.connection import Connection
+from atoll.cli.cluster.connection import Connection
+from atoll.cli.render.finding import Finding
 from atoll.errors import AtollError, BadInput, ControllerUnreachable
 from atoll.host.ports import DEFAULT_ADDRESS
 

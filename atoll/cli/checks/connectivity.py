@@ -7,12 +7,12 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from atoll.cli.checks.finding import Finding
+from atoll.cli.render.finding import Finding
 from atoll.errors import AtollError
 from atoll.network.rpc import is_loopback
 
 if TYPE_CHECKING:
-    from atoll.cli.connection import Connection
+    from atoll.cli.cluster.connection import Connection
     from atoll.client.client import AsyncClient
 
 _ARRIVES_S: Final = 1.0

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import connection
-from atoll.cli.daemon_gc import tune_collector
+from atoll.cli.cluster import connection
+from atoll.cli.cluster.daemon_gc import tune_collector
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput
 from atoll.host.ports import DEFAULT_ADDRESS
@@ -146,9 +146,9 @@ def agent(
     need_linux()
     reached = connection.of(context)
     token = read_token(token_file) if token_file else ""
-    settings = need("atoll.agent.settings", "agent")
+    settings = need("atoll.agent.supervisor.settings", "agent")
     daemon = need("atoll.agent.daemon", "agent")
-    owner = need("atoll.agent.owner", "agent")
+    owner = need("atoll.agent.supervisor.owner", "agent")
     name = name or socket.gethostname().partition(".")[0]
     chosen = settings.AgentSettings(
         controllers=reached.controllers,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import connection
+from atoll.cli.cluster import connection
 from atoll.cli.commands import daemons
 from atoll.cli.render import terminal
 

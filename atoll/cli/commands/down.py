@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import detached
+from atoll.cli.cluster import detached
+from atoll.cli.cluster.local_cluster import DATA_DIR
 from atoll.cli.commands.daemons import need_linux
-from atoll.cli.local_cluster import DATA_DIR
 from atoll.cli.render import terminal
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.checkpoints import sources
-from atoll.cli import connection
+from atoll.cli.cluster import connection
 from atoll.cli.commands.checkpoints import SourceName, StepNumber
 from atoll.cli.render import terminal
 from atoll.errors import BadInput, CheckpointError, NotFound

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import connection
+from atoll.cli.cluster import connection
 from atoll.cli.commands.jobs import JobName, Json
 from atoll.cli.render import curves, terminal
 from atoll.errors import BadInput

@@ -13,7 +13,7 @@ from atoll.cli.commands.job_options import batch_range
 from atoll.cli.commands.jobs import Json
 from atoll.cli.render import terminal
 from atoll.errors import BadInput, NotFound
-from atoll.jobs.exit_codes import INTERRUPTED
+from atoll.errors.exit_codes import INTERRUPTED
 
 if TYPE_CHECKING:
     from atoll.client.job_file import JobFile

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import connection
+from atoll.cli.cluster import connection
 from atoll.cli.commands.jobs import JobName, Json
 from atoll.cli.render import terminal, wire
 from atoll.errors import BadInput, Conflict

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import connection
+from atoll.cli.cluster import connection
 from atoll.cli.commands.jobs import JobName
 from atoll.cli.render import terminal, wire
 from atoll.cli.render.log_lines import LogLines

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from atoll.cli import connection
+from atoll.cli.cluster import connection
 from atoll.cli.commands import job_options as options
 from atoll.cli.render import terminal
 from atoll.errors import BadInput
-from atoll.jobs.exit_codes import INTERRUPTED
+from atoll.errors.exit_codes import INTERRUPTED
 
 if TYPE_CHECKING:
     from atoll.client.client import AsyncClient

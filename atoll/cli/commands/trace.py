@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import connection
+from atoll.cli.cluster import connection
 from atoll.cli.commands.daemons import need
 from atoll.cli.commands.jobs import JobName
 from atoll.cli.commands.streams import Follow

@@ -11,13 +11,13 @@ from typing import Annotated, Final
 
 import typer
 
-from atoll.cli import detached
+from atoll.cli.cluster import detached
+from atoll.cli.cluster.local_cluster import DATA_DIR, LocalCluster, dealt, locked
 from atoll.cli.commands.daemons import innermost, need, need_linux, stop_signals
-from atoll.cli.local_cluster import DATA_DIR, LocalCluster, dealt, locked
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput
+from atoll.errors.exit_codes import INTERRUPTED
 from atoll.host.ports import DEFAULT_ADDRESS
-from atoll.jobs.exit_codes import INTERRUPTED
 
 _MAX_AGENTS: Final = 64
 

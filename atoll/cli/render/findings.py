@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from atoll.cli.checks.finding import Finding
 from atoll.cli.render import terminal
+from atoll.cli.render.finding import Finding
 
 
 def show(findings: Sequence[Finding], *, as_json: bool) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from atoll.controller.estimators.profile import Profile
-from atoll.controller.planners.admission import AdmissionInput, AdmissionPlan, Offer
+from atoll.controller.planners.batches.admission import AdmissionInput, AdmissionPlan, Offer
 from atoll.controller.planners.batches.goodput import candidates_between
 from atoll.controller.planners.batches.optperf import NodeModel, Overlap
 from atoll.controller.planners.registry import ADMISSION, Decision

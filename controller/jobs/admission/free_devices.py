@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from atoll.controller.jobs.agents.orphans import orphans_of
 from atoll.controller.jobs.agents.sessions import AgentSession
-from atoll.controller.jobs.lifecycle.start import FreeDevice
-from atoll.controller.jobs.membership.members import Seats, limited_to
+from atoll.controller.jobs.model.members import Seats, limited_to
+from atoll.controller.jobs.model.start import FreeDevice
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.state.records import JobRecord, NodeRecord, RunRecord
 

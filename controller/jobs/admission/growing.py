@@ -22,9 +22,9 @@ from atoll.controller.jobs.admission.admitting import (
     answer,
     dispensable,
 )
-from atoll.controller.jobs.lifecycle.observed import GROW_STABLE_S, ObservedJob, PassClock
-from atoll.controller.jobs.lifecycle.policy import policy_of
-from atoll.controller.jobs.lifecycle.start import FreeDevice, same_work
+from atoll.controller.jobs.model.observed import GROW_STABLE_S, ObservedJob, PassClock
+from atoll.controller.jobs.model.policy import policy_of
+from atoll.controller.jobs.model.start import FreeDevice, same_work
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import (
     AdmissionRecord,

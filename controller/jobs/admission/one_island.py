@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from atoll.controller.jobs.admission.growing import is_steady
-from atoll.controller.jobs.lifecycle.observed import ObservedJob, PassClock
-from atoll.controller.jobs.membership.members import members_of
+from atoll.controller.jobs.model.members import members_of
+from atoll.controller.jobs.model.observed import ObservedJob, PassClock
 from atoll.controller.planners.islands.one_island import MIN_SAVING, IslandTimes, OneIslandInput, OneIslandPlan
 from atoll.controller.planners.registry import ONE_ISLAND, Decision
 from atoll.controller.state.events import EventKind, NewEvent

@@ -13,7 +13,7 @@ from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.admission.admitting import PAYBACK_S
 from atoll.controller.jobs.admission.growing import JUDGE_EVERY_S, DeviceAssessment, is_measured, restart_s, sent_back
 from atoll.controller.jobs.admission.one_island import island_times, measured_islands, uncertainty_of
-from atoll.controller.jobs.lifecycle.observed import ObservedJob, PassClock
+from atoll.controller.jobs.model.observed import ObservedJob, PassClock
 from atoll.controller.planners.islands.exchange_density import ExchangeDensityInput
 from atoll.controller.planners.islands.thin_island import ThinIslandInput, ThinIslandPlan
 from atoll.controller.planners.registry import EXCHANGE_DENSITY, THIN_ISLAND, Decision

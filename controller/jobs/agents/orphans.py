@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from atoll.controller.jobs.lifecycle.observed import (
+from atoll.controller.jobs.model.observed import (
     Action,
     DropMemory,
     ForgetWorker,

@@ -16,7 +16,7 @@ from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.jobs.agents.reported import NewPoints, Reported
-from atoll.controller.jobs.membership.members import members_of
+from atoll.controller.jobs.model.members import members_of
 from atoll.controller.jobs.records.wire import level_from_wire
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import Level, RunRecord

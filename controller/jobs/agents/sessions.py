@@ -14,9 +14,9 @@ from typing import Final, TypeAlias
 
 from atoll.controller.jobs.agents import shared_gpus
 from atoll.controller.jobs.agents.reported import NewPoints
-from atoll.controller.jobs.lifecycle.observed import PARTED_S, WORKER_DEATH_S, ObservedNode, ObservedWorker
+from atoll.controller.jobs.model.observed import PARTED_S, WORKER_DEATH_S, ObservedNode, ObservedWorker
+from atoll.controller.jobs.model.supply import MeasuredEdges
 from atoll.controller.jobs.records.wire import worker_from_wire
-from atoll.controller.jobs.volunteers.supply import MeasuredEdges
 from atoll.controller.state.records import NodeRecord
 from atoll.errors import AtollError, Conflict, ControllerUnreachable
 from atoll.jobs.worker_key import WorkerKey

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from atoll.controller.jobs.agents.replica_placement import copies_by_node
-from atoll.controller.jobs.lifecycle.observed import ObservedJob, PassClock
+from atoll.controller.jobs.model.observed import ObservedJob, PassClock
+from atoll.controller.jobs.model.replica_placement import copies_by_node
 from atoll.controller.state.records import RunRecord
 from atoll.controller.state.recovery import RecoveryRecord
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from atoll.controller.jobs.lifecycle.start import FreeDevice
+from atoll.controller.jobs.model.start import FreeDevice
 from atoll.controller.state.records import NodeRecord, RunMember
 from atoll.strategies import registry
 

@@ -10,15 +10,15 @@ from typing import Final
 
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.jobs.admission.growing import learned, stood_by
-from atoll.controller.jobs.agents.replica_placement import first_placement, is_same, shared_hosts, without_room
 from atoll.controller.jobs.lifecycle.awaited_memory import awaited_memory
 from atoll.controller.jobs.lifecycle.connectivity import told_of_relay
-from atoll.controller.jobs.lifecycle.observed import JobStep, ObservedJob, PassClock
 from atoll.controller.jobs.lifecycle.phases import advance
-from atoll.controller.jobs.lifecycle.policy import begun_with, planned_total
 from atoll.controller.jobs.lifecycle.recovery import recovery_at_launch
-from atoll.controller.jobs.lifecycle.start import StartDecision, StartRequest, decide_start
-from atoll.controller.jobs.membership.members import limited_to
+from atoll.controller.jobs.model.members import limited_to
+from atoll.controller.jobs.model.observed import JobStep, ObservedJob, PassClock
+from atoll.controller.jobs.model.policy import begun_with, planned_total
+from atoll.controller.jobs.model.replica_placement import first_placement, is_same, shared_hosts, without_room
+from atoll.controller.jobs.model.start import StartDecision, StartRequest, decide_start
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import (
     JobPhase,

@@ -15,9 +15,9 @@ from atoll.controller.deciding.given import Pins
 from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
 from atoll.controller.jobs.agents.strategy_relay import StrategyRelay
-from atoll.controller.jobs.lifecycle.observed import JobStep
-from atoll.controller.jobs.lifecycle.policy import pins_of
 from atoll.controller.jobs.lifecycle.reconciler import Reconciler
+from atoll.controller.jobs.model.observed import JobStep
+from atoll.controller.jobs.model.policy import pins_of
 from atoll.controller.jobs.records.code_bundles import CodeBundles
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.jobs.records.ledger import Ledger

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from atoll.controller.jobs.lifecycle.observed import (
+from atoll.controller.jobs.model.members import members_of
+from atoll.controller.jobs.model.observed import (
     Action,
     ForgetWorker,
     LaunchWorkers,
@@ -16,8 +17,7 @@ from atoll.controller.jobs.lifecycle.observed import (
     StopRun,
     WorkerPhase,
 )
-from atoll.controller.jobs.membership.members import members_of
-from atoll.controller.jobs.membership.observed_views import ViewStage
+from atoll.controller.jobs.model.observed_views import ViewStage
 from atoll.controller.state.records import JobPhase, RunMember, RunRecord
 from atoll.controller.state.views import ViewCause
 from atoll.jobs.worker_key import WorkerKey

@@ -15,8 +15,15 @@ from atoll.controller.jobs.admission.growing import DeviceAssessment, assess_dev
 from atoll.controller.jobs.admission.one_island import advise
 from atoll.controller.jobs.admission.thin_island import without_thin_island
 from atoll.controller.jobs.lifecycle import orders
-from atoll.controller.jobs.lifecycle.exits import exit_events, in_words, record_exits
-from atoll.controller.jobs.lifecycle.failures import (
+from atoll.controller.jobs.lifecycle.launching import begin_run
+from atoll.controller.jobs.lifecycle.phases import advance
+from atoll.controller.jobs.lifecycle.recovery import close_recovery, recovery_at_end, recovery_at_fence
+from atoll.controller.jobs.membership import joining
+from atoll.controller.jobs.membership.life import move_view
+from atoll.controller.jobs.membership.next_view import left_out, next_view
+from atoll.controller.jobs.membership.proposing import ViewStep
+from atoll.controller.jobs.model.exits import exit_events, in_words, record_exits
+from atoll.controller.jobs.model.failures import (
     GOOD_RUN_S,
     finished_text,
     has_recovered,
@@ -25,24 +32,17 @@ from atoll.controller.jobs.lifecycle.failures import (
     root_cause,
     start_deadline_s,
 )
-from atoll.controller.jobs.lifecycle.job_history import with_learned
-from atoll.controller.jobs.lifecycle.launching import begin_run
-from atoll.controller.jobs.lifecycle.observed import (
+from atoll.controller.jobs.model.job_history import with_learned
+from atoll.controller.jobs.model.members import by_position, joiners, limited_to, members_of
+from atoll.controller.jobs.model.observed import (
     LEFT_EARLY_S,
     JobStep,
     ObservedJob,
     PassClock,
     WorkerPhase,
 )
-from atoll.controller.jobs.lifecycle.phases import advance
-from atoll.controller.jobs.lifecycle.policy import policy_of
-from atoll.controller.jobs.lifecycle.recovery import close_recovery, recovery_at_end, recovery_at_fence
-from atoll.controller.jobs.membership import joining
-from atoll.controller.jobs.membership.life import move_view
-from atoll.controller.jobs.membership.members import by_position, joiners, limited_to, members_of
-from atoll.controller.jobs.membership.next_view import left_out, next_view
-from atoll.controller.jobs.membership.proposing import ViewStep
-from atoll.controller.jobs.records.offline_profile import offline_profile
+from atoll.controller.jobs.model.offline_profile import offline_profile
+from atoll.controller.jobs.model.policy import policy_of
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import Cause, JobPhase, JobRecord, Level, PlanRecord, RunRecord, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewState

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from atoll.controller.jobs.admission.free_devices import FreeDevices
 from atoll.controller.jobs.agents.progress import ProgressBoard, RunProgress
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
-from atoll.controller.jobs.lifecycle.observed import JobStep
+from atoll.controller.jobs.model.observed import JobStep
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.state.records import JobPhase
 from atoll.controller.state.views import ViewState

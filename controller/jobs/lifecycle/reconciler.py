@@ -17,13 +17,17 @@ from typing import Final
 from atoll.controller.deciding.controller_half import controller_half
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.admission.free_devices import FreeDevices, find_free, has_orphans, seats_by_job
-from atoll.controller.jobs.agents.data_keys import new_seed
 from atoll.controller.jobs.agents.orphans import orphan_actions
+from atoll.controller.jobs.agents.outbox import AgentOutbox
 from atoll.controller.jobs.agents.progress import COMMIT_EVERY_S, PROFILE_EVERY_S, ProgressBoard, RunProgress
 from atoll.controller.jobs.agents.sessions import AgentSessions
 from atoll.controller.jobs.lifecycle.connectivity import within_reach
-from atoll.controller.jobs.lifecycle.exits import is_lost
-from atoll.controller.jobs.lifecycle.observed import (
+from atoll.controller.jobs.lifecycle.reconcile import next_step
+from atoll.controller.jobs.lifecycle.reconcile_cache import QuietJobs
+from atoll.controller.jobs.model.data_keys import new_seed
+from atoll.controller.jobs.model.exits import is_lost
+from atoll.controller.jobs.model.members import members_of
+from atoll.controller.jobs.model.observed import (
     JobStep,
     ObservedDevices,
     ObservedJob,
@@ -32,12 +36,8 @@ from atoll.controller.jobs.lifecycle.observed import (
     ObservedTraining,
     PassClock,
 )
-from atoll.controller.jobs.lifecycle.outbox import AgentOutbox
-from atoll.controller.jobs.lifecycle.reconcile import next_step
-from atoll.controller.jobs.lifecycle.reconcile_cache import QuietJobs
-from atoll.controller.jobs.lifecycle.start import FreeDevice
-from atoll.controller.jobs.membership.members import members_of
-from atoll.controller.jobs.membership.observed_views import ObservedViews, ViewStage
+from atoll.controller.jobs.model.observed_views import ObservedViews, ViewStage
+from atoll.controller.jobs.model.start import FreeDevice
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.jobs.volunteers.volunteers import Volunteers

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from atoll.controller.jobs.lifecycle.exits import silent_s
-from atoll.controller.jobs.lifecycle.observed import ObservedJob, PassClock
+from atoll.controller.jobs.model.exits import silent_s
+from atoll.controller.jobs.model.observed import ObservedJob, PassClock
 from atoll.controller.state.events import EventKind, NewEvent, TimedPart
 from atoll.controller.state.records import Cause, ExitRecord, JobPhase, RunMember, RunRecord, WorkerExitKind
 from atoll.controller.state.recovery import RecoveryRecord

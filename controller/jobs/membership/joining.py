@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from atoll.controller.jobs.lifecycle.observed import Action, LaunchWorkers, ObservedJob, PassClock, StopRun
-from atoll.controller.jobs.lifecycle.start import FreeDevice
-from atoll.controller.jobs.membership.members import joiners, living, members_of, seat
-from atoll.controller.jobs.membership.observed_views import ViewStage
+from atoll.controller.jobs.model.members import joiners, living, members_of, seat
+from atoll.controller.jobs.model.observed import Action, LaunchWorkers, ObservedJob, PassClock, StopRun
+from atoll.controller.jobs.model.observed_views import ViewStage
+from atoll.controller.jobs.model.start import FreeDevice
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import RunMember, RunRecord
 from atoll.controller.state.views import ViewRecord, ViewState

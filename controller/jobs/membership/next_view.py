@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from atoll.controller.jobs.lifecycle.exits import in_words as exit_in_words
-from atoll.controller.jobs.lifecycle.exits import silent_s
-from atoll.controller.jobs.lifecycle.failures import crashed
-from atoll.controller.jobs.lifecycle.observed import ObservedJob, PassClock
 from atoll.controller.jobs.membership.life import move_view
-from atoll.controller.jobs.membership.members import in_whole_pipelines, joiners, members_of, with_state
-from atoll.controller.jobs.membership.observed_views import ViewStage, WorkerStanding
 from atoll.controller.jobs.membership.proposing import NextMembers, ViewStep, propose
 from atoll.controller.jobs.membership.view_events import changed_event, first_step_event
+from atoll.controller.jobs.model.exits import in_words as exit_in_words
+from atoll.controller.jobs.model.exits import silent_s
+from atoll.controller.jobs.model.failures import crashed
+from atoll.controller.jobs.model.members import in_whole_pipelines, joiners, members_of, with_state
+from atoll.controller.jobs.model.observed import ObservedJob, PassClock
+from atoll.controller.jobs.model.observed_views import ViewStage, WorkerStanding
 from atoll.controller.state.records import ExitRecord, Level, RunMember, RunRecord, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 

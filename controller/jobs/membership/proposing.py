@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.controller.deciding.first import Place, first_plan
-from atoll.controller.jobs.agents.replica_placement import first_placement
-from atoll.controller.jobs.lifecycle.job_history import with_learned
-from atoll.controller.jobs.lifecycle.observed import ObservedJob, PassClock
-from atoll.controller.jobs.lifecycle.policy import begun_with, planned_total
 from atoll.controller.jobs.membership.life import move_view
-from atoll.controller.jobs.membership.members import by_position, in_order
+from atoll.controller.jobs.model.job_history import with_learned
+from atoll.controller.jobs.model.members import by_position, in_order
+from atoll.controller.jobs.model.observed import ObservedJob, PassClock
+from atoll.controller.jobs.model.policy import begun_with, planned_total
+from atoll.controller.jobs.model.replica_placement import first_placement
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import JobRecord, Level, PlacementRecord, PlanRecord, RunMember, RunRecord
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState

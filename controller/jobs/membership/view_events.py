@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.controller.jobs.membership.observed_views import WayIn
+from atoll.controller.jobs.model.observed_views import WayIn
 from atoll.controller.state.events import EventKind, NewEvent, TimedPart
 from atoll.controller.state.records import Level
 from atoll.controller.state.views import ViewRecord

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from atoll.controller.jobs.membership.members import Seats, living, members_of, seats_of
+from atoll.controller.jobs.model.members import Seats, living, members_of, seats_of
 from atoll.controller.state.records import JobRecord, PlacementRecord, PlanRecord, RunRecord
 from atoll.controller.state.recovery import CommitRecord
 from atoll.controller.state.views import ViewRecord

@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
 
-from atoll.controller.jobs.lifecycle.observed import JobStep
+from atoll.controller.jobs.model.observed import JobStep
 from atoll.controller.jobs.records import retention
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.state import keys

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Final
 
-from atoll.controller.jobs.lifecycle.observed import ObservedWorker, WorkerPhase
-from atoll.controller.jobs.membership.observed_views import ViewStage, WayIn, WorkerStanding
+from atoll.controller.jobs.model.observed import ObservedWorker, WorkerPhase
+from atoll.controller.jobs.model.observed_views import ViewStage, WayIn, WorkerStanding
 from atoll.controller.state.events import EventRecord
 from atoll.controller.state.records import (
     DeviceRecord,

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from atoll.controller.jobs.lifecycle.observed import ForgetWorker, ObservedNode, StopRun, WorkerPhase
-from atoll.controller.jobs.volunteers.supply import MIN_EDGE_MEASUREMENTS, Edges, HelpedRank, Supply
+from atoll.controller.jobs.model.helper_actions import LaunchHelper, MoveHelper
+from atoll.controller.jobs.model.observed import ForgetWorker, ObservedNode, StopRun, WorkerPhase
+from atoll.controller.jobs.model.supply import MIN_EDGE_MEASUREMENTS, Edges, HelpedRank, Supply
 from atoll.jobs.job_spec import MAX_WORKERS
 from atoll.jobs.worker_key import WorkerKey
 from atoll.network.message_limits import MAX_RANK
@@ -21,25 +22,6 @@ STOP_GRACE_S: Final = 2.0
 _DEVICES: Final = 64
 """Most devices of a node, as agents may register."""
 DRAWS: Final = (MAX_RANK - MAX_WORKERS) // (_DEVICES * MAX_WORKERS)
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchHelper:
-    node: str
-    device: int
-    job: str
-    run: int
-    helps: HelpedRank
-
-
-@dataclass(frozen=True, slots=True)
-class MoveHelper:
-    """Instruction to stop a helper, so that its device helps `rank`."""
-
-    node: str
-    device: int
-    stop: StopRun
-    rank: int
 
 
 HelpingAction: TypeAlias = LaunchHelper | MoveHelper | StopRun | ForgetWorker

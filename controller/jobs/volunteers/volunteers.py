@@ -7,23 +7,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from atoll.controller.jobs.agents.outbox import AgentOutbox, launch_of_helper
 from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
-from atoll.controller.jobs.lifecycle.observed import ObservedWorker, WorkerPhase
-from atoll.controller.jobs.lifecycle.outbox import AgentOutbox, launch_of_helper
-from atoll.controller.jobs.membership.members import members_of
+from atoll.controller.jobs.model.helper_actions import LaunchHelper, MoveHelper
+from atoll.controller.jobs.model.members import members_of
+from atoll.controller.jobs.model.observed import ObservedWorker, WorkerPhase
+from atoll.controller.jobs.model.supply import Edges, HelpedRank
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.jobs.records.ledger import Ledger
-from atoll.controller.jobs.volunteers.helping import (
-    DRAWS,
-    HelpedRuns,
-    LaunchHelper,
-    MoveHelper,
-    device_of,
-    helper_number,
-    helping_actions,
-)
-from atoll.controller.jobs.volunteers.supply import Edges, HelpedRank
+from atoll.controller.jobs.volunteers.helping import DRAWS, HelpedRuns, device_of, helper_number, helping_actions
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import JobPhase, Level, WorkerExitKind
 from atoll.jobs.worker_key import WorkerKey

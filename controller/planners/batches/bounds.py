@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from pydantic import model_validator
 
-from atoll.controller.planners.schemas import Samples, Schema
 from atoll.errors import NoFeasiblePlan
+from atoll.planning.schemas import Samples, Schema
 
 
 class Bounds(Schema):

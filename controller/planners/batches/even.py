@@ -9,8 +9,8 @@ from typing import Annotated
 from pydantic import Discriminator, Field, Tag
 
 from atoll.controller.planners.batches.bounds import Bounds, round_within
-from atoll.controller.planners.schemas import MAX_NODES, Schema, TotalBatch
 from atoll.errors import NoFeasiblePlan
+from atoll.planning.schemas import MAX_NODES, Schema, TotalBatch
 
 
 class EvenInput(Schema):

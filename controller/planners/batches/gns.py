@@ -15,8 +15,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from atoll.controller.planners.schemas import MAX_NODES, Samples, Schema
 from atoll.errors import BadInput
+from atoll.planning.schemas import MAX_NODES, Samples, Schema
 
 SqNorm = Annotated[float, Field(ge=0, le=1e200)]
 """Bound on squared norms: beyond any gradient's, and no product of two overflows."""

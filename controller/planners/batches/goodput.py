@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from atoll.controller.planners.batches.optperf import Nodes, OptPerfInput, Overlap, optperf_of_totals, plan_optperf
-from atoll.controller.planners.schemas import TotalBatch
 from atoll.errors import NoFeasiblePlan
+from atoll.planning.schemas import TotalBatch
 
 Rule = Literal["adascale", "square-root"]
 

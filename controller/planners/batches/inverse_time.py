@@ -13,7 +13,7 @@ from pydantic import Field
 
 from atoll.controller.planners.batches.bounds import Bounds
 from atoll.controller.planners.batches.water_filling import Levels, PiecewiseTimes, whole
-from atoll.controller.planners.schemas import MAX_NODES, Schema, TotalBatch
+from atoll.planning.schemas import MAX_NODES, Schema, TotalBatch
 
 
 class TimedNode(Bounds):

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from atoll.controller.planners.batches.bounds import Bounds
 from atoll.controller.planners.batches.water_filling import F64, Levels, PiecewiseTimes, whole
-from atoll.controller.planners.schemas import MAX_NODES, MAX_SECONDS, Schema, Seconds, Share, TotalBatch
+from atoll.planning.schemas import MAX_NODES, MAX_SECONDS, Schema, Seconds, Share, TotalBatch
 
 Bottleneck = Literal["compute", "communication"]
 

@@ -14,7 +14,7 @@ from typing import Annotated, Final, TypeVar
 
 from pydantic import Field
 
-from atoll.controller.planners.schemas import Bytes, Name, Schema
+from atoll.planning.schemas import Bytes, Name, Schema
 
 Block = tuple[int, ...]
 """Indices of machines, in the order of the ring."""

@@ -16,9 +16,9 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from atoll.controller.planners.checkpoint_placement.failure_domains import Block, Domains, Machine, held, require_nested
 from atoll.controller.planners.checkpoint_placement.placement_changes import Previous, adapt
 from atoll.controller.planners.checkpoint_placement.recovery_probability import recovery_probabilities
-from atoll.controller.planners.schemas import MAX_NODES, Bytes, Name, Schema
 from atoll.errors import BadInput, NoFeasiblePlan
 from atoll.planning.replica_room import fitted
+from atoll.planning.schemas import MAX_NODES, Bytes, Name, Schema
 
 MAX_REPLICAS: Final = 1000
 GENERATIONS: Final = 2

@@ -46,7 +46,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from atoll.controller.planners.islands.wire_bytes import BLOCK_ENTRIES, index_bytes
-from atoll.controller.planners.schemas import MAX_NODES, BytesPerSecond, Schema, Seconds, Share, TotalBatch
+from atoll.planning.schemas import MAX_NODES, BytesPerSecond, Schema, Seconds, Share, TotalBatch
 
 MIN_DENSITY: Final = 0.0001
 """Smallest density that workers accept."""

@@ -22,7 +22,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 
-from atoll.controller.planners.schemas import (
+from atoll.planning.schemas import (
     MAX_NODES,
     BytesPerSecond,
     Name,

@@ -22,7 +22,7 @@ from atoll.controller.planners.islands.exchange_density import (
     steps_for_one_at,
 )
 from atoll.controller.planners.islands.one_island import MIN_SAVING, IslandTimes
-from atoll.controller.planners.schemas import MAX_NODES, Schema, Share, Uncertainty
+from atoll.planning.schemas import MAX_NODES, Schema, Share, Uncertainty
 
 
 class ThinIslandInput(Schema):

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from atoll.controller.planners.pipelines.stage_order import order_cost, shortest_order
-from atoll.controller.planners.schemas import Schema, Seconds, TotalBatch
 from atoll.errors import NoFeasiblePlan
+from atoll.planning.schemas import Schema, Seconds, TotalBatch
 
 MAX_DEVICES: Final = 512
 MAX_LAYERS: Final = 2_000

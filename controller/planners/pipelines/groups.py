@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from atoll.controller.planners.pipelines.group_rounds import GroupRounds, RoundGroup, passed, ready
 from atoll.controller.planners.pipelines.group_waits import StageWaits
-from atoll.controller.planners.schemas import Schema, Seconds
+from atoll.planning.schemas import Schema, Seconds
 
 MAX_STAGES: Final = 256
 MAX_REPLICAS: Final = 1_024

@@ -13,8 +13,8 @@ from typing import Annotated, Final
 
 from pydantic import Field, field_validator
 
-from atoll.controller.planners.schemas import Name, Schema, Seconds
 from atoll.kernels.timeline import DEVICE, Timeline
+from atoll.planning.schemas import Name, Schema, Seconds
 
 MAX_TENSORS: Final = 10_000
 MAX_OPTIONS: Final = 256

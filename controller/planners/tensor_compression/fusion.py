@@ -12,9 +12,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from atoll.controller.planners.schemas import Schema, Seconds
 from atoll.controller.planners.tensor_compression.compression import SecondsPerByte, TensorBytes, TensorTimes
 from atoll.kernels.timeline import fuse
+from atoll.planning.schemas import Schema, Seconds
 
 MAX_FUSED = 2_048
 """Tensors of one input. The search takes time that grows with their square."""

@@ -8,10 +8,10 @@ from typing import Final
 
 from atoll.controller.planners.tensor_compression.compression import CompressionInput, Option, TaskCost, TensorTimes
 from atoll.step_estimators.observed import ObservedStep
+from atoll.strategies.compressed.codes.algorithm import Algorithm
 from atoll.strategies.compressed.costs.link_costs import least_cost
 from atoll.strategies.compressed.costs.measured import MeasuredCosts
 from atoll.strategies.compressed.groups.options import Way, ways
-from atoll.strategies.compressed.settings import Algorithm
 from atoll.strategies.declaration import Declared
 
 RESOURCES: Final = {"device": "gpu", "cpu": "cpu"}

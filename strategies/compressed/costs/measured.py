@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from atoll.strategies.compressed.settings import Algorithm
+from atoll.strategies.compressed.codes.algorithm import Algorithm
 from atoll.strategies.declaration import Declared
 
 _Seconds = Annotated[float, Field(ge=0, le=1e6)]

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from atoll.agent.runtime.transport.channel import Channel
+from atoll.agent.runtime.channel.channel import Channel
 from atoll.errors import AtollError, BadInput, PeerLost
 from atoll.strategies.compressed.codes.compressors import Compressor
 from atoll.strategies.compressed.exchanges.group_sum import Addend, Counts, GroupGradient, GroupSum, RankCircle, Summing

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from atoll.agent.runtime.step.memory_order import memory_shape
+from atoll.agent.runtime.model.memory_order import memory_shape
 from atoll.strategies.compressed.groups.options import TensorGroup, Way
 from atoll.strategies.compressed.groups.rules import by_size
 

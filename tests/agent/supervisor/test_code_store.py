@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from agent_harness import bundle_of
 
-from atoll.agent.supervisor import code_store
-from atoll.agent.supervisor.code_store import CodeStore, find_script, retire, unpack
+from atoll.agent.supervisor.environments import code_store
+from atoll.agent.supervisor.environments.code_store import CodeStore, find_script, retire, unpack
 from atoll.errors import BadInput, ControllerUnreachable, DeadlineExceeded, NotFound
 
 BUNDLE = bundle_of({"train.py": "print('hi')", "lib/model.py": "x = 1"})

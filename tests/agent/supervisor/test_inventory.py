@@ -11,7 +11,7 @@ import torch
 from written_shards import JOB, header, write_shard
 
 from atoll.agent.runtime.checkpoints.disk import files
-from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFolders
+from atoll.agent.runtime.checkpoints.disk.shard_folders import ShardFolders
 from atoll.agent.supervisor.inventory import InventoryTaker, checkpoints_in, checkpoints_under, shards_in
 from atoll.v1.agents_pb2 import Inventory, TakeInventory
 

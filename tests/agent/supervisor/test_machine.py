@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from atoll.agent.supervisor.events import (
+from atoll.agent.supervisor.machine import MAX_REMEMBERED, Phase, State, Worker, handle
+from atoll.agent.supervisor.processes.events import (
     CloseRequested,
     CodeReady,
     Ended,
@@ -29,8 +30,7 @@ from atoll.agent.supervisor.events import (
     StopRequested,
     Ticked,
 )
-from atoll.agent.supervisor.exits import classify
-from atoll.agent.supervisor.machine import MAX_REMEMBERED, Phase, State, Worker, handle
+from atoll.agent.supervisor.processes.exits import classify
 from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_TRAINING, ViewReport, ViewTimes
 

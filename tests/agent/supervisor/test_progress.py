@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 
-from atoll.agent.supervisor.events import (
+from atoll.agent.supervisor.machine import HANG_GRACE_S, Phase, State, handle
+from atoll.agent.supervisor.processes.events import (
     CodeReady,
     Ended,
     Event,
@@ -19,7 +20,6 @@ from atoll.agent.supervisor.events import (
     Started,
     Ticked,
 )
-from atoll.agent.supervisor.machine import HANG_GRACE_S, Phase, State, handle
 from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.common_pb2 import ViewReport
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from written_shards import write_shard
 
+from atoll.agent.runtime.checkpoints.disk.shard_folders import ShardFolders
 from atoll.agent.runtime.checkpoints.memory.recovery.outside_agents import OutsideAgents, OutsideShard
 from atoll.agent.runtime.checkpoints.memory.recovery.outside_shards import missing
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import SlotFile
-from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFolders
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
 from atoll.agent.runtime.transport.keys import Keys, generate
 from atoll.agent.supervisor.shard_server import ShardServer

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from atoll.agent.memory_limits import total_bytes
 from atoll.agent.runtime.agent_link.place import WorkerPlace
-from atoll.agent.supervisor.environment import launch_variables, visible_devices, worker_environment
+from atoll.agent.supervisor.processes.environment import launch_variables, visible_devices, worker_environment
 from atoll.agent.telemetry.devices import Device, cpu_model, find_devices, is_visible
 from atoll.agent.telemetry.numa import NumaBinding
 from atoll.errors import BadInput
+from atoll.host.memory_limits import total_bytes
 from atoll.v1.agents_pb2 import Launch
 from atoll.v1.common_pb2 import WorkerId
 

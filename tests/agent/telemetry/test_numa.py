@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.agent.supervisor import on_numa_node
+from atoll.agent.supervisor.processes import on_numa_node
 from atoll.agent.telemetry.devices import Device, numa_node_of
 from atoll.agent.telemetry.numa import NumaBinding, bindings, listed, read_nodes
 

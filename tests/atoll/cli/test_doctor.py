@@ -22,10 +22,10 @@ from atoll.agent.telemetry.devices import Device
 from atoll.cli.checks import connectivity, machine
 from atoll.cli.checks.cluster import check_certificates, check_cluster, judge_cluster
 from atoll.cli.checks.connectivity import check_reach
-from atoll.cli.checks.finding import Finding
 from atoll.cli.checks.machine import Card, cards_finding, check_machine, judge_etcd, judge_kernels, numa_finding
-from atoll.cli.connection import Connection
+from atoll.cli.cluster.connection import Connection
 from atoll.cli.main import app
+from atoll.cli.render.finding import Finding
 from atoll.controller.state.etcd_binary import EtcdBinary
 from atoll.kernels.cuda_device import NoCode
 from atoll.security import certificates

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 from atoll.agent.telemetry import devices
 from atoll.agent.telemetry.devices import Device
-from atoll.cli import local_cluster
+from atoll.cli.cluster import local_cluster
+from atoll.cli.cluster.local_cluster import LocalCluster, dealt, locked
 from atoll.cli.commands.daemons import need, read_token
 from atoll.cli.commands.up import check_port, parse_speeds
-from atoll.cli.local_cluster import LocalCluster, dealt, locked
 from atoll.cli.main import app
 from atoll.errors import AtollError, BadInput, DeadlineExceeded
 from atoll.v1 import jobs_pb2 as pb

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import BadInput
-from atoll.jobs.exit_codes import PEER_LOST
+from atoll.errors.exit_codes import PEER_LOST
 from atoll.profiling import trials
 from atoll.profiling.trials import Command, StepLoss, Trial, WorkerReport
 

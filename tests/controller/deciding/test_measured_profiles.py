@@ -20,7 +20,7 @@ from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.jobs.admission.admitting import AdmissionQuestion, RatedDevice, answer, dispensable
 from atoll.controller.jobs.admission.one_island import island_times
 from atoll.controller.planners.islands.one_island import OneIslandInput, compare_one_island
-from atoll.controller.planners.surrogate import Surrogate
+from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
 from atoll.controller.state.records import PlanRecord
 from atoll.errors import NoFeasiblePlan
 from atoll.step_estimators.observed import ObservedStep

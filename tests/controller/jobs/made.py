@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.estimators.profile import Profile
-from atoll.controller.jobs.lifecycle.observed import (
+from atoll.controller.jobs.model.observed import (
     ObservedJob,
     ObservedNode,
     ObservedWorker,
     PassClock,
     WorkerPhase,
 )
-from atoll.controller.jobs.lifecycle.start import FreeDevice
+from atoll.controller.jobs.model.start import FreeDevice
 from atoll.controller.state.records import (
     DeviceRecord,
     ExitRecord,

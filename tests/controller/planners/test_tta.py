@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from atoll.controller.planners.islands.wire_bytes import MIN_SPARSITY, UpdateTraffic, index_bytes
 from atoll.controller.planners.registry import PLANNERS
-from atoll.controller.planners.surrogate import Surrogate
-from atoll.controller.planners.tta import TtaInput, assess_tta
+from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
+from atoll.controller.planners.time_to_accuracy.tta import TtaInput, assess_tta
 from atoll.errors import BadInput, NoFeasiblePlan
 
 FAST, SLOW = {"alpha": 28, "beta": 300}, {"alpha": 20, "beta": 99}

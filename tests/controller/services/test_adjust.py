@@ -15,7 +15,7 @@ from daemons import CALL_S, Controller, controller, leading
 from fake_agent import FakeAgent
 
 from atoll.cli.render.wire import to_plain
-from atoll.controller.jobs.agents.data_keys import private_key, public_keys
+from atoll.controller.jobs.model.data_keys import private_key, public_keys
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state import keys
 from atoll.controller.state.codec import decode

@@ -16,7 +16,7 @@ from fake_agent import FakeAgent
 from held_ports import free_port
 
 from atoll.agent import measures as of_agents
-from atoll.agent.settings import AgentSettings
+from atoll.agent.supervisor.settings import AgentSettings
 from atoll.controller.services import measures as of_clusters
 from atoll.controller.settings import ControllerSettings
 from atoll.errors import SettingError

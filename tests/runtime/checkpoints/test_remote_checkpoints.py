@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.agent.runtime.api.session import CheckpointSettings, SourceCheckpoint
 from atoll.agent.runtime.checkpoints.disk import files, listing
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
 from atoll.agent.runtime.checkpoints.remote_checkpoints import RemoteCheckpoints
+from atoll.agent.runtime.session.session import CheckpointSettings, SourceCheckpoint
 from atoll.errors import CheckpointError
 
 NOTHING = (-1, -1)

@@ -18,11 +18,11 @@ from atoll.agent.runtime.checkpoints.disk import files, listing, sharded, transf
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver
-from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.model.as_one import as_one
+from atoll.agent.runtime.model.durable import NothingBeside
+from atoll.agent.runtime.model.snapshot import Snapshot
 from atoll.agent.runtime.staging import StagingRing
-from atoll.agent.runtime.step.optimizers.as_one import as_one
-from atoll.agent.runtime.step.state.durable import NothingBeside
 from atoll.checkpoints import export
 from atoll.errors import CheckpointError
 

@@ -27,8 +27,8 @@ from atoll.agent.runtime.data.loader import Loader, LoaderSettings
 from atoll.agent.runtime.data.orders import StreamOrder
 from atoll.agent.runtime.data.sampler import BatchSlice, Position
 from atoll.agent.runtime.data.split import split_batch
-from atoll.agent.runtime.step.plans.planned_step import PlannedStep
-from atoll.agent.runtime.step.plans.schedule import PlanSchedule
+from atoll.agent.runtime.plans.planned_step import PlannedStep
+from atoll.agent.runtime.plans.schedule import PlanSchedule
 from atoll.errors import AtollError, BadInput
 
 DATA = TensorDataset(torch.zeros(20, 2))

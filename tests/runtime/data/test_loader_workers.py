@@ -22,8 +22,8 @@ from zmq_agent import Start
 
 from atoll.agent.runtime.data.by_value import ByValue
 from atoll.agent.runtime.data.loader import Loader
-from atoll.agent.runtime.step.plans.planned_step import PlannedStep
-from atoll.agent.runtime.step.plans.schedule import PlanSchedule
+from atoll.agent.runtime.plans.planned_step import PlannedStep
+from atoll.agent.runtime.plans.schedule import PlanSchedule
 from atoll.errors import BadInput
 
 

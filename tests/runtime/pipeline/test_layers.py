@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from atoll.agent.runtime.model.places import StagePlace
 from atoll.agent.runtime.pipeline.cutting import cut, plan_stages_of, split_by_name
 from atoll.agent.runtime.pipeline.layers import Layers
 from atoll.agent.runtime.pipeline.measuring import LayerCost, measured
-from atoll.agent.runtime.pipeline.places import StagePlace
-from atoll.agent.runtime.step.measures.throttle import Throttle
+from atoll.agent.runtime.session.throttle import Throttle
 from atoll.errors import BadInput
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.checkpoints.disk.state import merged, pack_state, unpack_state
-from atoll.agent.runtime.pipeline.model_part import WholeNumbers
+from atoll.agent.runtime.model.model_part import WholeNumbers
 
 SIZES = ((2, 1), (1, 2))  # of two stages, two groups
 

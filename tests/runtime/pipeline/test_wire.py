@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from atoll.agent.runtime.pipeline.places import StagePlace
+from atoll.agent.runtime.model.places import StagePlace
 from atoll.agent.runtime.pipeline.wire import StageLinks, StageMailbox, StageMessage, StagePurpose, packed, unpacked
 from atoll.agent.runtime.rounding import Form
 from atoll.agent.runtime.transport.frames import Kind

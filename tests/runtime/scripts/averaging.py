@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import atoll
-from atoll.agent.runtime.step.capabilities import LocalUpdate, WorkerContext, WorkerHalf
+from atoll.agent.runtime.strategy_interface.capabilities import LocalUpdate, WorkerContext, WorkerHalf
 from atoll.strategies import registry
 from atoll.strategies.declaration import Strategy, StrategySettings
 

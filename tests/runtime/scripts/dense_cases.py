@@ -20,18 +20,18 @@ from torch import nn
 
 from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.agent.runtime.agent_link.save_progress import progress
-from atoll.agent.runtime.api.session import CheckpointSettings, Session
+from atoll.agent.runtime.channel.agreement import Agreed, Agreement
+from atoll.agent.runtime.channel.proposals import ReducedProposals
 from atoll.agent.runtime.checkpoints import resume
 from atoll.agent.runtime.checkpoints.disk import files
 from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.data.sampler import BatchSlice
+from atoll.agent.runtime.session.session import CheckpointSettings, Session
+from atoll.agent.runtime.session.throttle import Throttle
 from atoll.agent.runtime.step.backward.reduction import ReducedGradients
-from atoll.agent.runtime.step.capabilities import Norms, Pass, StepEvents
-from atoll.agent.runtime.step.measures.throttle import Throttle
-from atoll.agent.runtime.step.plans.agreement import Agreed, Agreement
+from atoll.agent.runtime.strategy_interface.capabilities import Norms, Pass, StepEvents
 from atoll.agent.runtime.transport import meeting
-from atoll.agent.runtime.transport.proposals import ReducedProposals
 from atoll.errors import BadInput, PeerLost
 from atoll.strategies.declaration import PlanParameters
 from atoll.strategies.dense import fusion

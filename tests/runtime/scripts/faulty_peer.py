@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import atoll
-from atoll.agent.runtime.transport.channel import Channel
+from atoll.agent.runtime.channel.channel import Channel
 
 
 def _stepped(lines: Path, step: int) -> bool:

@@ -17,8 +17,8 @@ from generations import await_generation, keep_every_step
 from stopping import await_stop
 
 import atoll
-from atoll.agent.runtime.checkpoints import kept_tensors
 from atoll.agent.runtime.checkpoints.memory.shards.live_state import Sources
+from atoll.agent.runtime.model import kept_tensors
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from moving_model import BATCH, Average, made, samples

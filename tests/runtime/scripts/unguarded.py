@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, _utils, get_worker_info
 
 import atoll
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings
-from atoll.agent.runtime.step.plans.schedule import PlanSchedule
+from atoll.agent.runtime.plans.schedule import PlanSchedule
 
 assert multiprocessing.parent_process() is None, "a loader's worker imported the script"
 SCALE = 2.0

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from atoll.agent.runtime.channel.agreement import MAX_SAMPLES, Agreed, Agreement, Meeting, Proposal, merged
+from atoll.agent.runtime.channel.proposals import KEPT_PASSES, BroadcastProposals
 from atoll.agent.runtime.data.sampler import BatchSlice
-from atoll.agent.runtime.step.plans.agreement import MAX_SAMPLES, Agreed, Agreement, Meeting, Proposal, merged
-from atoll.agent.runtime.transport.proposals import KEPT_PASSES, BroadcastProposals
 from atoll.errors import BadInput, PeerLost
 
 DEADLINE_S = 30.0

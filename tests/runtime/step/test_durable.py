@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from atoll.agent.runtime.step.state.durable import Handover, Origin, OwnState
+from atoll.agent.runtime.model.durable import Handover, Origin, OwnState
 
 
 def test_takers_of_a_flushed_handover_together_have_all_that_was_unsent() -> None:

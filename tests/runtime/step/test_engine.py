@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.agent_link.place import WorkerPlace
-from atoll.agent.runtime.api.session import CheckpointSettings, Session
 from atoll.agent.runtime.data.loader import LoaderSettings
 from atoll.agent.runtime.data.sampler import BatchSlice
-from atoll.agent.runtime.step.capabilities import WorkerContext, WorkerHalf
-from atoll.agent.runtime.step.measures.probe import VARIABLE, Probe
-from atoll.agent.runtime.step.measures.throttle import Throttle
+from atoll.agent.runtime.session.probe import VARIABLE, Probe
+from atoll.agent.runtime.session.session import CheckpointSettings, Session
+from atoll.agent.runtime.session.throttle import Throttle
 from atoll.agent.runtime.step.training import Training
+from atoll.agent.runtime.strategy_interface.capabilities import WorkerContext, WorkerHalf
 from atoll.errors import BadInput
 from atoll.strategies import registry
 from atoll.strategies.declaration import Strategy, StrategySettings

@@ -15,7 +15,7 @@ from torch import nn
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.step.backward import half_batches
 from atoll.agent.runtime.step.backward.half_batches import HalfBatches
-from atoll.agent.runtime.step.capabilities import Norms
+from atoll.agent.runtime.strategy_interface.capabilities import Norms
 
 SAMPLES = 7
 

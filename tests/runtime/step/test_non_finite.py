@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.measures.non_finite import NonFinite
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from atoll.strategies.compressed.codes.algorithms import compressor_of
+from atoll.strategies.compressed.algorithms import compressor_of
 from atoll.strategies.compressed.codes.compressors import CodePlace
 from atoll.strategies.compressed.exchanges.group_sum import GroupGradient, GroupSum, RankCircle
 from atoll.strategies.compressed.settings import Compressed

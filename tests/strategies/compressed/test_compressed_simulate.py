@@ -19,7 +19,7 @@ from atoll.controller.simulator.run import simulate
 from atoll.controller.simulator.scenario import Scenario, check
 from atoll.controller.simulator.strategy_steps import Network
 from atoll.errors import BadInput
-from atoll.strategies.compressed.codes.algorithms import compressor_of
+from atoll.strategies.compressed.algorithms import compressor_of
 from atoll.strategies.compressed.costs.measured import LINK_EVERY_ROUNDS, PROBE_BYTES, REPEATS, TELL_EVERY_ROUNDS
 from atoll.strategies.compressed.groups.layout import TensorLayout
 from atoll.strategies.compressed.groups.options import Way

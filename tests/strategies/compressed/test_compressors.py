@@ -12,7 +12,7 @@ from algorithms import EVERY, SETTINGS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from atoll.errors import BadInput
-from atoll.strategies.compressed.codes.algorithms import compressor_of, density_at
+from atoll.strategies.compressed.algorithms import compressor_of, density_at
 from atoll.strategies.compressed.codes.compressors import CodePlace, Compressor
 from atoll.strategies.compressed.codes.sparse_codes import compress_with_momentum, random_places
 from atoll.strategies.compressed.settings import Compressed

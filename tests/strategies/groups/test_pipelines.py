@@ -14,7 +14,7 @@ from zmq_agent import Start
 
 from atoll.agent.runtime.checkpoints.disk.files import newest_valid
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
-from atoll.jobs import exit_codes
+from atoll.errors import exit_codes
 from atoll.strategies.groups.settings import Groups
 
 pytestmark = pytest.mark.timeout(300)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.agent.runtime.step.state.durable import OwnState
+from atoll.agent.runtime.model.durable import OwnState
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.kernels.exchange_engine import Outgoing
 from atoll.strategies.shared_params.engine_tensors import EngineTensor

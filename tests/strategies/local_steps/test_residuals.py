@@ -13,7 +13,7 @@ import torch
 
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
-from atoll.agent.runtime.step.state.durable import Origin, OwnState
+from atoll.agent.runtime.model.durable import Origin, OwnState
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.kernels.exchange_engine import RecentPart
 from atoll.strategies.shared_params import residuals

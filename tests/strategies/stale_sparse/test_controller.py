@@ -9,7 +9,7 @@ from measured_runs import EVEN, given, measured, ranks
 from atoll.controller.deciding.given import Given, Pins, Policy
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.planners.registry import PLANNERS
-from atoll.controller.planners.surrogate import Surrogate
+from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
 from atoll.errors import NoFeasiblePlan
 from atoll.step_estimators.estimates import BatchPoint
 from atoll.strategies.stale_sparse.controller import StaleSparseController

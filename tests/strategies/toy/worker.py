@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from atoll.agent.runtime.step.capabilities import Pass, WorkerContext, WorkerHalf
+from atoll.agent.runtime.strategy_interface.capabilities import Pass, WorkerContext, WorkerHalf
 from atoll.strategies.declaration import Declared
 from atoll.strategies.dense.worker import DenseReducer
 from atoll.strategies.toy.plan import ToyMessage, ToyPlan

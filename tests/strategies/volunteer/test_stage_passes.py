@@ -14,10 +14,10 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from atoll.agent.runtime.api.engine_inputs import engine_parts
-from atoll.agent.runtime.pipeline.places import StagePlace
+from atoll.agent.runtime.model.places import StagePlace
 from atoll.agent.runtime.pipeline.schedule import Direction
 from atoll.agent.runtime.pipeline.script_autocast import ScriptAutocast
-from atoll.agent.runtime.step.measures.throttle import Throttle
+from atoll.agent.runtime.session.throttle import Throttle
 from atoll.errors import BadInput
 from atoll.strategies.volunteer.stage_passes import StagePass, StagePasses
 from atoll.strategies.volunteer.unsent_state import UnsentState

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.agent.runtime.pipeline.places import StagePlace
+from atoll.agent.runtime.model.places import StagePlace
 from atoll.agent.runtime.pipeline.wire import packed
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.strategies.volunteer.stage_passes import StagePass

@@ -12,7 +12,7 @@ import pytest
 import torch
 from zmq_agent import FakeAgent, Start
 
-from atoll.jobs import exit_codes
+from atoll.errors import exit_codes
 from atoll.strategies.declaration import as_json
 
 pytestmark = pytest.mark.timeout(300)

@@ -8,7 +8,7 @@ from typing import Final
 
 from humanize import naturalsize
 
-from atoll.agent.runtime.api.session import MemorySettings, Session
+from atoll.agent.runtime.channel.agreement import MemoryProgress
 from atoll.agent.runtime.checkpoints.memory.cost.cadence import ABANDON, OFF, Cadence, CadenceNotice
 from atoll.agent.runtime.checkpoints.memory.cost.contention import Contention
 from atoll.agent.runtime.checkpoints.memory.cost.state_size import StateBytes
@@ -19,9 +19,9 @@ from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import Re
 from atoll.agent.runtime.checkpoints.memory.shards.shard_state import BoundaryShard, RollingShard, ShardState
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, Generation, ShardFiles
 from atoll.agent.runtime.checkpoints.memory.shards.shard_writer import LONGEST_WAIT_S, ShardWrite, ShardWriter
-from atoll.agent.runtime.checkpoints.snapshot import Snapshot
+from atoll.agent.runtime.model.snapshot import Snapshot
+from atoll.agent.runtime.session.session import MemorySettings, Session
 from atoll.agent.runtime.staging import staging_ring
-from atoll.agent.runtime.step.plans.agreement import MemoryProgress
 from atoll.agent.runtime.transport.meter import LinksInUse
 from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.errors import CheckpointError, DeadlineExceeded, PeerLost

@@ -7,11 +7,11 @@ lacks it lost its part of that step, and receives the state."""
 from __future__ import annotations
 
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
-from atoll.agent.runtime.checkpoints.model_state import module_state
 from atoll.agent.runtime.checkpoints.peer_transfer import transfer_checkpoint
 from atoll.agent.runtime.membership.member_positions import gather_positions, newest_rank
 from atoll.agent.runtime.membership.member_state import MemberState
 from atoll.agent.runtime.membership.recovery.outcome import RecoveryOutcome
+from atoll.agent.runtime.model.model_state import module_state
 from atoll.errors import BadInput
 from atoll.v1.common_pb2 import LEVEL_INFO
 

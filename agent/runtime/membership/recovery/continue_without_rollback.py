@@ -13,14 +13,14 @@ from collections.abc import Mapping
 import torch
 
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
-from atoll.agent.runtime.checkpoints.model_state import plain_parameters
 from atoll.agent.runtime.checkpoints.peer_transfer import transfer_checkpoint
-from atoll.agent.runtime.checkpoints.snapshot import SHARED
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.membership.member_positions import MemberPosition, gather_positions, newest_rank
 from atoll.agent.runtime.membership.member_state import MemberState
 from atoll.agent.runtime.membership.recovery.outcome import RecoveryOutcome
-from atoll.agent.runtime.step.state.durable import Origin
+from atoll.agent.runtime.model.durable import Origin
+from atoll.agent.runtime.model.model_state import plain_parameters
+from atoll.agent.runtime.model.snapshot import SHARED
 from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Recovered
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.step.state.durable import Origin
+from atoll.agent.runtime.model.durable import Origin
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
-from atoll.agent.runtime.step.module_hooks import ModuleHook
+from atoll.agent.runtime.model.module_hooks import ModuleHook
 from atoll.errors import BadInput
 
 

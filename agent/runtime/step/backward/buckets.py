@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from atoll.agent.runtime.api.inputs import SeveralModels
-from atoll.agent.runtime.step.capabilities import SeparateReducer, TensorReducer
-from atoll.agent.runtime.step.memory_order import laid_out_as
+from atoll.agent.runtime.model.inputs import SeveralModels
+from atoll.agent.runtime.model.memory_order import laid_out_as
+from atoll.agent.runtime.strategy_interface.capabilities import SeparateReducer, TensorReducer
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from atoll import kernels
-from atoll.agent.runtime.step.memory_order import flat_view
+from atoll.agent.runtime.model.memory_order import flat_view
 from atoll.errors import BadInput
 
 

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 from torch.nn.grad import conv2d_weight
 
-from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import BatchSlice
+from atoll.agent.runtime.model.module_hooks import ModuleHook
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.backward.accumulation import NORMS_EVERY_STEPS
-from atoll.agent.runtime.step.capabilities import Norms
-from atoll.agent.runtime.step.module_hooks import ModuleHook
+from atoll.agent.runtime.strategy_interface.capabilities import Norms
 from atoll.v1.common_pb2 import LEVEL_INFO
 
 SHARE: Final = 0.001

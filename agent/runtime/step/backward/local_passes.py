@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from atoll.agent.runtime.model.prepared_parameters import unfrozen
 from atoll.agent.runtime.step.backward.gradient_passes import scale_into
-from atoll.agent.runtime.step.capabilities import Pass
-from atoll.agent.runtime.step.optimizers.prepared_parameters import unfrozen
+from atoll.agent.runtime.strategy_interface.capabilities import Pass
 
 
 class LocalPasses:

@@ -24,7 +24,8 @@ from atoll.agent.runtime.step.backward.gradient_passes import (
     total,
 )
 from atoll.agent.runtime.step.backward.local_passes import LocalPasses
-from atoll.agent.runtime.step.capabilities import (
+from atoll.agent.runtime.step.measures.clock import marks_of
+from atoll.agent.runtime.strategy_interface.capabilities import (
     Norms,
     Pass,
     Reduction,
@@ -34,7 +35,6 @@ from atoll.agent.runtime.step.capabilities import (
     StepEvents,
     TensorReducer,
 )
-from atoll.agent.runtime.step.measures.clock import marks_of
 from atoll.errors import PeerLost
 
 

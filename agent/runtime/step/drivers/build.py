@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from atoll.agent.runtime.agent_link.strategy_channel import StrategyChannel
-from atoll.agent.runtime.step.capabilities import (
+from atoll.agent.runtime.channel.agreement import Agreed, ProposalExchange
+from atoll.agent.runtime.channel.channel import Channel
+from atoll.agent.runtime.channel.proposals import ReducedProposals
+from atoll.agent.runtime.model.prepared_parameters import PreparedParameters
+from atoll.agent.runtime.step.drivers.coordination import Coordination
+from atoll.agent.runtime.step.drivers.engine_step import EngineStep
+from atoll.agent.runtime.step.drivers.local_update_step import LocalUpdateStep
+from atoll.agent.runtime.step.drivers.reduced_step import ReducedStep
+from atoll.agent.runtime.step.drivers.single_step import SingleStep
+from atoll.agent.runtime.step.drivers.step_driver import StepDriver, StepParts
+from atoll.agent.runtime.step.optimizers.sparse_gradients import refuse_dense_optimizers, refuse_sparse_modules
+from atoll.agent.runtime.strategy_interface.capabilities import (
     Engine,
     EngineParts,
     LocalUpdate,
@@ -11,17 +22,6 @@ from atoll.agent.runtime.step.capabilities import (
     WorkerContext,
     WorkerHalf,
 )
-from atoll.agent.runtime.step.drivers.coordination import Coordination
-from atoll.agent.runtime.step.drivers.engine_step import EngineStep
-from atoll.agent.runtime.step.drivers.local_update_step import LocalUpdateStep
-from atoll.agent.runtime.step.drivers.reduced_step import ReducedStep
-from atoll.agent.runtime.step.drivers.single_step import SingleStep
-from atoll.agent.runtime.step.drivers.step_driver import StepDriver, StepParts
-from atoll.agent.runtime.step.optimizers.prepared_parameters import PreparedParameters
-from atoll.agent.runtime.step.optimizers.sparse_gradients import refuse_dense_optimizers, refuse_sparse_modules
-from atoll.agent.runtime.step.plans.agreement import Agreed, ProposalExchange
-from atoll.agent.runtime.transport.channel import Channel
-from atoll.agent.runtime.transport.proposals import ReducedProposals
 from atoll.errors import BadInput
 from atoll.strategies import registry
 from atoll.strategies.declaration import load

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.step.capabilities import Measures, Pass
-from atoll.agent.runtime.step.optimizers.prepared_parameters import PreparedParameters
-from atoll.agent.runtime.step.plans.agreement import Agreed, Agreement, Meeting, ProposalExchange
-from atoll.agent.runtime.transport.channel import Channel
+from atoll.agent.runtime.channel.agreement import Agreed, Agreement, Meeting, ProposalExchange
+from atoll.agent.runtime.channel.channel import Channel
+from atoll.agent.runtime.model.prepared_parameters import PreparedParameters
+from atoll.agent.runtime.session.session import Session
+from atoll.agent.runtime.strategy_interface.capabilities import Measures, Pass
 from atoll.v1.common_pb2 import LinkSample
 
 

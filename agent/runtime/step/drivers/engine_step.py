@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from atoll.agent.runtime.channel.channel import LINGER_S
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.step.capabilities import Engine, Norms, Pass, WorkerHalf
+from atoll.agent.runtime.model.durable import Origin
 from atoll.agent.runtime.step.drivers.coordination import Coordination
 from atoll.agent.runtime.step.drivers.step_driver import StepDriver, StepParts
-from atoll.agent.runtime.step.state.durable import Origin
-from atoll.agent.runtime.transport.channel import LINGER_S
+from atoll.agent.runtime.strategy_interface.capabilities import Engine, Norms, Pass, WorkerHalf
 
 
 class EngineStep(StepDriver):

@@ -5,13 +5,13 @@ round trip for it. The update is torch's own."""
 
 from __future__ import annotations
 
+from atoll.agent.runtime.channel.channel import LINGER_S
 from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.model.durable import Origin
 from atoll.agent.runtime.step.backward.reduction import ReducedGradients
-from atoll.agent.runtime.step.capabilities import Norms, Pass, TensorReducer, WorkerHalf
 from atoll.agent.runtime.step.drivers.coordination import Coordination
 from atoll.agent.runtime.step.drivers.step_driver import StepDriver, StepParts
-from atoll.agent.runtime.step.state.durable import Origin
-from atoll.agent.runtime.transport.channel import LINGER_S
+from atoll.agent.runtime.strategy_interface.capabilities import Norms, Pass, TensorReducer, WorkerHalf
 from atoll.agent.runtime.transport.process_groups import Group
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from atoll.agent.runtime.channel.channel import LINGER_S
 from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.model.durable import Origin
 from atoll.agent.runtime.step.backward.half_batches import half_batches_of
-from atoll.agent.runtime.step.capabilities import AloneReducer, Norms, Pass, WorkerHalf
 from atoll.agent.runtime.step.drivers.coordination import Coordination
 from atoll.agent.runtime.step.drivers.step_driver import StepDriver, StepParts
-from atoll.agent.runtime.step.state.durable import Origin
-from atoll.agent.runtime.transport.channel import LINGER_S
+from atoll.agent.runtime.strategy_interface.capabilities import AloneReducer, Norms, Pass, WorkerHalf
 
 
 class SingleStep(StepDriver):

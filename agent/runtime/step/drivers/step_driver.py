@@ -26,18 +26,18 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 
-from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.channel.agreement import Agreed, Meeting
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.model.durable import Durable, Handover, NothingBeside, Origin
+from atoll.agent.runtime.plans.schedule import PlanSchedule
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.backward.accumulation import Accumulation
-from atoll.agent.runtime.step.capabilities import Engine, Norms, Pass, StepEvents, WorkerHalf
 from atoll.agent.runtime.step.drivers.coordination import Coordination
-from atoll.agent.runtime.step.evaluated_model import EvaluatedModel
+from atoll.agent.runtime.step.drivers.evaluated_model import EvaluatedModel
 from atoll.agent.runtime.step.measures.clock import StepClock
 from atoll.agent.runtime.step.optimizers.dry_run import DryRunSteps
-from atoll.agent.runtime.step.plans.agreement import Agreed, Meeting
-from atoll.agent.runtime.step.plans.schedule import PlanSchedule
-from atoll.agent.runtime.step.state.durable import Durable, Handover, NothingBeside, Origin
+from atoll.agent.runtime.strategy_interface.capabilities import Engine, Norms, Pass, StepEvents, WorkerHalf
 from atoll.errors import BadInput, PeerLost
 
 

@@ -9,7 +9,7 @@ from collections import deque
 
 import torch
 
-from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.session.session import Session
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 SMALLEST = 4

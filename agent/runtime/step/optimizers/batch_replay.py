@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.agent.runtime.checkpoints.model_state import ModelTensors, load_module, module_state, put_into
-from atoll.agent.runtime.checkpoints.snapshot import Tracked
-from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
+from atoll.agent.runtime.model.as_one import OptimizerState
+from atoll.agent.runtime.model.model_state import ModelTensors, load_module, module_state, put_into
+from atoll.agent.runtime.model.snapshot import Tracked
 
 
 class BatchReplay:

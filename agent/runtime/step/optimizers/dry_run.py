@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from atoll.agent.runtime.checkpoints.snapshot import Tracked
-from atoll.agent.runtime.step.measures.probe import Probe
-from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
+from atoll.agent.runtime.model.as_one import OptimizerState
+from atoll.agent.runtime.model.snapshot import Tracked
+from atoll.agent.runtime.session.probe import Probe
 from atoll.agent.runtime.step.optimizers.batch_replay import BatchReplay
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from atoll.agent.runtime.agent_link import exits
-from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.saver import Saver
-from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.model.snapshot import Snapshot
+from atoll.agent.runtime.session.probe import Probe
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.drivers.step_driver import StepDriver
-from atoll.agent.runtime.step.measures.probe import Probe
-from atoll.agent.runtime.step.measures.step_reporter import Silent, StepReporter
 from atoll.agent.runtime.step.state.consistency import Consistency
-from atoll.jobs import exit_codes
+from atoll.agent.runtime.step.state.step_reporter import Silent, StepReporter
+from atoll.errors import exit_codes
 
 
 class Shutdown:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.channel.agreement import Agreed
 from atoll.agent.runtime.checkpoints.disk import fence
 from atoll.agent.runtime.checkpoints.last_save import save_last
 from atoll.agent.runtime.checkpoints.memory.checkpoint_tier import CheckpointTier
@@ -17,15 +17,15 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
 from atoll.agent.runtime.checkpoints.restore import restore, work_of
 from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver
-from atoll.agent.runtime.checkpoints.snapshot import Snapshot, Tracked
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.pipeline.model_part import ModelPart
+from atoll.agent.runtime.model.as_one import as_one
+from atoll.agent.runtime.model.durable import BetweenViews, Origin, SurvivorState
+from atoll.agent.runtime.model.model_part import ModelPart
+from atoll.agent.runtime.model.snapshot import Snapshot, Tracked
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.drivers.step_driver import StepDriver
-from atoll.agent.runtime.step.optimizers.as_one import as_one
-from atoll.agent.runtime.step.plans.agreement import Agreed
 from atoll.agent.runtime.step.state.consistency import Consistency
-from atoll.agent.runtime.step.state.durable import BetweenViews, Origin, SurvivorState
 from atoll.agent.runtime.step.state.shutdown import Shutdown
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING

@@ -6,7 +6,7 @@ from made import changed, clock, ended, exited, free, job, node, observed, run, 
 
 from atoll.controller.jobs.admission.free_devices import kept_free
 from atoll.controller.jobs.lifecycle.reconcile import next_step
-from atoll.controller.jobs.lifecycle.start import StartRequest, decide_start
+from atoll.controller.jobs.model.start import StartRequest, decide_start
 from atoll.controller.state.records import JobPhase, NodeRecord, Standby, WorkerExitKind
 
 PORTS = dict.fromkeys("abcde", (29500,))

@@ -30,9 +30,9 @@ from atoll.controller.jobs.admission.growing import (
     restart_s,
     stood_by,
 )
-from atoll.controller.jobs.lifecycle.observed import JobStep, ObservedJob
 from atoll.controller.jobs.lifecycle.reconcile import next_step
-from atoll.controller.jobs.lifecycle.start import FreeDevice
+from atoll.controller.jobs.model.observed import JobStep, ObservedJob
+from atoll.controller.jobs.model.start import FreeDevice
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.records import Cause, Growth, JobPhase, JobRecord, PhaseChange, Standby
 

@@ -11,8 +11,8 @@ import pytest
 from made import changed, clock, job, node, observed, profile, run, spec, worker
 
 from atoll.controller.estimators.profile import Profile
-from atoll.controller.jobs.lifecycle.observed import JobStep, ObservedJob
 from atoll.controller.jobs.lifecycle.reconcile import next_step
+from atoll.controller.jobs.model.observed import JobStep, ObservedJob
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.records import JobRecord, RunRecord
 from atoll.strategies.local_steps.settings import LocalSteps

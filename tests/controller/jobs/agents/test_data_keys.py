@@ -4,7 +4,7 @@ import pytest
 import zmq
 import zmq.utils.z85
 
-from atoll.controller.jobs.agents.data_keys import new_seed, private_key, public_keys
+from atoll.controller.jobs.model.data_keys import new_seed, private_key, public_keys
 
 SEED = "00" * 32
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from made import JOB, exited, job, node, run, worker
 
 from atoll.controller.jobs.agents.orphans import orphan_actions
-from atoll.controller.jobs.lifecycle.observed import DropMemory, ForgetWorker, StopRun, WorkerPhase
+from atoll.controller.jobs.model.observed import DropMemory, ForgetWorker, StopRun, WorkerPhase
 from atoll.controller.state.records import JobPhase, WorkerExitKind
 from atoll.jobs.worker_key import WorkerKey
 

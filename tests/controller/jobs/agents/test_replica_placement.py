@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.controller.jobs.agents.replica_placement import first_placement, holders, is_same, shared_hosts, without_room
+from atoll.controller.jobs.model.replica_placement import first_placement, holders, is_same, shared_hosts, without_room
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.records import JobLearned, NodeRecord, PlanRecord, RunMember
 from atoll.errors import NoFeasiblePlan

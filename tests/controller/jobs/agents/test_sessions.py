@@ -15,8 +15,8 @@ from atoll.controller.jobs.agents.sessions import (
     AgentSessions,
     NameTaken,
 )
-from atoll.controller.jobs.lifecycle.exits import is_lost
-from atoll.controller.jobs.lifecycle.observed import RETURN_GRACE_S, PassClock, WorkerPhase
+from atoll.controller.jobs.model.exits import is_lost
+from atoll.controller.jobs.model.observed import RETURN_GRACE_S, PassClock, WorkerPhase
 from atoll.controller.state.records import WorkerExitKind
 from atoll.jobs.worker_key import WorkerKey
 from atoll.v1 import agents_pb2, common_pb2

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from made import NOW_S, clock, ended, exited, free, job, node, observed, run
 
-from atoll.controller.jobs.agents.replica_placement import first_placement
-from atoll.controller.jobs.lifecycle.observed import JobStep, ObservedJob, ObservedNode
 from atoll.controller.jobs.lifecycle.reconcile import next_step
+from atoll.controller.jobs.model.observed import JobStep, ObservedJob, ObservedNode
+from atoll.controller.jobs.model.replica_placement import first_placement
 from atoll.controller.state.records import JobPhase, WorkerExitKind
 from atoll.controller.state.recovery import RecoveryRecord
 from atoll.jobs.job_spec import Checkpoint

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from made import ended, exited, job, run, spec
 
-from atoll.controller.jobs.lifecycle.failures import (
+from atoll.controller.jobs.model.failures import (
     GOOD_RUN_S,
     RunJudgement,
     has_recovered,

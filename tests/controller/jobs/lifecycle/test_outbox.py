@@ -6,8 +6,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from made import job, run
 
 from atoll.agent.incoming import each_worker
-from atoll.controller.jobs.agents.data_keys import new_seed, private_key
-from atoll.controller.jobs.lifecycle.outbox import launch, launch_of_all
+from atoll.controller.jobs.agents.outbox import launch, launch_of_all
+from atoll.controller.jobs.model.data_keys import new_seed, private_key
 from atoll.controller.jobs.records.wire import plan_to_wire
 from atoll.controller.state.records import PlanRecord
 from atoll.v1.agents_pb2 import ControllerMessage

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.controller.jobs.lifecycle.connectivity import told_of_relay, within_reach
-from atoll.controller.jobs.lifecycle.start import FreeDevice
+from atoll.controller.jobs.model.start import FreeDevice
 from atoll.controller.state.records import NodeRecord, RunMember
 
 

@@ -20,9 +20,9 @@ from made import (
     worker,
 )
 
-from atoll.controller.jobs.lifecycle.observed import RETURN_GRACE_S
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.lifecycle.recovery import recovery_event
+from atoll.controller.jobs.model.observed import RETURN_GRACE_S
 from atoll.controller.state import keys
 from atoll.controller.state.codec import decode
 from atoll.controller.state.events import EventKind

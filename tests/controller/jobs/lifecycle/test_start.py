@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from made import free
 
-from atoll.controller.jobs.lifecycle.start import StartDecision, StartRequest, decide_start, same_work
+from atoll.controller.jobs.model.start import StartDecision, StartRequest, decide_start, same_work
 from atoll.controller.state.records import Standby
 
 PORTS = {"a": (29500, 29501), "b": (29500,), "c": (29500,)}

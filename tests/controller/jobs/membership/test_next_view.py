@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from made import JOB, NOW_S, changed, clock, ended, exited, free, job, node, observed, run, spec, worker
 
-from atoll.controller.jobs.lifecycle.observed import JobStep, ObservedJob, ObservedWorker, SendView, StopRun
 from atoll.controller.jobs.lifecycle.reconcile import next_step
-from atoll.controller.jobs.membership.observed_views import ObservedViews, ViewStage, WayIn, WorkerStanding
+from atoll.controller.jobs.model.observed import JobStep, ObservedJob, ObservedWorker, SendView, StopRun
+from atoll.controller.jobs.model.observed_views import ObservedViews, ViewStage, WayIn, WorkerStanding
 from atoll.controller.state.records import Cause, ExitRecord, JobPhase, RunRecord, Standby, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from made import JOB, changed, clock, exited, free, job, node, observed, run, spec
 
-from atoll.controller.jobs.lifecycle.observed import (
+from atoll.controller.jobs.lifecycle.reconcile import next_step
+from atoll.controller.jobs.model.observed import (
     JobStep,
     LaunchWorkers,
     ObservedWorker,
@@ -16,8 +17,7 @@ from atoll.controller.jobs.lifecycle.observed import (
     StopRun,
     WorkerPhase,
 )
-from atoll.controller.jobs.lifecycle.reconcile import next_step
-from atoll.controller.jobs.membership.observed_views import ObservedViews, ViewStage, WayIn, WorkerStanding
+from atoll.controller.jobs.model.observed_views import ObservedViews, ViewStage, WayIn, WorkerStanding
 from atoll.controller.state.records import JobPhase, JobRecord, PlacementRecord, PlanRecord, RunRecord, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 

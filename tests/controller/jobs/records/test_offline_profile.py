@@ -9,10 +9,10 @@ import pytest
 from made import changed, clock, job, node, observed, profile, run, spec, worker
 
 from atoll.controller.jobs.agents.progress import ProgressBoard
-from atoll.controller.jobs.lifecycle.observed import ObservedJob
-from atoll.controller.jobs.lifecycle.policy import policy_of
 from atoll.controller.jobs.lifecycle.reconcile import next_step
-from atoll.controller.jobs.records.offline_profile import offline_profile
+from atoll.controller.jobs.model.observed import ObservedJob
+from atoll.controller.jobs.model.offline_profile import offline_profile
+from atoll.controller.jobs.model.policy import policy_of
 from atoll.controller.state.records import JobRecord, Level
 from atoll.errors import BadInput
 from atoll.jobs.job_spec import Adapt

@@ -10,7 +10,7 @@ from made import job, run, spec
 
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch, LeaderEpochSettings
-from atoll.controller.jobs.lifecycle.observed import JobStep
+from atoll.controller.jobs.model.observed import JobStep
 from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state import keys
 from atoll.controller.state.codec import encode

@@ -8,7 +8,7 @@ import pytest
 from made import job
 
 from atoll.client.job_file import JobFile, with_flags
-from atoll.controller.jobs.records.offline_profile import spec_from_wire
+from atoll.controller.jobs.model.offline_profile import spec_from_wire
 from atoll.controller.state.codec import decode, encode
 from atoll.controller.state.records import JobRecord
 from atoll.errors import BadInput

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from made import JOB, exited, node, worker
 
-from atoll.controller.jobs.lifecycle.observed import ForgetWorker, ObservedNode, StopRun
+from atoll.controller.jobs.model.observed import ForgetWorker, ObservedNode, StopRun
+from atoll.controller.jobs.model.supply import MIN_EDGE_MEASUREMENTS, HelpedRank, MeasuredEdges
 from atoll.controller.jobs.volunteers.helping import (
     DRAWS,
     STOP_GRACE_S,
@@ -16,7 +17,6 @@ from atoll.controller.jobs.volunteers.helping import (
     helper_number,
     helping_actions,
 )
-from atoll.controller.jobs.volunteers.supply import MIN_EDGE_MEASUREMENTS, HelpedRank, MeasuredEdges
 from atoll.controller.state.records import WorkerExitKind
 from atoll.jobs.job_spec import MAX_WORKERS
 from atoll.jobs.worker_key import WorkerKey

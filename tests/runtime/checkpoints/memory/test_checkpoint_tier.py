@@ -14,7 +14,7 @@ import torch
 from late_stream import LateStream, count_as_a_devices
 from torch import nn
 
-from atoll.agent.runtime.api.session import MemorySettings
+from atoll.agent.runtime.channel.agreement import MemoryProgress
 from atoll.agent.runtime.checkpoints.disk import header as headers
 from atoll.agent.runtime.checkpoints.memory import checkpoint_tier
 from atoll.agent.runtime.checkpoints.memory.checkpoint_tier import CheckpointTier
@@ -22,11 +22,11 @@ from atoll.agent.runtime.checkpoints.memory.cost import cadence
 from atoll.agent.runtime.checkpoints.memory.cost.state_size import size_of_state
 from atoll.agent.runtime.checkpoints.memory.shards import shard_writer
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import content_of, parse
-from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.model.durable import NothingBeside
+from atoll.agent.runtime.model.snapshot import Snapshot
+from atoll.agent.runtime.session.session import MemorySettings
 from atoll.agent.runtime.staging import StagingRing
-from atoll.agent.runtime.step.plans.agreement import MemoryProgress
-from atoll.agent.runtime.step.state.durable import NothingBeside
 
 
 class Rig:

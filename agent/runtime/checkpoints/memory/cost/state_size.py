@@ -9,8 +9,8 @@ from typing import Final
 import torch
 from torch import nn
 
-from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import SLOTS
-from atoll.agent.runtime.checkpoints.snapshot import Snapshot
+from atoll.agent.runtime.checkpoints.disk.shard_folders import SLOTS
+from atoll.agent.runtime.model.snapshot import Snapshot
 
 LAYOUT_BYTES: Final = 1 << 20
 """For what a file holds beside the state: names and shapes of a few thousand tensors."""

@@ -16,8 +16,8 @@ from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.memory.shards.live_state import pieces_of, size_of
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Bytes, Shard, Tail
 from atoll.agent.runtime.checkpoints.memory.shards.shard_state import RESIDUAL
-from atoll.agent.runtime.checkpoints.snapshot import Snapshot
-from atoll.agent.runtime.step.state.durable import AGGREGATOR_SUM, OwnState
+from atoll.agent.runtime.model.durable import AGGREGATOR_SUM, OwnState
+from atoll.agent.runtime.model.snapshot import Snapshot
 from atoll.errors import CheckpointError
 
 Tensors = dict[str, torch.Tensor]

@@ -9,22 +9,22 @@ from typing import Final
 
 import numpy as np
 
-from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, check_size
+from atoll.agent.runtime.checkpoints.disk.shard_folders import ALL_SLOTS, MAX_FILES, ShardFolders
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.memory.recovery.assembly import SharedState, assembled, own_state
 from atoll.agent.runtime.checkpoints.memory.recovery.deliveries import deliveries
 from atoll.agent.runtime.checkpoints.memory.recovery.outside_shards import fetch_outside
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Bytes, Shard
-from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ALL_SLOTS, MAX_FILES, ShardFolders
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import (
     Generation,
     Resumable,
     WholeShard,
     whole_shards,
 )
-from atoll.agent.runtime.step.state.durable import OwnState
+from atoll.agent.runtime.model.durable import OwnState
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING

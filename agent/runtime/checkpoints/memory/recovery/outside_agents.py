@@ -10,9 +10,9 @@ from typing import Any, Final
 import zmq
 from google.protobuf.message import DecodeError
 
+from atoll.agent.runtime.checkpoints.disk.shard_folders import ALL_SLOTS, MAX_FILES
 from atoll.agent.runtime.checkpoints.memory.replication.chunk import place_of
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import SlotFile
-from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ALL_SLOTS, MAX_FILES
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
 from atoll.agent.runtime.transport.keys import Keys, secure_client
 from atoll.errors import CheckpointError

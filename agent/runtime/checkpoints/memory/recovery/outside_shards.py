@@ -14,12 +14,12 @@ from typing import Final
 from google.protobuf.message import DecodeError
 from humanize import naturalsize
 
-from atoll.agent.runtime.api.session import MemorySettings, Session
+from atoll.agent.runtime.checkpoints.disk.shard_folders import MAX_FILES
 from atoll.agent.runtime.checkpoints.memory.recovery.outside_agents import OutsideAgents, OutsideShard
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import SlotFile
-from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import MAX_FILES
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation, Resumable, WholeShard
+from atoll.agent.runtime.session.session import MemorySettings, Session
 from atoll.agent.runtime.transport.keys import keys_of
 from atoll.errors import CheckpointError
 from atoll.v1.agents_pb2 import ShardHolder

@@ -7,12 +7,12 @@ from typing import Final
 
 import zmq
 
-from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.channel.membership import data_keys, host
 from atoll.agent.runtime.checkpoints.memory.replication.replica_placement import ReplicaPlacement
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles
+from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.transport.keys import KEY_BYTES
-from atoll.agent.runtime.transport.membership import data_keys, host
 from atoll.agent.runtime.transport.meter import LinksInUse
 from atoll.errors import AtollError
 from atoll.v1.common_pb2 import LEVEL_WARNING

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from humanize import naturalsize
 
-from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.session.session import Session
 from atoll.planning.replica_room import fitted
 
 

@@ -20,7 +20,7 @@ import xxhash
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import DTYPE_NAMES, DTYPES, bytes_of
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import CHUNK_BYTES, Bytes
-from atoll.agent.runtime.checkpoints.snapshot import Snapshot
+from atoll.agent.runtime.model.snapshot import Snapshot
 from atoll.agent.runtime.staging import DEPTH, PIECE_BYTES, StagingRing, on_cpu
 from atoll.errors import CheckpointError
 

@@ -28,9 +28,9 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_file import (
     hashed,
     hashes,
 )
-from atoll.agent.runtime.checkpoints.snapshot import Snapshot
+from atoll.agent.runtime.model.durable import Part, RollingState
+from atoll.agent.runtime.model.snapshot import Snapshot
 from atoll.agent.runtime.staging import StagingRing
-from atoll.agent.runtime.step.state.durable import Part, RollingState
 
 RESIDUAL: Final = "owed."  # as the first release wrote it
 """Begins the name of a residual among a rank's own tensors."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header, check_fits
+from atoll.agent.runtime.checkpoints.disk.shard_folders import SLOTS, ShardFolders, place_of
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Shard, SlotFile, Unsealed
-from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import SLOTS, ShardFolders, place_of
 from atoll.errors import CheckpointError
 
 

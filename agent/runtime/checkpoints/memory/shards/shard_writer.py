@@ -11,12 +11,12 @@ from typing import Final
 
 import torch
 
-from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
-from atoll.agent.runtime.checkpoints.kept_tensors import MovedWhileRead
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import SlotFile, Tail, bounds
 from atoll.agent.runtime.checkpoints.memory.shards.shard_state import ShardState
-from atoll.agent.runtime.checkpoints.snapshot import Snapshot
+from atoll.agent.runtime.model.kept_tensors import MovedWhileRead
+from atoll.agent.runtime.model.snapshot import Snapshot
+from atoll.agent.runtime.session.session import Session
 from atoll.errors import CheckpointError, DeadlineExceeded, PeerLost
 
 INLINE_BYTES: Final = 256 * 1024

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.agent.runtime.checkpoints.disk.shard_folders import file_name
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import complete, decode, encode, sources
-from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import file_name
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation, WholeShard
 from atoll.errors import CheckpointError
 

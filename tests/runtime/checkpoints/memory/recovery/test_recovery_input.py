@@ -12,11 +12,11 @@ import pytest
 import xxhash
 
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
+from atoll.agent.runtime.checkpoints.disk.shard_folders import ShardFolders
 from atoll.agent.runtime.checkpoints.memory.recovery import held_generations
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import HeldGenerations, encode
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Bytes, SlotFile, Tail
-from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFolders
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Resumable, whole_shards
 
 MODEL = Fingerprint({})

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import zmq
 
+from atoll.agent.runtime.checkpoints.disk.shard_folders import ShardFolders
 from atoll.agent.runtime.checkpoints.memory.replication.chunk import FileChunk
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
 from atoll.agent.runtime.checkpoints.memory.replication.sealing import Sealer
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import PAGE_BYTES
-from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFolders
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, ShardFiles
 from atoll.agent.runtime.transport.keys import KEY_BYTES, Keys, generate
 

@@ -16,6 +16,7 @@ import zmq
 from simulated_links import trained
 from thin_link import LINK_BYTES_PER_S, ThinLink
 
+from atoll.agent.runtime.checkpoints.disk.shard_folders import ShardFolders
 from atoll.agent.runtime.checkpoints.memory.replication import replica_sender
 from atoll.agent.runtime.checkpoints.memory.replication.chunk import FileChunk, place_of
 from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import PROFILE_STEPS
@@ -25,7 +26,6 @@ from atoll.agent.runtime.checkpoints.memory.replication.pacing import USABLE_SHA
 from atoll.agent.runtime.checkpoints.memory.replication.path_model import PathModel
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import PAGE_BYTES
-from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFolders
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, ShardFiles
 from atoll.agent.runtime.transport.keys import KEY_BYTES, Keys, generate
 from atoll.agent.runtime.transport.meter import LinksInUse, kernel_counts

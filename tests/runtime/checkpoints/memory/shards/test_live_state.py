@@ -26,9 +26,9 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_file import (
     content_of,
     parse,
 )
-from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.step.state.durable import NothingBeside
+from atoll.agent.runtime.model.durable import NothingBeside
+from atoll.agent.runtime.model.snapshot import Snapshot
 from atoll.errors import CheckpointError
 
 

@@ -25,9 +25,9 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_file import (
     without_own,
 )
 from atoll.agent.runtime.checkpoints.memory.shards.shard_state import RollingShard
-from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.step.state.durable import Floats, NothingBeside, Part
+from atoll.agent.runtime.model.durable import Floats, NothingBeside, Part
+from atoll.agent.runtime.model.snapshot import Snapshot
 from atoll.errors import CheckpointError
 from atoll.strategies.shared_params.layout import Layer, lay_out_for_updates
 

@@ -1,0 +1,1 @@
+"""The channel between ranks, and the agreement that travels on it."""

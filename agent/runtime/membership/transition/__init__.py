@@ -1,0 +1,1 @@
+"""The way of a worker from one view of its run to the next."""

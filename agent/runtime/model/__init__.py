@@ -1,0 +1,1 @@
+"""The model and its optimizer as checkpoints, recovery and steps see them."""

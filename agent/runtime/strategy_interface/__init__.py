@@ -1,0 +1,1 @@
+"""The interface that a strategy's worker half implements."""

@@ -1,0 +1,1 @@
+"""Processes of workers: how they start, in which environment, how they end."""

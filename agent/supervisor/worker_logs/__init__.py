@@ -1,0 +1,1 @@
+"""The output of workers: read, limited, spooled and sent to the controller."""

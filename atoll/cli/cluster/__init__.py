@@ -1,0 +1,1 @@
+"""The cluster that a command talks to, or runs on this machine."""

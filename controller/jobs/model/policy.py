@@ -1,0 +1,84 @@
+"""Reads a job's record: the limits of decisions about it, and the values that its next run begins with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from atoll.controller.deciding.controller_half import controller_half
+from atoll.controller.deciding.given import Pins, Policy
+from atoll.controller.jobs.model.offline_profile import offline_profile
+from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
+from atoll.controller.state.records import Adapted, JobRecord, PlanRecord
+from atoll.strategies import registry
+from atoll.telemetry.telemetry_limits import ADAPTIVE
+
+
+def policy_of(job: JobRecord, samples: int = 0) -> Policy:
+    """Return the limits of decisions. samples: of the dataset, which no batch may exceed; 0 if not known."""
+    spec, adapt = job.spec, job.spec.adapt
+    return Policy(
+        split=spec.split,
+        half=controller_half(spec.strategy, spec.strategy_settings),
+        adapts=adapt.strategy_params,
+        min_batch=adapt.min_batch,
+        max_batch=min(adapt.max_batch, samples) if samples else adapt.max_batch,
+        rule=_rule(adapt.learning_rate, job.learned.optimizer),
+        initial_batch=job.learned.initial_batch,
+        batches_per_update=max(job.learned.batches_per_update, 1),
+        surrogate=_surrogate(job),
+        pins=pins_of(job),
+    )
+
+
+def _rule(asked: str, optimizer: str) -> str:
+    """Return the learning rate's rule for a planner. An optimizer that is not reported counts as SGD."""
+    if asked != "auto":
+        return asked
+    return "square-root" if optimizer == ADAPTIVE else "adascale"
+
+
+def pins_of(job: JobRecord) -> Pins:
+    """Return the user's pins; shares only in the view whose members they were given for."""
+    same = (job.pinned.run, job.pinned.view) == (job.status.run, job.status.view)
+    shares = job.pinned.shares if same else ()
+    return Pins(strategy_params=job.pinned.strategy_params, total_batch=job.pinned.total_batch, shares=shares)
+
+
+def _surrogate(job: JobRecord) -> Surrogate | None:
+    """Return the offline profile's surrogate, None if it is of another model than the one that this job trains."""
+    if not job.spec.adapt.profile:
+        return None
+    profile = offline_profile(job.spec.adapt.profile)
+    return profile.surrogate if profile.is_of(job.learned.workload_fingerprint) else None
+
+
+def begun_with(job: JobRecord, plan: PlanRecord) -> PlanRecord:
+    """Complete a run's first plan beside its split: with pinned values, else the last run's, else the spec's."""
+    adapted = job.learned.adapted or Adapted()
+    params = {name: value for name, value in _settings_of_plans(job).items() if value is not None}
+    params |= {name: value for name, value in adapted.strategy_params.items() if name in job.spec.adapt.strategy_params}
+    params |= job.pinned.strategy_params
+    total = planned_total(job)
+    factor = adapted.learning_rate_factor if job.spec.adapt.max_batch and total else 0.0
+    return replace(plan, strategy_params=params, total_batch=total, learning_rate_factor=factor)
+
+
+def planned_total(job: JobRecord) -> int:
+    """Return the total batch that the next run begins with; 0 for the script's own."""
+    adapted = job.learned.adapted.total_batch if job.learned.adapted and job.spec.adapt.max_batch else 0
+    return job.pinned.total_batch or adapted
+
+
+def adapted_by(plan: PlanRecord) -> Adapted:
+    return Adapted(
+        strategy_params=plan.strategy_params,
+        total_batch=plan.total_batch,
+        learning_rate_factor=plan.learning_rate_factor,
+    )
+
+
+def _settings_of_plans(job: JobRecord) -> dict[str, Any]:
+    """Return the submitted values of the settings that plans may change."""
+    names = registry.find(job.spec.strategy).plan_parameters.adjustable()
+    return {name: job.spec.strategy_settings[name] for name in names if name in job.spec.strategy_settings}

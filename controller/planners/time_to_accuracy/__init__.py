@@ -1,0 +1,1 @@
+"""Planner `tta`: the batch and the compression that reach a loss soonest."""
