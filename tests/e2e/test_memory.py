@@ -219,7 +219,7 @@ def test_a_machine_whose_shared_memory_is_small_says_so_in_the_jobs_events(clust
     job = cluster.submit("tiny.py", f"--out={out}", SLOWER, "--epochs=1", checkpoint_every=0)
     before = in_memory(cluster, job, 5)
     folder = cluster.folder / "agent-0" / "memory"
-    told = f"/dev/shm has 67.1 MB, checkpoints in memory ask for 268.4 MB: they are files in {folder} instead"
+    told = f"/dev/shm has 67.1 MB, checkpoints in memory need 268.4 MB: they are files in {folder} instead"
     assert told in cluster.story(job)
     assert any((folder / job).iterdir())
     kill(before.workers[0].status.pid)

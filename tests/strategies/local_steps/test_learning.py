@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.controller.planners.islands.exchange_density import MEASURED
+from atoll.controller.planners.islands.exchange_density import STEPS_BY_DENSITY
 from atoll.strategies import registry
 from atoll.strategies.declaration import load
 from atoll.strategies.local_steps.learning import steps_for_one, steps_of_plan, told
@@ -12,7 +12,7 @@ from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import LocalSteps
 
 
-@pytest.mark.parametrize(("density", "steps"), [*MEASURED, (1.0, 1.0), (0.9, 1.0)])
+@pytest.mark.parametrize(("density", "steps"), [*STEPS_BY_DENSITY, (1.0, 1.0), (0.9, 1.0)])
 def test_what_was_measured_is_said(density: float, steps: float) -> None:
     assert steps_for_one(LocalSteps(density=density)) == pytest.approx(steps)
 
