@@ -17,7 +17,7 @@ import pytest
 
 from atoll.agent.runtime.api import warm_start
 from atoll.agent.runtime.api.warm_start import LaunchOrder, code_of
-from atoll.agent.supervisor.processes.environment import PLACE
+from atoll.agent.supervisor.processes.environment import TORCHRUN_VARIABLES
 from atoll.agent.supervisor.processes.fork_server import forked
 
 pytestmark = pytest.mark.timeout(300)
@@ -220,7 +220,7 @@ def test_a_server_asks_not_who_the_worker_is_and_its_forks_have_nothing_in_commo
         print(os.getppid())
         """
     path, seen = write(tmp_path, script), []
-    program = ("-c", textwrap.dedent(watch), *PLACE)
+    program = ("-c", textwrap.dedent(watch), *TORCHRUN_VARIABLES)
     with server(subprocess.PIPE, program) as (process, line), tempfile.TemporaryFile() as output:
         assert line.recv(1) == warm_start.READY
         for secret in ("a" * 32, "b" * 32):
