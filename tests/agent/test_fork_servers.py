@@ -92,7 +92,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ForkServer]:
     has what they import. None is while `tmp_path / "busy"` is there."""
     program, made = tmp_path / "waits.py", []
     program.write_text(
-        "import os, time\nfrom atoll.agent.runtime import warm_start\n"
+        "import os, time\nfrom atoll.agent.runtime.api import warm_start\n"
         f"def imports():\n    while os.path.exists({str(tmp_path / 'busy')!r}):\n        time.sleep(0.01)\n"
         "warm_start._import = imports\nwarm_start.main()"
     )

@@ -23,6 +23,7 @@ the steps 1 to 7 and 9 to 13, because other ranks wait for this one's part of th
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,6 @@ class UpdateHooks:
         self._passes = driver.parts.passes
         self._rates = {id(optimizer): LearningRate(optimizer) for optimizer in optimizers}
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._stepping: set[int] = set()  # prepared optimizers whose step() is under way
         self._before = (
             self._refuse_shown,
             self._refuse_carried,
@@ -96,7 +96,6 @@ class UpdateHooks:
 
     def at_boundary(self) -> None:
         """Undo what a step() that raised has left: torch calls no post hook then."""
-        self._stepping.clear()
         for rate in self._rates.values():
             rate.restore()
 
@@ -122,7 +121,6 @@ class UpdateHooks:
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Return the arguments of step(), where they are others."""
-        self._stepping.add(id(optimizer))
         if not self._run_before(optimizer):
             aborted = self._parts.succession.broken
             assert aborted is not None
@@ -133,7 +131,6 @@ class UpdateHooks:
         return without_gradients(optimizer, args, kwargs, when=lambda: self._parts.succession.broken is not None)
 
     def _step_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._stepping.discard(id(optimizer))
         self._parts.scaled.stepped = True
         self._rates[id(optimizer)].restore()
         self._run_after(optimizer)
@@ -155,17 +152,29 @@ class UpdateHooks:
     # --- before the update
 
     def _refuse_other(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Ranks would not move parameters alike, and no checkpoint had the moments. Inside of a prepared optimizer's
-        step(), as wrappers call them, others may step."""
-        if id(optimizer) in self._rates or self._stepping:
+        """Raise BadInput: ranks would not move parameters alike, and no checkpoint would have the moments.
+
+        Inside a prepared optimizer's step(), as wrappers call them, others may step."""
+        if id(optimizer) in self._rates:
             return
         moved = (id(one) for group in optimizer.param_groups for one in group["params"])
         name = next((self._names[one] for one in moved if one in self._names), None)
-        if name is not None:
+        if name is not None and not self._is_inside_prepared():
             raise BadInput(
                 f"a {type(optimizer).__name__} that run.prepare was not given is about to move parameter {name}: "
                 "its moments would be in no checkpoint. Give it to run.prepare, and use what that returned"
             )
+
+    def _is_inside_prepared(self) -> bool:
+        """Return True if a prepared optimizer's step() is the caller.
+
+        The stack knows it also after a step() that raised: torch calls no post hook then, and a flag would stay set."""
+        frame = inspect.currentframe()
+        while frame is not None:
+            if id(frame.f_locals.get("self")) in self._rates:
+                return True
+            frame = frame.f_back
+        return False
 
     def _refuse_shown(self, _: torch.optim.Optimizer) -> None:
         evaluated = self.driver.parts.evaluated
