@@ -46,7 +46,6 @@ UNCLEAN_FOLDERS: set[str] = {
     "agent/runtime/step/backward",
     "agent/runtime/step/measures",
     "agent/runtime/step/optimizers",
-    "agent/runtime/step/plans",
     "agent/runtime/step/state",
     "atoll/cli/render",
     "atoll/client",

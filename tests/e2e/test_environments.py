@@ -60,7 +60,7 @@ def test_a_module_with_packages_of_its_own(cluster: Cluster, project: Path) -> N
     assert cluster.wait_for_end(first).phase == pb.PHASE_DONE, cluster.story(first)
     said = "tiny 1.5 net found ['--lr', '0.1'] 2\n"
     wait_until("both have said it", lambda: cluster.log(first).count(said) == 2, 30)
-    assert cluster.story(first).count("makes the job's own environment") == 2, "one for each node"
+    assert cluster.story(first).count("builds the job's own environment") == 2, "one for each node"
 
     arguments = ("-m", "package.train", "--workdir", ".", "--requirements", "requirements.txt", "--workers", "2")
     offline = ("--env", "PIP_NO_INDEX=1", "--env", "UV_OFFLINE=1")

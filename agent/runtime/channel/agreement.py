@@ -41,7 +41,7 @@ _MEETINGS: Final = {one.step: one for one in Meeting}
 
 @dataclass(frozen=True, slots=True)
 class MemoryProgress:
-    """Of checkpoints in memory. One rank's, or what holds for all."""
+    """Progress of checkpoints in memory: of one rank, or agreed by all."""
 
     step: int = 0  # newest that is written; of all ranks the least
     every: int = 1  # steps from one to the next; of all ranks the most
@@ -59,7 +59,7 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What one rank knows as a pass begins, and which batch it trains there. Each number fits an int64."""
+    """The knowledge of one rank as a pass begins, and the batch that it trains. Each number fits an int64."""
 
     plan_id: int
     stop: int  # 0 or 1
@@ -95,7 +95,7 @@ class Proposal:
 
     @property
     def doing(self) -> str:
-        """For messages: what the rank does that proposed this."""
+        """Return, for messages, what the proposing rank is doing."""
         return f"trains step {self.step}" if self.meeting is None else f"is at {self.meeting}"
 
 
@@ -104,7 +104,7 @@ class ProposalExchange(Protocol):
     PeerLost."""
 
     def propose(self, number: int, own: Proposal) -> None:
-        """In pass `number`; does not wait."""
+        """Send the proposal of pass `number`. Does not wait."""
 
     def collect(self, number: int, deadline_s: float) -> Sequence[tuple[str, Proposal]]:
         """Wait for all ranks' proposals of pass `number`, each with who made it; or for the least and the greatest of
@@ -173,7 +173,7 @@ class Agreement:
             self.must_meet = False
 
     def act(self) -> float:
-        """After a pass, on every rank alike: take up what all proposed `lag` passes ago. Returns the seconds waited.
+        """Take up what all ranks proposed `lag` passes ago. Called after a pass on every rank; returns seconds waited.
 
         Raises PeerLost where a rank does not answer in time, BadInput where ranks train different batches."""
         number = self._passes - self.lag
@@ -189,12 +189,12 @@ class Agreement:
         return {"skipped": self._skipped, "unreached": self._unreached, "updates": self._updates}
 
     def reached(self, own: Agreed) -> Agreed:
-        """What holds now. own: what this rank knows, which in a run of one is all there is to know."""
+        """Return the agreed state. A single-rank run agrees with `own`."""
         return self._agreed if self._exchange is not None else own
 
 
 def merged(proposals: Sequence[tuple[str, Proposal]]) -> Agreed:
-    """What follows from the proposals of one pass. Pure. Raises BadInput where they are not of the same batch."""
+    """Merge the proposals of one pass. Pure. Raises BadInput if they are not of the same batch."""
     first_who, first = proposals[0]
     for who, one in proposals:
         if (apart := why_apart(first_who, first, who, one)) is not None:
@@ -285,7 +285,7 @@ _STREAMS: Final = (
 
 
 def other_updates(who: str, updates: int, other_who: str, other: int) -> str:
-    """What is said where ranks in the same pass have made different numbers of them."""
+    """Return the message for ranks that made different numbers of updates before the same pass."""
     return (
         f"ranks have made different numbers of updates: {who} {updates} in this run, {other_who} {other}. Every rank "
         "must call optimizer.step() equally often; decide to leave one out on what all ranks know alike, not on a "

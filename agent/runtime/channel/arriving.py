@@ -25,7 +25,7 @@ class Plans:
             self._lead = max(lead for (lead,) in self._session.group.gather_rows([self._lead]))
 
     def take(self) -> None:
-        """What came since the last call."""
+        """Take the plans that came since the last call."""
         for plan in self._session.link.take_plans(self._session.view) if self._session.link is not None else ():
             try:
                 self._schedule.add(plan.id, plan.from_step, planned_from_wire(plan, self._strategy))
@@ -33,7 +33,7 @@ class Plans:
                 self._session.notice(LEVEL_WARNING, f"rank {self._session.place.rank} refused a plan: {error}")
 
     def agree(self, step: int, plan_id: int) -> None:
-        """In step `step` all ranks agreed that all have the plans up to `plan_id`."""
+        """Note that in step `step` all ranks agreed to have the plans up to `plan_id`."""
         self._schedule.agree(step, plan_id, self._lead)
         for refusal in self._schedule.take_refusals():
             if self._session.place.is_main:  # every rank refuses alike

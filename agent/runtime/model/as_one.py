@@ -13,7 +13,7 @@ from atoll.errors import CheckpointError
 
 
 class OptimizerState(Protocol):
-    """What is kept of an optimizer, or of several."""
+    """The state of an optimizer, or of several."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]: ...
@@ -40,7 +40,7 @@ class SeveralOptimizers:
 
     @property
     def state(self) -> Mapping[Any, Any]:
-        """By the optimizer's place and the parameter."""
+        """Return the state, keyed by the optimizer's place and the parameter."""
         return {(place, key): value for place, one in enumerate(self._optimizers) for key, value in one.state.items()}
 
     def state_dict(self) -> dict[str, Any]:

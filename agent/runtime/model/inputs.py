@@ -21,7 +21,7 @@ NAMES_SHOWN: Final = 3
 
 
 class SeveralModels(nn.ModuleList):
-    """Those that were given apart: a backward pass may reach some of them alone."""
+    """Models that the script gave separately. A backward pass may reach some of them alone."""
 
 
 def one_module(given: nn.Module | Sequence[nn.Module]) -> nn.Module:
@@ -134,7 +134,7 @@ def likeness(
 
 
 def _strides(model: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
-    """Of parameters that are not contiguous: gradients are added up in their order in memory."""
+    """Return the strides of parameters that are not contiguous: gradients are summed in memory order."""
     return [(name, one.stride()) for name, one in model.named_parameters() if not one.is_contiguous()]
 
 

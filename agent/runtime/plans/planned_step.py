@@ -11,7 +11,7 @@ from atoll.v1.common_pb2 import Plan
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """Of one plan. Ranks that train the same step have the same."""
+    """The part of one plan that a step needs. Ranks that train the same step have the same."""
 
     shares: tuple[float, ...]  # one per rank, relative
     params: PlanParameters = field(default_factory=PlanParameters)  # of the strategy
@@ -30,7 +30,7 @@ def planned_from_wire(plan: Plan, strategy: Strategy) -> PlannedStep:
 
 
 def why_refused(planned: PlannedStep, world_size: int, samples: int | None) -> str | None:
-    """Why this run cannot train so, None where it can. From what is equal on all ranks alone: all refuse alike.
+    """Return why this run cannot train such a step; None if it can. Reads only facts equal on all ranks.
 
     samples: of the dataset; None where that does not matter."""
     total, factor = planned.total_batch, planned.learning_rate_factor

@@ -62,8 +62,9 @@ class PlanSchedule:
                 raise BadInput(f"plan {plan_id} arrived twice with different content; a plan never changes")
 
     def begin_view(self, world_size: int, plan_id: int, planned: PlannedStep, step: int) -> None:
-        """From `step` on there are so many workers, and this plan is their first; what waited was for others. Raises
-        BadInput for what they cannot train: then nothing holds."""
+        """Begin a view of `world_size` workers at `step`, whose first plan this is. Drop plans of the last view.
+
+        Raises BadInput if these workers cannot train the plan; then no plan holds."""
         with self._lock:
             self.world_size = world_size
             plan = _Plan(plan_id, step, self._checked(plan_id, step, planned))
@@ -79,7 +80,7 @@ class PlanSchedule:
             return self._newest
 
     def agree(self, step: int, plan_id: int, lead: int) -> None:
-        """In step `step` all ranks agreed that all have the plans up to `plan_id`.
+        """Note that in step `step` all ranks agreed to have the plans up to `plan_id`.
 
         Each newly agreed plan holds from max(from_step, step + 1 + lead); where several hold, the highest id wins.
         lead: how many steps ahead loaders cut batches (Loader.lead), the same on all ranks."""
@@ -95,14 +96,14 @@ class PlanSchedule:
             self._forget_before(step - KEPT_STEPS)
 
     def take_refusals(self) -> list[str]:
-        """Which agreed plans this run cannot train, and why, since the last call; the same on every rank."""
+        """Return why agreed plans since the last call cannot be trained. The same on every rank."""
         with self._lock:
             refusals, self._refusals = self._refusals, []
         return refusals
 
     def planned_at(self, step: int) -> PlannedStep:
-        """What holds at `step`; final for steps up to agreed step + lead. Parameters of the strategy that no plan said
-        are None, and its own settings hold."""
+        """Return the plan of `step`, final for steps up to agreed step + lead. Strategy parameters that no plan sets
+        are None: the job's settings hold."""
         return self._at(step).planned
 
     def plan_at(self, step: int) -> int:

@@ -1,1 +1,1 @@
-"""What one worker knows of its run: its place, its agent, its group, its settings."""
+"""The facts that one worker has of its run: its place, its agent, its group, its settings."""

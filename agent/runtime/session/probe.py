@@ -38,7 +38,7 @@ _FLUSH_STEPS: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the profiler wants tried."""
+    """The trial that the profiler requests."""
 
     directory: str  # where each rank writes its file
     steps: int = 0  # that train; 0: only tell what the script prepares
@@ -128,11 +128,11 @@ class Probe:
         return bool(self._judged)
 
     def trained(self, step: int) -> bool:
-        """Whether the steps that train are done, and those to be judged are to begin. The same on every rank."""
+        """Return True if the training steps are done and evaluation begins. The same on every rank."""
         return step >= self._asked.steps and not self.judging
 
     def judge(self, step: int, model: nn.Module, statistics: Mapping[str, float]) -> None:
-        """From here on the model, which is the same on every rank, stays as it is. statistics: of the training."""
+        """Freeze the model, which is the same on every rank, for evaluation. statistics: of the training."""
         self._flush()
         self._statistics, self._judged_from = dict(statistics), step
         self._judged = [(one, one.detach().clone()) for one in model.parameters()]
@@ -178,7 +178,7 @@ class Probe:
 def description(
     settings: LoaderSettings, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, Any]:
-    """What is trained, in words that are equal whenever the same thing is."""
+    """Describe the workload. Equal workloads have equal descriptions."""
     return {
         "parameters": [
             [name, list(one.shape), str(one.dtype).removeprefix("torch."), one.requires_grad]

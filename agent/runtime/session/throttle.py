@@ -27,7 +27,7 @@ class Throttle:
         self._since_s = time.monotonic()
 
     def waited(self, seconds: float) -> None:
-        """So much of the time since the last `resume` or `pay` was waiting for others."""
+        """Count `seconds` since the last `resume` or `pay` as time spent waiting for others."""
         self._since_s += seconds
 
     def pay(self) -> None:

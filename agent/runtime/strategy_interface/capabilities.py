@@ -54,7 +54,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class StepEvents:
-    """What a strategy tells the step loop from inside the user's forward and backward passes."""
+    """Callbacks from a strategy to the step loop inside the user's forward and backward passes."""
 
     open_pass: Callable[[], None]  # a gradient came and no pass is open: the user called loss.backward() himself
     gradients_leave: Callable[[], None]  # the next ones are about to
@@ -92,8 +92,9 @@ class TensorReducer(Protocol):
         PeerLost."""
 
     def fuse(self, parameters: Sequence[nn.Parameter]) -> list[list[int]]:
-        """Which gradients are reduced in one piece: indices into `parameters`, each once, of one dtype and device, in
-        the order in which the pieces leave; on every rank the same.
+        """Return which gradients are reduced in one piece: indices into `parameters`, each once.
+
+        A piece has one dtype and device. Pieces leave in the returned order, which is the same on every rank.
 
         parameters: those that are trained, in the order in which their gradients come (the reverse of the model's)."""
 
@@ -115,7 +116,7 @@ class AloneReducer(TensorReducer, Protocol):
     """A TensorReducer that has something to do in a run of one worker too."""
 
     def start_alone(self, origin: Origin | None) -> None:
-        """In place of `start`."""
+        """Start in a run of one worker, in place of `start`."""
 
 
 @runtime_checkable
@@ -123,8 +124,9 @@ class RegroupingReducer(TensorReducer, Protocol):
     """A TensorReducer whose pieces a plan may change."""
 
     def regroup(self, params: PlanParameters) -> bool:
-        """Before a pass begins, with what its plan says, on every rank the same: whether `fuse` gives other pieces
-        from now on."""
+        """Apply the plan of a pass before it begins. Return True if `fuse` gives other pieces from now on.
+
+        The same on every rank."""
 
 
 @runtime_checkable
@@ -132,7 +134,7 @@ class SeparateReducer(TensorReducer, Protocol):
     """A TensorReducer that reduces some gradients each by itself, in the layout in which they come: sparse ones too."""
 
     def separate(self, piece: Sequence[int]) -> bool:
-        """Whether this piece of `fuse` is reduced so; it has one parameter then."""
+        """Return True if this piece of `fuse` is reduced separately; it has one parameter then."""
 
     def reduce_separate(
         self, parameter: int, gradient: torch.Tensor | None, weight: float, ended: Callable[[object], None]
@@ -242,15 +244,15 @@ class Engine(Protocol):
 
     @property
     def why_not_in_place(self) -> str | None:
-        """Why the run cannot go on with other workers, with this engine built anew for them; None where it can."""
+        """Return why the run cannot continue with other workers and a new engine; None if it can."""
 
     @property
     def tolerates_loss_mid_step(self) -> bool:
-        """Whether a step goes on where a peer is lost in it, and is made without it."""
+        """True if a step in which a peer is lost is completed without it."""
 
     @property
     def lost(self) -> str | None:
-        """Who was lost in a step that the others made whole without it: they go on without it after that step."""
+        """Return the peer lost in a step that the others completed without it. The run continues without it."""
 
     def start(self) -> None:
         """All ranks are equal; training begins. Collective; raises PeerLost."""
@@ -272,17 +274,17 @@ class Measures(Protocol):
     """Numbers that only the strategy knows."""
 
     def take_step(self, stall_s: float, sent_bytes: int) -> Mapping[str, float]:
-        """Of the step that ends, the metrics that the strategy declares.
+        """Return the metrics of the step that ends, as the strategy declares them.
 
         stall_s: the training thread waited for others. sent_bytes: on all links."""
 
     def statistics(self) -> Statistics:
-        """Since the run began, for people."""
+        """Return statistics since the run began, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """What an engine trains with in the script's place, and on what."""
+    """The loss, model part and data with which an engine trains in place of the script."""
 
     dataset: Dataset[Any]
     shuffle: bool
@@ -295,14 +297,14 @@ class EngineParts:
     clip_norm: float | None = None  # of a batch's gradient, over all stages
 
     def in_view(self, place: WorkerPlace) -> EngineParts:
-        """Of this worker, where the run has other members now. Raises BadInput where they make up no whole
+        """Return the parts of this worker in a view with other members. Raises BadInput if they do not form whole
         pipelines."""
         return replace(self, place=StagePlace.of(place.rank, place.world_size, self.place.stages))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """What a strategy's worker half is built from."""
+    """Arguments from which a strategy's worker half is built."""
 
     session: Session
     settings: StrategySettings  # the strategy's own
@@ -317,7 +319,7 @@ class WorkerContext:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHalf:
-    """What `build` in a strategy's worker.py returns. It raises BadInput for what the strategy cannot train."""
+    """The result of `build` in a strategy's worker.py, which raises BadInput for what the strategy cannot train."""
 
     capability: TensorReducer | LocalUpdate | Engine
     durable: Durable = field(default_factory=NothingBeside)

@@ -28,12 +28,12 @@ _GOOD_ENDS: Final = (WorkerExitKind.FINISHED, WorkerExitKind.DRAINED, WorkerExit
 
 
 def silent_s(node: ObservedNode | None, clock: PassClock) -> float | None:
-    """How long a node has been silent; None of one that this leader never heard: its own age says nothing of it."""
+    """Return the seconds since a node's last message; None for a node from which this leader had none."""
     return None if node is None or node.heard_s is None else clock.now_s - node.heard_s
 
 
 def is_lost(node: ObservedNode | None, clock: PassClock) -> bool:
-    """Whether a node's stream is gone and its lease ran out. One never heard of gets time to come back first."""
+    """Return True if a node's stream is gone and its lease expired. An unknown node first gets time to reconnect."""
     if (silence_s := silent_s(node, clock)) is None:
         return clock.now_s - clock.awaiting_since_s > max(RETURN_GRACE_S, clock.node_lease_s)
     return node is not None and not node.connected and silence_s > clock.node_lease_s
@@ -54,7 +54,7 @@ def record_exits(observed: ObservedJob, run: RunRecord, clock: PassClock) -> Run
 
 
 def _all_live(observed: ObservedJob, run: RunRecord) -> bool:
-    """Whether nothing ended, as in nearly every pass over nearly every run."""
+    """Return True if no worker ended, as in nearly every pass over nearly every run."""
     if len(observed.workers) < len(run.members) or any(m.exit for m in run.members):
         return False
     return not any(worker.phase is WorkerPhase.EXITED for worker in observed.workers.values())
@@ -84,8 +84,9 @@ def _exit_of(observed: ObservedJob, run: RunRecord, member: RunMember, clock: Pa
 
 
 def _parted(observed: ObservedJob, run: RunRecord, node: ObservedNode | None, clock: PassClock) -> bool:
-    """Whether a lease need not be waited for: its workers and the controller have lost the node alike. Should it live,
-    it is alone, and the fence of a newer run or view keeps what it writes apart."""
+    """Return True if workers and controller have both lost the node, so its lease need not be waited for.
+
+    If it lives, it is alone: the fence of a newer run or view rejects what it writes."""
     if node is None or node.connected or (silence_s := silent_s(node, clock)) is None or silence_s <= PARTED_S:
         return False
     if observed.job.status.phase is JobPhase.STOPPING:
@@ -96,8 +97,7 @@ def _parted(observed: ObservedJob, run: RunRecord, node: ObservedNode | None, cl
 
 
 def _is_yet_to_join(observed: ObservedJob, member: RunMember) -> bool:
-    """Whether it is no wonder that an agent does not know the worker: it was in no view, and is launched until it is
-    there."""
+    """Return True if the worker has not joined a view yet: it is launched until its agent knows it."""
     if observed.job.status.phase is not JobPhase.RUNNING or not observed.views.kept:
         return False
     return all(member.rank not in view.ranks for view in observed.views.kept)

@@ -42,7 +42,7 @@ _NUMBER: Final = re.compile(r"0x[0-9a-f]+|\d+")
 
 @dataclass(frozen=True, slots=True)
 class RunJudgement:
-    """What becomes of the job. `counts`: the run's end is the script's own doing."""
+    """The decision on a job after a run. counts: the script caused the run's end."""
 
     after: JobPhase
     reason: str
@@ -53,7 +53,7 @@ class RunJudgement:
 
 
 def crashed(exit: ExitRecord) -> bool:
-    """Whether the process was ended by a signal that comes from inside."""
+    """Return True if a signal from inside ended the process."""
     return exit.kind is WorkerExitKind.SIGNALLED and -exit.code in CRASH_SIGNALS
 
 
@@ -77,7 +77,7 @@ def root_cause(members: Sequence[RunMember]) -> tuple[RunMember, ExitRecord] | N
 
 
 def judge(job: JobRecord, run: RunRecord) -> RunJudgement:
-    """What becomes of `job` now that no process of `run` is left. Every member of `run` has its exit."""
+    """Decide what becomes of `job` once no process of `run` is left. Every member of `run` has its exit."""
     if job.cancel:
         return RunJudgement(JobPhase.CANCELLED, "cancelled")
     found = root_cause(run.members)
@@ -117,8 +117,10 @@ def judge(job: JobRecord, run: RunRecord) -> RunJudgement:
 
 
 def has_recovered(job: JobRecord, trained_s: float, newest_step: int) -> bool:
-    """Whether the job's restarts and losses count anew. trained_s: since all workers of its run live; newest_step: 0 of
-    a script that tells none. Training on the way to the step that failed proves nothing."""
+    """Return True if the job's restarts and losses count anew.
+
+    trained_s: since all workers of its run live. newest_step: 0 for a script that reports none. Training below the
+    step that failed proves nothing."""
     last = job.status.last_failure
     if trained_s < GOOD_RUN_S or not (job.status.restarts or (last is not None and last.times > 1)):
         return False
@@ -126,20 +128,20 @@ def has_recovered(job: JobRecord, trained_s: float, newest_step: int) -> bool:
 
 
 def start_deadline_s(job: JobRecord) -> float:
-    """How long a run of the job may take until all its workers live: twice as long after each late start in a row, for
-    what is slow is the way of the code to many machines."""
+    """Return the deadline, in seconds, until all workers of a run live. It doubles after each late start in a row:
+    sending code to many machines is the slow part."""
     last = job.status.last_failure
     late = last.times if last is not None and last.kind is WorkerExitKind.STOPPED else 0
     return job.spec.environment_s + START_DEADLINE_S * 2.0 ** min(late, LATE_DOUBLINGS)
 
 
 def finished_text(ranks: int) -> str:
-    """In words, that all of them are done."""
+    """Return the reason for a run whose ranks all finished."""
     return f"all {ranks} ranks finished" if ranks > 1 else "its worker finished"
 
 
 def left_early_text(ranks: Sequence[int]) -> str:
-    """In words, that these ranks finished while the others were still training."""
+    """Return the reason for ranks that finished while others were still training."""
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     return f"{who} left early with exit code 0 while others were training; every rank must run the same steps"
 
@@ -165,7 +167,7 @@ def _script_failure(job: JobRecord, reason: str, exit: ExitRecord) -> RunJudgeme
 
 
 def _not_started(job: JobRecord, reason: str, exit: ExitRecord) -> RunJudgement:
-    """What is missing on a node stays missing, unless it was the way to the controller: so a few tries, no more."""
+    """Judge a worker that could not start: retry a few times, since what a node lacks rarely appears."""
     failure = _compared(job, exit)
     if job.spec.script in exit.reason or failure.times >= NOT_STARTED_TRIES:
         return RunJudgement(JobPhase.FAILED, reason, exit.code or 1, failure=failure)
@@ -174,7 +176,7 @@ def _not_started(job: JobRecord, reason: str, exit: ExitRecord) -> RunJudgement:
 
 
 def _outside(job: JobRecord, reason: str, exit: ExitRecord) -> RunJudgement:
-    """From outside: tried again, later and later while no step is made in between, up to LOSS_TRIES times."""
+    """Judge a loss from outside: retry with growing delay while no step is completed, up to LOSS_TRIES times."""
     last = job.status.last_failure
     times = last.times + 1 if last is not None and last.step == exit.step else 1
     failure = RunFailure(kind=exit.kind, step=exit.step, code=exit.code, reason=exit.reason, times=times)

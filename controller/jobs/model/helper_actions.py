@@ -1,4 +1,4 @@
-"""What the controller does with a volunteer's device."""
+"""Actions of the controller on a volunteer's device."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ START_DEADLINE_S: Final = 60.0
 LEFT_EARLY_S: Final = 10.0
 GROW_STABLE_S: Final = 3.0
 RETURN_GRACE_S: Final = 20.0
-"""How long a controller that has begun to lead waits for nodes that it never heard of before it calls them lost. Their
-agents may first wait in vain for the leader before, whose connections stand while it says nothing."""
+"""Seconds that a new leader waits for nodes without a message before it declares them lost. Their agents may first wait
+for the previous leader, whose connections stay open while it is silent."""
 WORKER_DEATH_S: Final = 0.5
 """Workers die within this time of their agent, by the kernel's hand: a lost node has no process of ours left then."""
 PARTED_S: Final = 1.5
@@ -179,8 +179,8 @@ def _workers_of(run: RunRecord, nodes: Mapping[str, ObservedNode]) -> dict[int, 
 
 @dataclass(frozen=True, slots=True)
 class LaunchWorkers:
-    """Of one run, those of a node that are to start: one message, whatever their number. joins: beside the view that
-    is, to be taken into a later one; then it is one worker."""
+    """Workers of one run to start on one node, in one message. joins: a single worker starts beside the current view
+    and joins a later one."""
 
     node: str
     job: str
@@ -237,7 +237,7 @@ Action: TypeAlias = LaunchWorkers | StopRun | ForgetWorker | SendPlan | SendView
 
 @dataclass(frozen=True, slots=True)
 class JobStep:
-    """What one pass calls for, of a job. `job`, `run`, `plan`, `placement` and `views` are what to write, where they
+    """The result of one pass over a job. `job`, `run`, `plan`, `placement` and `views` are what to write, where they
     changed; actions are sent after that is written. `held`: devices that the job waits with, kept from jobs behind it.
     `judged`: free devices were assessed. `refused`: an event says that the planner finds no plan to
     follow the newest. `admission`: what was decided about free devices, where that is news."""

@@ -88,7 +88,7 @@ def _outside_inference() -> Iterator[None]:
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """As model.eval() and torch.no_grad(); afterwards each module is in the mode in which it was."""
+    """Apply model.eval() and torch.no_grad(); afterwards restore each module's mode."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
