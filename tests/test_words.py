@@ -51,10 +51,6 @@ UNCLEAN_FOLDERS: set[str] = {
     "atoll/client",
     "controller/jobs/lifecycle",
     "kernels",
-    "strategies/local_steps",
-    "strategies/shared_params",
-    "strategies/staged_sums",
-    "strategies/stale_sparse",
 }
 """Folders with docstrings that begin badly. This list only shrinks."""
 

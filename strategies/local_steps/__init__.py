@@ -1,6 +1,6 @@
-"""Strategy `local-steps`: islands move on at once by their own updates; differences of few bits go through aggregators.
+"""Strategy `local-steps`: islands apply their own updates at once and send differences of few bits through aggregators.
 
-docs/strategies.md has what it does, docs/performance.md what it learns for a byte."""
+docs/strategies.md describes it, docs/performance.md what it learns for a byte."""
 
 from __future__ import annotations
 

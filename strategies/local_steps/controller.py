@@ -1,4 +1,4 @@
-"""The controller half: as much is sent as links, devices and learning ask for. Pure."""
+"""Controller half: plans send as much as links, devices and learning allow. Pure."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import RETURNED, LocalSteps
 
 USED: Final = 0.7
-"""Of a link's time in a step, that a plan fills; what fills between FILLED of it is left as it is."""
+"""Share of a link's time in a step that a plan fills. A plan that fills between FILLED of it is not changed."""
 FILLED: Final = (0.6, 0.8)
 ENOUGH: Final = 0.2
 """Two bits of more entries in every step teach nothing more (docs/performance.md, "What is learnt")."""
 RISES_AFTER_S: Final = 15.0
-"""Since the plan before: what a link carries at once tells of its buffers first, and too much is waited for by all."""
+"""Seconds since the previous plan before more is sent. A link's first rate is that of its buffers, and all workers wait
+for a link with too much to carry."""
 MOVED: Final = 1.15
-"""Densities that differ by less are the same: thresholds and links are not known better."""
+"""Factor below which two densities count as equal: thresholds and links are not known better."""
 SURE: Final = 1.25
-"""Times as much: what the devices take for a look is not known better."""
+"""Factor to which the devices' time for a look at all entries is known."""
 SPARE: Final = 0.15
-"""Of a step: an exchange that is so much shorter than it may be is so for good."""
+"""Share of a step by which an exchange must be shorter than it may be before it counts as shorter for good."""
 NOTHING_SEEN: Final = ExchangeEstimate(cost=None, drift=None)
 _MOST_TOLD: Final = 4.6  # a hundred times
 _WHY: Final = {
@@ -44,11 +45,11 @@ _WHY: Final = {
 
 
 MOST_EVERY: Final = 8
-"""Turns: as many taught as much on a thin link, twenty less (docs/performance.md, "What a link bears")."""
+"""Turns, at most: as many taught as much on a thin link, twenty less (docs/performance.md, "What a link bears")."""
 
 
 class LocalStepsController:
-    """Of one job. See atoll.controller.deciding.controller_half."""
+    """Controller half of one job. See atoll.controller.deciding.controller_half."""
 
     def __init__(self, settings: LocalSteps) -> None:
         self._settings = settings
@@ -57,7 +58,7 @@ class LocalStepsController:
         return ExchangeEstimator()
 
     def next_plan(self, given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
-        """None while the present pace is good enough, or nothing is known of the links."""
+        """Return the next plan. None while the present pace is good enough, or nothing is known of the links."""
         may = frozenset(name for name in LocalStepsPlan.FOLLOWS if given.policy.may_change(name))
         now = LocalStepsPlan.model_validate(dict(given.current.strategy_params)).over_settings(self._settings)
         asked = self._ask(given, ranks, now, may) if may else None
@@ -119,14 +120,14 @@ class LocalStepsController:
         )
         link_s = asked.link_s(shared)
         if "staleness" not in may or seen.round_s is None or link_s > FILLED[1] * step_s:
-            return asked.model_copy(update={"most_staleness": now.staleness})  # on a full link it tells of the queue
+            return asked.model_copy(update={"most_staleness": now.staleness})  # on a full link it measures the queue
         return asked.model_copy(update={"beside_s": max(0.0, seen.round_s - link_s)})
 
 
 def _after(
     asked: ExchangeDensityInput, now: LocalSteps, planned: ExchangeDensityPlan, may: Collection[str]
 ) -> LocalSteps:
-    """The pace that is gone on with: where the present one is nearly as good it stays."""
+    """Return the pace after this decision: the present one where it is nearly as good."""
     before, then = _shared(asked, now), planned.density * asked.every / planned.every
     moved = asked.density is None and moves(asked, before, then, planned.held_by)
     shared, every, staleness = then if moved else before, now.every, now.staleness
@@ -139,19 +140,19 @@ def _after(
     gradients = now.gradients
     if (
         "gradients" in may and planned.at_shared_params
-    ):  # for good: at the shared parameters nothing tells how it would be without
+    ):  # for good: passes at the shared parameters do not measure the advantage
         gradients = "shared_params"
     density = round(shared * every / asked.every, 6)
     return now.model_copy(update={"density": density, "every": every, "staleness": staleness, "gradients": gradients})
 
 
 def _shared(asked: ExchangeDensityInput, pace: LocalSteps) -> float:
-    """Its density, were it with the fewest turns that are asked for."""
+    """Return the density of the pace if it had the fewest turns that are requested."""
     return pace.density * asked.every / pace.every
 
 
 def _waited_s(asked: ExchangeDensityInput, density: float, staleness: int) -> float:
-    """Seconds that a step takes at least for what is exchanged."""
+    """Return the least seconds of a step that the exchange allows."""
     link_s = asked.link_s(density)
     return max(link_s, (asked.beside_s + link_s) / max(1, staleness))
 
@@ -163,7 +164,7 @@ def _drift_of(seen: ExchangeEstimate, every: int) -> Drift | None:
 
 
 def moves(asked: ExchangeDensityInput, now: float, planned: float, held_by: HeldBy) -> bool:
-    """Whether the present density fills links too little or too much, or costs devices too much."""
+    """Return True if the present density fills links too little or too much, or costs devices too much."""
     if max(now, planned) < MOVED * min(now, planned):
         return False
     filled = asked.link_s(now) / asked.step_s
@@ -173,9 +174,11 @@ def moves(asked: ExchangeDensityInput, now: float, planned: float, held_by: Held
 def _reason(
     given: Given, decision: Decision[ExchangeDensityInput, ExchangeDensityPlan], now: LocalSteps, after: LocalSteps
 ) -> str:
-    """'bandwidth 95 → 20 Mbit/s: density 20.00 → 4.20 %, as much as the thinnest uplink carries in 70 % of a step;
-    drift 3 → 14.3 steps; others' updates up to 1 → 3 steps late, for an exchange takes 2.8; learning takes about 1.5
-    times the steps'."""
+    """Return the plan's reason.
+
+    'bandwidth 95 → 20 Mbit/s: density 20.00 → 4.20 %, as much as the thinnest uplink carries in 70 % of a step; drift
+    3 → 14.3 steps; others' updates up to 1 → 3 steps late, for an exchange takes 2.8; learning takes about 1.5 times
+    the steps'."""
     asked = decision.given
     link = mbit(min(asked.bandwidths) * 8)
     before = link
@@ -205,7 +208,7 @@ def _reason(
 
 
 def _drift(asked: ExchangeDensityInput, now: float, then: float) -> str:
-    """'; drift 3 → 14.3 steps', and what that means where it is more than it should be."""
+    """Return '; drift 3 → 14.3 steps', and its consequence where it is more than it should be."""
     before, after = asked.drift_at(now), asked.drift_at(then)
     if before is None or after is None:
         return ""

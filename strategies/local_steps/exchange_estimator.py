@@ -1,5 +1,4 @@
-"""Estimates what the exchange costs the devices, how long it takes, and how far workers have drifted, from what they
-tell of steps."""
+"""Estimate the exchange's cost to the devices, its duration, and workers' drift, from what workers report of steps."""
 
 from __future__ import annotations
 
@@ -15,14 +14,16 @@ from atoll.strategies.stale_sparse.sparsity_cost import SparsityCostEstimate, Sp
 WINDOW_STEPS: Final = 32
 NEEDED_STEPS: Final = 8
 SKIPPED_STEPS: Final = 16
-"""After a change of the density: drift follows within as many steps as it is large."""
+"""Steps left out after a change of the density: drift follows within as many steps as it is large."""
 CODED: Final = 5.7
-"""Entries that are looked at while one is coded, in two bits (benchmarks/scan_cost.py)."""
+"""Entries that are scanned in the time to code one, in two bits (benchmarks/scan_cost.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftEstimate:
-    """drift: steps' worth of its own updates that the worker has not sent that has most of them. density: at which."""
+    """Largest drift of a worker.
+
+    drift: steps' worth of its own updates that this worker has not sent. density: the density at which it was seen."""
 
     drift: float
     density: float
@@ -30,33 +31,34 @@ class DriftEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeEstimate:
-    """None: not known yet."""
+    """Estimates of the exchange. None: not known yet."""
 
     cost: SparsityCostEstimate | None
     drift: DriftEstimate | None
     scan_s: float | None = None
-    """A look at all entries takes so much of what trains."""
+    """Seconds of the training processors for a look at all entries."""
     round_s: float | None = None
-    """From a worker's part of a sync round to shared parameters that have all, under the newest plan, on the worker
-    that waits least for the others' parts."""
+    """Seconds from a worker's part of a sync round to shared parameters that have all parts, under the newest plan. It
+    is of the worker that waits least for the others' parts."""
     advantage: float | None = None
-    """Of workers' own weights on their own data, the median worker's (strategies/shared_params/local_fit_gap.py)."""
+    """Advantage of workers' own weights on their own data, the median worker's
+    (strategies/shared_params/local_fit_gap.py)."""
 
 
 class ExchangeEstimator:
-    """Of one run. Bounded: beside the cost's, a window a rank."""
+    """Estimator of one run. Bounded: a few windows a rank, beside the cost's estimator."""
 
     def __init__(self) -> None:
         self._cost = SparsityCostEstimator()
         self._drifts: dict[int, _Newest] = {}
-        self._sparsity = 0.0  # that was told last
+        self._sparsity = 0.0  # last reported
         self._rounds: dict[int, _Newest] = {}
-        self._plan = 0  # that was told last
+        self._plan = 0  # last reported
         self._scans: deque[float] = deque(maxlen=WINDOW_STEPS)
         self._advantages: dict[int, float] = {}  # by rank, the newest
 
     def observe(self, rank: int, step: ObservedStep) -> None:
-        """One more step of a rank, its metrics finite and not negative."""
+        """Observe one more step of a rank; its metrics are finite and not negative."""
         self._observe_cost(rank, step)
         self._observe_round(rank, step)
         if (advantage := step.strategy_metrics.get("advantage")) is not None:
@@ -71,7 +73,7 @@ class ExchangeEstimator:
         seen.observe(drift)
 
     def _observe_cost(self, rank: int, step: ObservedStep) -> None:
-        """The choice as it were without turns:
+        """Observe the cost of the choice as it would be without turns:
 
         select_s = scan_s / H (1 + CODED d),  d of what is due"""
         told = step.strategy_metrics
@@ -109,13 +111,15 @@ class ExchangeEstimator:
 
 
 def _medians(of_ranks: Mapping[int, _Newest], under: float) -> list[float]:
-    """Empty while a rank told of too few steps under this. Ranks that left stay under an earlier one."""
+    """Return the ranks' medians under this value; empty while a rank reported too few steps.
+
+    Ranks that left stay under an earlier value."""
     seen = [list(one.newest) for one in of_ranks.values() if one.under == under]
     return list(map(median, seen)) if seen and min(map(len, seen)) >= NEEDED_STEPS else []
 
 
 class _Newest:
-    """Of one rank under one sparsity, or plan."""
+    """Newest values of one rank under one sparsity, or plan."""
 
     def __init__(self, under: float) -> None:
         self.under = under

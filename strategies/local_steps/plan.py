@@ -1,4 +1,4 @@
-"""The parameters that a plan gives strategy `local-steps`."""
+"""Parameters that a plan gives strategy `local-steps`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atoll.strategies.local_steps.settings import Every, Gradients, LocalSteps, 
 
 
 class LocalStepsPlan(PlanParameters):
-    """Holds from the plan's first step on, on all workers."""
+    """Parameters in force from the plan's first step on, on all workers."""
 
     FOLLOWS: ClassVar = ("density", "every", "staleness", "gradients")
 
@@ -30,5 +30,5 @@ class LocalStepsPlan(PlanParameters):
     """whose weights gradients are taken at: an island's own, or the shared parameters'"""
 
     def over_settings(self, settings: LocalSteps) -> LocalSteps:
-        """The settings as they hold under this plan."""
+        """Return the settings under this plan."""
         return settings.model_copy(update=self.model_dump(exclude_none=True))

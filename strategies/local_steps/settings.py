@@ -14,7 +14,7 @@ Staleness: TypeAlias = Annotated[int, Field(ge=0, le=15)]
 Gradients: TypeAlias = Literal["own", "shared_params"]
 
 RETURNED: Final = 2.0
-"""Blocks that an aggregator sends back for one that an island sends: islands send different ones
+"""Blocks that an aggregator returns for each block that an island sends: islands send different ones
 (docs/performance.md)."""
 
 
@@ -30,15 +30,15 @@ class LocalSteps(StrategySettings):
     """steps between two exchanges of one entry; in each step an equal part of the model is due"""
 
     values: Literal["int2", "int4", "int8", "float16", "bfloat16", "float32"] = "int2"
-    """what values are rounded to on the wire: `int8` and `int4` with a scale for each 16, `int2` is a sign and one of
+    """rounding of values on the wire: `int8` and `int4` with a scale for each 16, `int2` is a sign and one of
     two magnitudes; what rounding takes away stays in the residual"""
 
     staleness: Staleness = 1
     """steps that others' updates may be late, 0 to 15"""
 
     gradients: Gradients = "own"
-    """whose weights they are taken at: an island's `own`, which are ahead, or the `shared_params`, which learns more
-    where islands have nothing in common, as classes that no other one has; the controller sees that"""
+    """weights that gradients are taken at: an island's `own`, which are ahead, or the `shared_params`, which learns
+    more where islands have nothing in common, as classes that no other one has; the controller sees that"""
 
     digest_every: Annotated[int, Field(ge=1, lt=2**32)] = 100
     """steps between comparisons of all workers' weights"""

@@ -1,4 +1,4 @@
-"""The line of `atoll status` about strategy `local-steps`."""
+"""Line of `atoll status` about strategy `local-steps`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atoll.strategies.shared_params.metrics import drift_of
 
 
 def status(shown: Shown) -> list[str]:
-    """'20.0 % sent every 10 steps, int2, up to 3 steps late', 'stall 3.1 % of the step', 'drift 8.3 steps'."""
+    """Return '20.0 % sent every 10 steps, int2, up to 3 steps late', 'stall 3.1 % of the step', 'drift 8.3 steps'."""
     assert isinstance(shown.settings, LocalSteps)
     pace = shown.planned.over_settings(shown.settings) if isinstance(shown.planned, LocalStepsPlan) else shown.settings
     turn = f" every {pace.every} steps" if pace.every > 1 else ""

@@ -1,4 +1,4 @@
-"""Strategy `local-steps`'s worker half: the exchange of updates, through aggregators."""
+"""Worker half of strategy `local-steps`: the exchange of updates, through aggregators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pace_of(settings: LocalSteps) -> ExchangePace:
 
 
 def build(context: WorkerContext) -> WorkerHalf:
-    """Raises BadInput for what cannot be trained so."""
+    """Build the worker half. Raises BadInput for what cannot be trained so."""
     settings = context.settings
     assert isinstance(settings, LocalSteps)
     options = ExchangeOptions(

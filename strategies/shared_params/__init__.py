@@ -1,2 +1,1 @@
-"""Worker parts of strategies whose ranks share shared parameters: what leaves of each rank, and how it comes into
-all."""
+"""Worker parts of strategies whose ranks share parameters: what each rank sends, and how every rank applies it."""

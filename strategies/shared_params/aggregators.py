@@ -1,4 +1,4 @@
-"""Aggregators and turns of layers: through whom each is exchanged, and when. Pure, and the same on all ranks."""
+"""Aggregators and turns of layers: which island aggregates each layer, and when. Pure, and the same on all ranks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 
 
 def aggregators_of(entries: Sequence[int], aggregators: int, before: Sequence[int | None] = ()) -> list[int]:
-    """The aggregator of each layer, below `aggregators`: about as many entries each. before: by layer, who has what was
-    summed of it, and keeps it unless that were uneven by more than the largest layer; None, or empty: nobody."""
+    """Return the aggregator of each layer, below `aggregators`. Each aggregates about as many entries.
+
+    before: by layer, the aggregator that has its sum; None, or empty: there is none. It stays the aggregator unless
+    loads would differ by more than the largest layer."""
     found, loads = [-1] * len(entries), [0] * aggregators
     for layer, aggregator in enumerate(before):
         if aggregator is not None:
@@ -28,8 +30,9 @@ def aggregators_of(entries: Sequence[int], aggregators: int, before: Sequence[in
 
 
 def turns_of(entries: Sequence[int], aggregator_of: Sequence[int], every: int) -> list[int]:
-    """The turn of each layer, below `every`: turns carry about as many entries each of every aggregator, and so in
-    all."""
+    """Return the turn of each layer, below `every`.
+
+    Turns carry about as many entries of each aggregator, and so in all."""
     found, in_all = [0] * len(entries), [0] * every
     of_aggregator: dict[int, list[int]] = {aggregator: [0] * every for aggregator in aggregator_of}
     for layer in _largest_first(entries):
@@ -42,5 +45,7 @@ def turns_of(entries: Sequence[int], aggregator_of: Sequence[int], every: int) -
 
 
 def _largest_first(entries: Sequence[int]) -> Iterator[int]:
-    """Each to whoever has least: longest processing time first (Graham, 1969)."""
+    """Yield layers from the largest to the smallest, each for the least loaded aggregator or turn.
+
+    Source: longest processing time first (Graham, 1969)."""
     return iter(sorted(range(len(entries)), key=lambda one: (-entries[one], one)))

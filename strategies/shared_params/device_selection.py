@@ -1,10 +1,11 @@
-"""The choice of a tensor's blocks on the device that has its gradient or its live weights: only what is chosen comes to
-the CPU.
+"""Choice of a tensor's blocks on the device that has its gradient or its live weights. Only chosen blocks come to the
+CPU.
 
-Chooses as kernels/exchange/parts/selector.cpp does, with the same bits. Of gradients the residual is on the device too;
-what rounding to the wire's 16 bits takes away is known on the CPU alone: it waits in the engine's residual of the layer
-and goes when its block is next chosen. Of live weights the reference is on the device, what they would be if they
-lacked nothing: rounding stays in the difference of the two by itself, whatever the values of the wire."""
+It chooses as kernels/exchange/parts/selector.cpp does, with the same bits. For gradients the residual is on the device
+too. The error of rounding to the wire's 16 bits is known on the CPU alone: it waits in the engine's residual of the
+layer, and leaves when its block is next chosen. For live weights a reference is on the device: the weights' values if
+they lacked nothing. Rounding errors stay in the difference of the two by themselves, whatever the values of the
+wire."""
 
 from __future__ import annotations
 
@@ -33,8 +34,9 @@ class ChosenBlocks(NamedTuple):
 
 
 class SelectionRoom:
-    """Memory of a device that selections use one after the other, each done before the next begins: the caller waits
-    for the device. Grows to what the largest takes."""
+    """Memory of a device that selections use one after the other. It grows to the size of the largest.
+
+    Each selection is done before the next begins: the caller waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._index = torch.empty(0, dtype=torch.int32, device=device)
@@ -47,14 +49,14 @@ class SelectionRoom:
         return self._index[:blocks], self._values[: blocks * BLOCK_ENTRIES]
 
     def difference(self, entries: int) -> torch.Tensor:
-        """float32 [entries]."""
+        """Return room for a difference, float32 [entries]."""
         if len(self._difference) < entries:
             self._difference = self._difference.new_empty(entries)
         return self._difference[:entries]
 
 
 class DeviceSelector:
-    """One caller at a time, with the stream current on which it shall work."""
+    """Selector of one tensor's blocks. One caller at a time, with the stream current on which it shall work."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class DeviceSelector:
         self._entries, self._device, self._rule = entries, device, rule
         self._room, self._samples = room, samples
         self.residual = torch.zeros(entries, device=device) if error_feedback else None
-        """float32 [N], None: what is not sent is lost."""
+        """Residual, float32 [N]; None: what is not sent is lost."""
         self._controller = _native.ThresholdController(1)
 
     def select(self, gradient: torch.Tensor | None, weight: float, k_blocks: int, seed: int) -> ChosenBlocks:
@@ -107,9 +109,10 @@ class DeviceSelector:
 
 
 class DeviceDifference:
-    """Difference of this rank's live weights of a tensor, float32 on a device, from the shared parameters. It takes 4
-    bytes an entry there. `set` on the training thread, with nothing on the way; `select` on one thread, with the stream
-    current on which it shall work, which follows the last update of the weights."""
+    """Difference of a tensor's live weights, float32 on a device, from the shared parameters: 4 bytes an entry.
+
+    Call `set` on the training thread, with nothing on its way. Call `select` on one thread, with the stream current on
+    which it shall work, which follows the last update of the weights."""
 
     def __init__(
         self, engine: ExchangeEngine, number: int, live: torch.Tensor, rule: Rule, room: SelectionRoom
@@ -121,7 +124,9 @@ class DeviceDifference:
         self._sampled = torch.tensor(engine.drift_blocks(number), device=live.device)
 
     def set(self, shared_param: torch.Tensor) -> None:
-        """After the engine's `set_live`. shared_param: float32 [N] on the CPU. Returns once the device has it."""
+        """Set the reference after the engine's `set_live`. Returns once the device has it.
+
+        shared_param: float32 [N] on the CPU."""
         self._reference.copy_(shared_param)
 
     @torch.no_grad()

@@ -1,8 +1,8 @@
 """Tensors of the exchange engine: a large layer, or small neighbours that lie one behind another.
 
-Each tensor of the engine has tasks, frames and a wait of its own in every sync round, a tenth of a millisecond of them
-each, however small it is. So small parameters are moved into one piece of memory, and their blocks are chosen, sent and
-summed together. Each begins with a block of its own: whatever is by blocks or by parameters still is."""
+Each tensor of the engine has tasks, frames and a wait of its own in every sync round. They take a tenth of a
+millisecond, however small the tensor is. So small parameters are moved into one piece of memory, and their blocks are
+chosen, sent and summed together. Each parameter begins with a block of its own, so no block has entries of two."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from atoll.kernels.compress import BLOCK_ENTRIES, block_count
 from atoll.strategies.shared_params.layout import Layer, zeros
 
 MOST_ENTRIES: Final = 256 * 1024
-"""Of joined layers: choosing and coding so many takes as long as a task and a frame of their own."""
+"""Largest number of entries of joined layers: choosing and coding so many takes as long as a task and a frame."""
 MIN_TENSORS_PER_AGGREGATOR: Final = 2
-"""Tensors that there are at least for each aggregator in each turn, if layers allow: so many can be shared out
-evenly."""
+"""Tensors for each aggregator in each turn, at least, if layers allow: so many can be divided evenly."""
 _ALIGNED_BYTES: Final = 64  # of a layer's begin: as torch aligns what it allocates
 _JOINED: Final = "_atoll_joined"  # of a parameter: the memory that it was moved to
 
 
 @dataclass(slots=True, eq=False)
 class EngineTensor:
-    """N entries; float32 on the CPU, but for live."""
+    """One tensor of the engine. N entries; float32 on the CPU, except for live."""
 
     layers: Sequence[Layer]  # in the model's order
     shared_param: torch.Tensor  # [N]: of all layers, with gaps of zeros
@@ -47,7 +46,7 @@ class EngineTensor:
 
     @property
     def live(self) -> torch.Tensor:
-        """The weights' own memory, flat, [N]."""
+        """Return the weights' own memory, flat, [N]."""
         return self.layers[0].live if self.joined is None else self.joined
 
     @property
@@ -55,17 +54,17 @@ class EngineTensor:
         return self.layers[0].on_cpu
 
     def k_blocks(self, share: float) -> int:
-        """So many of its blocks, 1 at least."""
+        """Return this share of the tensor's blocks, 1 at least."""
         blocks = block_count(self.shared_param.numel())
         return max(1, round(share * blocks)) if share < 1 else blocks
 
     def parts(self, flat: torch.Tensor) -> Iterator[tuple[Layer, torch.Tensor]]:
-        """Each layer with its part of `flat`, [N]: views."""
+        """Yield each layer with its part of `flat`, [N]: views."""
         for layer in self.layers:
             yield layer, flat[layer.at : layer.at + layer.shared_param.numel()]
 
     def given(self, number: int, aggregator_sum: torch.Tensor | None, aggregator: int | None) -> None:
-        """What the engine has it as; its layers too."""
+        """Set the tensor's number, sum and aggregator in the engine, and those of its layers."""
         self.number, self.aggregator_sum, self.aggregator = number, aggregator_sum, aggregator
         for layer in self.layers:
             layer.number = number
@@ -75,8 +74,9 @@ class EngineTensor:
 
 
 def joined(model: nn.Module, layers: Sequence[Layer], pieces: int) -> list[EngineTensor]:
-    """Every layer once, small neighbours together, so that there are about `pieces` tensors or more. The same on all
-    ranks. Moves shared parameters and weights of what is joined."""
+    """Return tensors that have every layer once, small neighbours together, about `pieces` or more.
+
+    They are the same on all ranks. Moves the shared parameters and weights of joined layers."""
     most = min(MOST_ENTRIES, sum(layer.shared_param.numel() for layer in layers) // pieces)
     own = _with_memory_of_their_own(model)
     alone: list[list[Layer]] = []
@@ -132,7 +132,7 @@ def _join(layers: Sequence[Layer]) -> EngineTensor:
 
 
 def _with_memory_of_their_own(model: nn.Module) -> set[int]:
-    """Parameters that may be moved: nobody else looks at their memory, as far as that can be seen, by id."""
+    """Return the parameters that may be moved, by id: as far as can be seen, no other object uses their memory."""
     held = [*model.parameters(), *model.buffers()]
     users: dict[int, int] = {}
     for one in held:

@@ -1,5 +1,5 @@
-"""The exchange of one rank's layers: the native engine that selects, sums and updates, and the copies from a GPU that
-feed it."""
+"""Exchange of one rank's layers: the native engine that selects, sums and updates, and the copies from a GPU that feed
+it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REMEMBERED: Final = 4
 
 
 class _Turns(NamedTuple):
-    """From sync round `begin` on. turns: of each tensor, by the engine's number."""
+    """Turns in use from sync round `begin` on. turns: of each tensor, by the engine's number."""
 
     begin: int
     every: int
@@ -38,7 +38,7 @@ class _Turns(NamedTuple):
 
 
 class LayerExchange:
-    """`start` once, then all else; `close` at any time."""
+    """One rank's exchange. Call `start` once, then anything else; `close` at any time."""
 
     def __init__(self, tensors: Sequence[EngineTensor], deadline_s: float) -> None:
         self.tensors, self.deadline_s = tensors, deadline_s
@@ -68,8 +68,10 @@ class LayerExchange:
         pace: ExchangePace,
         aggregators_before: Sequence[int | None] = (),
     ) -> None:
-        """islands: ranks, each once. Tensors get their numbers, turns and aggregators. pace: of the first sync rounds.
-        aggregators_before: of each tensor, as aggregators_of takes them."""
+        """Start the engine and give tensors their numbers, turns and aggregators.
+
+        islands: ranks, each once. pace: of the first sync rounds. aggregators_before: of each tensor, as
+        aggregators_of takes them."""
         rank = session.place.rank
         self._engine = engine = ExchangeEngine(
             rank=rank,
@@ -123,9 +125,10 @@ class LayerExchange:
     def _on_devices(
         self, session: Session, stream: CopyStream, tensors: Sequence[EngineTensor], rule: Selection
     ) -> dict[int, DeviceDifference]:
-        """Return, by number, tensors whose blocks are chosen on their device. Weights of 16 bits are copied to the CPU,
-        which knows what rounding others' updates to them took away, and all where this build has no code for the
-        device."""
+        """Return, by number, tensors whose blocks are chosen on their device.
+
+        Weights of 16 bits are copied to the CPU, which alone knows the rounding error of adding others' updates to
+        them. All weights are copied where this build has no code for the device."""
         wide = [one for one in tensors if one.live.dtype == torch.float32 and why_on_cpu(one.live.device) is None]
         # References; and of the largest tensor the difference, and all its blocks with their numbers.
         takes = sum(one.live.nbytes for one in wide) + 3 * max((one.live.nbytes for one in wide), default=0)
@@ -143,16 +146,16 @@ class LayerExchange:
         }
 
     def exchanged_after(self, layer: Layer, sync_round: int) -> int:
-        """The first sync round after this one in which it is the layer's turn."""
+        """Return the first sync round after this one in which it is the layer's turn."""
         return next(number for number in count(sync_round + 1) if self.is_due(layer, number))
 
     def is_due(self, one: Layer | EngineTensor, sync_round: int) -> bool:
-        """Whether it is exchanged in that round."""
+        """Return True if the layer or tensor is exchanged in that round."""
         held = next(turns for turns in reversed(self._turns) if turns.begin <= sync_round)
         return sync_round % held.every == held.turns[one.number]
 
     def change_pace(self, sync_round: int, pace: ExchangePace) -> None:
-        """From the next sync round on, on all ranks alike."""
+        """Change the pace from the next sync round on, on all ranks alike."""
         self.engine.remember(max(_REMEMBERED, pace.staleness + 1))
         every = min(pace.every, len(self.tensors))  # or some turns had nothing
         if self.every in {pace.every, every}:
@@ -164,16 +167,17 @@ class LayerExchange:
 
     @property
     def every(self) -> int:
-        """Sync rounds from one exchange of a layer to the next, in those to come."""
+        """Return the sync rounds from one exchange of a layer to the next, from the next round on."""
         return self._turns[-1].every
 
     def on_cpu(self, one: Layer | EngineTensor) -> bool:
-        """Whether the engine reads it where it lies."""
+        """Return True if the engine reads the weights in place."""
         return self._offload is None or one.on_cpu
 
     def send_live(self, tensor: EngineTensor, sync_round: int, weight: float, k_blocks: int) -> None:
-        """Exchanging updates, of what is not `on_cpu`: choose from its live weights, after all that was queued until
-        now. They may be written after `await_selected`."""
+        """Choose from the live weights of a tensor that is not `on_cpu`, after all work queued until now.
+
+        Used where updates are exchanged. The weights may be written after `await_selected`."""
         live, difference = tensor.live, self._differences.get(tensor.number)
         if difference is not None:
             self.on_device(tensor, partial(difference.select, sync_round, live, weight, k_blocks))
@@ -187,13 +191,14 @@ class LayerExchange:
     def copy_from_gpu(
         self, one: Layer | EngineTensor, flat: torch.Tensor, compress: Callable[[torch.Tensor], None]
     ) -> None:
-        """Of what is not `on_cpu`: as Offload.submit."""
+        """Copy and compress weights that are not `on_cpu`, as Offload.submit does."""
         assert self._offload is not None
         self._offload.submit(one.number, flat, compress)
 
     def on_device(self, one: Layer | EngineTensor, work: Callable[[], None]) -> None:
-        """Of what is not `on_cpu`: call `work` on the thread of copies, with their stream current and all that
-        was queued until now before it."""
+        """Call `work` on the thread of copies, with their stream current, after all work queued until now.
+
+        Used for what is not `on_cpu`."""
         assert self._offload is not None
         assert self._stream is not None
         stream = self._stream
@@ -205,10 +210,12 @@ class LayerExchange:
         self._offload.run(one.number, begin)
 
     def set_live(self, tensor: EngineTensor, residual: torch.Tensor | None, weight: float) -> None:
-        """Exchanging updates: its own weights become those of a rank that has not sent `residual`, float32 [N] on the
-        CPU, yet, None: nothing, and whose updates count `weight` in the shared parameters. With nothing on the way."""
+        """Set own weights to those of a rank that has not sent `residual` yet.
+
+        Used where updates are exchanged, with nothing on its way. residual: float32 [N] on the CPU; None: zeros.
+        weight: the factor of the rank's updates in the shared parameters."""
         if not self.leads:
-            tensor.live.copy_(tensor.shared_param)  # its leader's come
+            tensor.live.copy_(tensor.shared_param)  # the leader's weights replace them
         elif tensor.on_cpu:
             self.engine.set_live(tensor.number, residual, weight, None)
         else:
@@ -219,8 +226,9 @@ class LayerExchange:
                 self._differences[tensor.number].set(tensor.shared_param)
 
     def read_residual(self, tensor: EngineTensor) -> torch.Tensor:
-        """Exchanging updates: what this rank's weights are ahead of the shared parameters and was not sent, float32
-        [N]; zeros where another sends."""
+        """Return this rank's difference from the shared parameters that was not sent, float32 [N].
+
+        Used where updates are exchanged. Zeros where another rank sends."""
         residual = torch.zeros_like(tensor.shared_param)
         if self.leads:
             live = None if tensor.on_cpu else self.copied(tensor.live)
@@ -228,22 +236,26 @@ class LayerExchange:
         return residual
 
     def copied(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return a copy on the CPU of flat memory of the device, as the work that this thread has queued leaves it. It
-        comes through a pinned ring: from pageable memory a device copies at a fraction of its rate."""
+        """Return a copy on the CPU of flat memory of the device, as the work that this thread has queued leaves it.
+
+        It passes through a pinned ring: a device copies to pageable memory at a fraction of its rate."""
         assert self._stream is not None
         (copy,), fill = StagingRing(self._stream).crossing([flat])
         fill()
         return copy
 
     def read_shared_param(self, tensor: EngineTensor) -> torch.Tensor:
-        """Exchanging updates: a copy of the shared parameter at whatever sync round it is, float32 [N] on the CPU."""
+        """Return a copy of the shared parameter at its present sync round, float32 [N] on the CPU.
+
+        Used where updates are exchanged."""
         copy = torch.empty_like(tensor.shared_param)
         self.engine.read_shared_param(tensor.number, copy)
         return copy
 
     def write_shared_param(self, tensor: EngineTensor, into: torch.Tensor) -> None:
-        """Exchanging updates: write the shared parameter at whatever sync round it is into memory [N] as the live
-        weights have. On a device it is there for what is queued from now on."""
+        """Write the shared parameter at its present sync round into memory [N] like that of the live weights.
+
+        Used where updates are exchanged. On a device, work queued from now on sees it."""
         if self._uploads is not None and not tensor.on_cpu:
             self._uploads.write(partial(self.engine.read_shared_param, tensor.number), into)
         elif into.dtype == torch.float32:
@@ -252,7 +264,9 @@ class LayerExchange:
             into.copy_(self.read_shared_param(tensor))
 
     def await_shared_params(self, tensors: Sequence[EngineTensor], number: int) -> None:
-        """Of a rank that does not lead: until those of these tensors are at sync round `number`. Raises PeerLost."""
+        """Wait until these tensors' shared parameters are at sync round `number`. Raises PeerLost.
+
+        Used by a rank that does not lead."""
         try:
             with waiting:
                 self.engine.changes([tensor.number for tensor in tensors], number, self.deadline_s)
@@ -260,18 +274,19 @@ class LayerExchange:
             raise PeerLost(str(error)) from error
 
     def check_copies(self) -> None:
-        """Raises what a copy from the GPU met."""
+        """Raise the error that a copy from the GPU met."""
         if self._offload is not None:
             self._offload.check()
 
     def await_copies(self, numbers: Sequence[int] = ()) -> None:
-        """Until all that was given to `copy_from_gpu` of these layers, none given: of all, was handed on."""
+        """Wait until everything given to `copy_from_gpu` of these layers was compressed. No numbers: of all layers."""
         if self._offload is not None:
             self._offload.drain(self.deadline_s, numbers)
 
     def await_selected(self, numbers: Sequence[int] = ()) -> None:
-        """Until nothing reads live weights of these layers, none given: of any, any more. Raises DeadlineExceeded,
-        PeerLost."""
+        """Wait until nothing reads live weights of these layers any more. No numbers: of all layers.
+
+        Raises DeadlineExceeded, PeerLost."""
         self.await_copies(numbers)
         self._await_engine(numbers)
 
@@ -279,7 +294,7 @@ class LayerExchange:
         self.engine.await_compressed(self.deadline_s, numbers)
 
     def close(self, before_engine: Callable[[], None] = lambda: None) -> None:
-        """before_engine: ends what takes from the engine."""
+        """Close the engine. before_engine: stops what takes messages from it."""
         if self._offload is not None:
             self._offload.close()
         before_engine()

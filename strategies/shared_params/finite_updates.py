@@ -1,9 +1,9 @@
 """Keep values that are not finite from removing a worker that exchanges updates.
 
-Plain PyTorch trains on with NaN for ever once a gradient has one. Here the shared parameters stay finite, for blocks
-that are not finite are never sent, and a worker whose weights are NaN would contribute nothing any more. So an update
-whose gradients are not finite is left out, as a GradScaler does. Weights that are not finite all the same, as after an
-overflow within the update, take the shared values again, and the optimizer's state of them begins anew."""
+Plain PyTorch trains with NaN for ever once a gradient has one. Here the shared parameters stay finite, because blocks
+that are not finite are never sent. But a worker whose weights are NaN would contribute nothing any more. So an update
+whose gradients are not finite is left out, as a GradScaler does. Weights may still become NaN or infinite, as after an
+overflow within the update. They take the shared values again, and the optimizer's state of them is reset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll.agent.runtime.step.backward.gradient_passes import squared_norm, tota
 from atoll.errors import NotFinite
 
 MOST_INCIDENTS: Final = 5
-"""Updates with values that are not finite, among the newest WINDOW_UPDATES: so many stop the worker, and the job."""
+"""Updates with values that are not finite, among the newest WINDOW_UPDATES, that stop the worker and the job."""
 WINDOW_UPDATES: Final = 100
 _LARGEST: Final = torch.finfo(torch.float32).max
 
@@ -31,7 +31,7 @@ class Incidents:
         self._updates: deque[int] = deque(maxlen=MOST_INCIDENTS)
 
     def add(self, update: int, text: str) -> None:
-        """Raises NotFinite where it recurs."""
+        """Record an incident in `update`. Raises NotFinite where incidents recur."""
         self._report(text)
         if update not in self._updates:
             self._updates.append(update)
@@ -44,8 +44,9 @@ class Incidents:
 
 
 class FiniteUpdates:
-    """Leave out optimizer updates whose gradients are not finite. An optimizer skips parameters without a gradient, so
-    they have none during its step."""
+    """Leave out optimizer updates whose gradients are not finite.
+
+    An optimizer skips parameters without a gradient, so they have none during its step."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], left_out: Callable[[str], None]) -> None:
         """left_out: called with what was found before an update is left out; may raise."""
@@ -84,8 +85,9 @@ class FiniteUpdates:
 
 @torch.no_grad()
 def reset_state_not_finite(optimizers: Sequence[torch.optim.Optimizer]) -> int:
-    """Let the state of every parameter that has a value in it which is not finite begin anew: its tensors are zeros and
-    its count of steps is 0, as a fresh Adam, SGD or Adagrad has them. Returns how many parameters that were."""
+    """Reset the state of every parameter whose state has a value that is not finite. Returns how many those were.
+
+    Its tensors become zeros and its count of steps 0, as in a fresh Adam, SGD or Adagrad."""
     states = [state for one in optimizers for state in one.state.values() if _has_bad_values(state)]
     for state in states:
         for name, value in state.items():
@@ -101,5 +103,5 @@ def _has_bad_values(state: dict[str, Any]) -> bool:
 
 @torch.no_grad()
 def _are_finite(gradients: Sequence[torch.Tensor]) -> bool:
-    """Whether they are, and the sum of their squares in float32 too, which moments are made of."""
+    """Return True if the gradients are finite, and their float32 sum of squares, which moments are made of."""
     return total([squared_norm(one) for one in gradients]) <= _LARGEST

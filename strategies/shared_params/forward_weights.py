@@ -1,10 +1,12 @@
-"""Passes at the shared parameters: parameters hold the shared model's values in forward and backward passes, and their
-own, which are ahead of it, while the optimizer updates them and others' updates come in.
+"""Passes at the shared parameters.
 
-A gradient at own weights has this rank's own updates in it at once, others' only when they come. Where what a rank
-learns of its own data is what the others' data take back, its own weights are soon good for its data alone, and their
-gradients tell the shared model next to nothing. Those at the shared parameters are late by what is not sent yet, and
-are of the model that is learnt (error feedback: EF-SGD, Karimireddy et al., 2019)."""
+In forward and backward passes parameters have the shared values. They have their own values, which are ahead of those,
+while the optimizer updates them and others' updates come in.
+
+A gradient at own weights includes this rank's own updates at once, and others' only when they come. The others' data
+may undo what a rank learns from its own data. Then its own weights soon fit its data alone, and their gradients carry
+almost nothing for the shared parameters. Gradients at the shared parameters lack only what is not sent yet, and are
+gradients of the model that is trained (error feedback: EF-SGD, Karimireddy et al., 2019)."""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from atoll.strategies.shared_params.exchange import LayerExchange
 
 
 class ForwardWeights:
-    """Used on the training thread alone. `at_shared_params` may change between two steps."""
+    """Weights that passes use. On the training thread alone. `at_shared_params` may change between two steps."""
 
     def __init__(self, exchange: LayerExchange) -> None:
         self._exchange = exchange
@@ -30,26 +32,27 @@ class ForwardWeights:
 
     @property
     def taken(self) -> list[EngineTensor]:
-        """Tensors whose parameters have the shared values now."""
+        """Return the tensors whose parameters have the shared values now."""
         return list(self._taken.values())
 
     def show(self, tensors: Sequence[EngineTensor], before: Sequence[EngineTensor]) -> None:
-        """Give the parameters of all these the shared values as they are now, until `hide`. before: what was `taken`
-        by a pass that is under way, which has the shared values until `release`."""
+        """Give the parameters of all these the shared values as they are now, until `hide`. before: the tensors `taken`
+        by a pass that is under way, which have the shared values until `release`."""
         self.release()
         self._taken_before = list(before)
         self._take(tensors)
 
     def hide(self) -> None:
-        """After `show`: give the parameters back what they had."""
+        """Undo `show`: return the parameters to the values that they had."""
         self.release()
         if not self.at_shared_params:
             self._values.clear()  # as large as the model
         self._take(self._taken_before)
 
     def take(self, tensors: Sequence[EngineTensor]) -> list[torch.Tensor]:
-        """Before a forward pass: the parameters of these get the shared parameters' values, until `release`. Returns
-        those of the ones that had not, [N] each; none where passes are at own weights."""
+        """Give the parameters of these tensors the shared values before a forward pass, until `release`.
+
+        Returns the values of the tensors that did not have them, [N] each; none where passes are at own weights."""
         if not self.at_shared_params:
             return []
         new = [one for one in tensors if one.number not in self._taken]
@@ -57,8 +60,7 @@ class ForwardWeights:
         return [self._values[one.number] for one in new]
 
     def check_unwritten(self) -> None:
-        """Raises BadInput for a parameter that the script wrote while it had the shared parameters' values: `release`
-        drops them."""
+        """Raise BadInput for a parameter that the script wrote while it had the shared values: `release` drops them."""
         for layer in (layer for tensor in self._taken.values() for layer in tensor.layers):
             if layer.parameter._version != self._versions[id(layer.parameter)]:
                 raise BadInput(
@@ -67,7 +69,7 @@ class ForwardWeights:
                 )
 
     def release(self) -> None:
-        """All parameters have their own values again."""
+        """Return all parameters to their own values."""
         for tensor in self._taken.values():
             for layer in tensor.layers:
                 assert layer.aside is not None

@@ -1,5 +1,4 @@
-"""The parameters as the exchange engine sees them: flat memory with shared parameters, moments and residuals beside
-it."""
+"""Parameters as the exchange engine sees them: flat memory with shared parameters, moments and residuals beside it."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ class Layer:
     number: int = field(default=-1)  # of the exchange engine's tensor
     at: int = 0  # its first entry in the exchange engine's tensor, which holds others too where they are small
     aggregator_sum: torch.Tensor | None = None  # on the aggregator: the ranks' sums less the shared parameters
-    aside: torch.Tensor | None = None  # the parameter's own memory, while it holds the shared parameters' values
+    aside: torch.Tensor | None = None  # the parameter's own memory, while it has the shared parameters' values
 
     @property
     def blocks(self) -> int:
@@ -48,7 +47,7 @@ class Layer:
 
     @property
     def live(self) -> torch.Tensor:
-        """The parameter's own memory as it is now, flat, [N]."""
+        """Return the parameter's own memory as it is now, flat, [N]."""
         view = flat_view(self.parameter if self.aside is None else self.aside)
         assert view is not None  # or lay_out had refused it
         return view
@@ -58,17 +57,17 @@ class Layer:
         return self.parameter.device.type == "cpu"
 
     def kept(self) -> torch.Tensor:
-        """The whole residual, on the CPU."""
+        """Return the whole residual, on the CPU."""
         assert self.residual is not None
         return self.residual if self.device_residual is None else self.residual + self.device_residual.cpu()
 
     def shaped(self, flat: torch.Tensor) -> torch.Tensor:
-        """A view of `flat` with the parameter's shape and order in memory."""
+        """Return a view of `flat` with the parameter's shape and order in memory."""
         return flat.as_strided(self.parameter.shape, self.parameter.stride())
 
 
 def lay_out_for_updates(model: nn.Module) -> list[Layer]:
-    """Every parameter that is trained, with a fresh shared parameter; all of one group, whose rule is to subtract.
+    """Lay out every trained parameter with a fresh shared parameter. All are of one group, whose rule is to subtract.
 
     Raises BadInput for parameters that cannot be flattened."""
     return [
@@ -89,14 +88,14 @@ def lay_out_for_updates(model: nn.Module) -> list[Layer]:
 
 
 def trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters that are trained, by name, each once."""
+    """Yield the trained parameters, by name, each once."""
     for name, parameter in plain_parameters(model):
         if parameter.requires_grad and parameter.numel() > 0:
             yield name, parameter
 
 
 def shared_param_of(name: str, parameter: nn.Parameter) -> torch.Tensor:
-    """A fresh shared parameter, flat, float32. Raises BadInput for a parameter that cannot be flattened."""
+    """Return a fresh shared parameter, flat, float32. Raises BadInput for a parameter that cannot be flattened."""
     flat = flat_view(parameter)
     if flat is None or parameter.dtype not in LIVE_TYPES or parameter.numel() >= MAX_ENTRIES:
         raise BadInput(
@@ -107,7 +106,9 @@ def shared_param_of(name: str, parameter: nn.Parameter) -> torch.Tensor:
 
 
 def zeros(entries: int) -> torch.Tensor:
-    """float32 [entries] on huge pages where the system has them: updates touch blocks all over, a page or more each."""
+    """Return zeros, float32 [entries], on huge pages where the system has them.
+
+    Updates touch blocks all over the memory, a page or more each."""
     zeros = torch.zeros(entries)
     use_huge_pages(zeros)
     return zeros

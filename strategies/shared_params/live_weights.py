@@ -1,4 +1,4 @@
-"""The live weights of a model: others' updates come into them when a forward pass asks, and never in between."""
+"""Live weights of a model: others' updates come into them when a forward pass begins, and never in between."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from atoll.strategies.shared_params.publication import add_blocks, write_blocks
 
 
 class LiveWeights:
-    """A module's forward pre-hook brings its tensors level, once between two boundaries. A tensor that is used without
-    the forward pass of such a module is brought level at the boundary."""
+    """Live weights that forward pre-hooks bring level.
+
+    A module's hook brings its tensors level, once between two boundaries. A tensor that is used without the forward
+    pass of such a module is brought level at the boundary."""
 
     def __init__(
         self,
@@ -32,9 +34,9 @@ class LiveWeights:
         required: Callable[[], int],
         lost: Callable[[AtollError], None],
     ) -> None:
-        """forward: what passes see. additive: others' updates are added to the weights, else the shared parameters'
-        values replace them. required: the sync round that a forward pass must have. lost: is told of a peer that is
-        gone, inside a forward pass."""
+        """forward: the weights that passes use. additive: others' updates are added to the weights, else the shared
+        parameters' values replace them. required: the sync round that a forward pass must have. lost: called inside a
+        forward pass with the loss of a peer."""
         self._exchange, self._tally, self._forward, self._additive = exchange, tally, forward, additive
         self._required, self._lost = required, lost
         self._level: set[int] = set()  # tensors that were brought level since the boundary
@@ -45,11 +47,11 @@ class LiveWeights:
         ]
 
     def backward_begins(self) -> None:
-        """What no forward pass asked for until now has no hook that would."""
+        """Note the tensors that no forward pass brought level until now: no hook does it."""
         self._unhooked.update(one.number for one in self._exchange.tensors if one.number not in self._level)
 
     def boundary(self, *, wait_for: int | None) -> None:
-        """wait_for: bring all tensors to this sync round. Raises PeerLost."""
+        """Bring tensors without a hook level. wait_for: bring all tensors to this sync round. Raises PeerLost."""
         self._level.clear()
         if wait_for is not None:
             self.bring_level(self._exchange.tensors, wait_for)
@@ -75,7 +77,7 @@ class LiveWeights:
         self._forward.take(held)
 
     def bring_level(self, tensors: Sequence[EngineTensor], number: int) -> None:
-        """To sync round `number` at least; a newer one is taken if it is there. Raises PeerLost."""
+        """Bring tensors to sync round `number` at least; a newer one is taken if it is there. Raises PeerLost."""
         self._exchange.check_copies()
         on_cpu = [one for one in tensors if one.on_cpu]
         try:
@@ -92,7 +94,7 @@ class LiveWeights:
         self._level.update(one.number for one in tensors)
 
     def _take_changes(self, tensors: Sequence[EngineTensor], number: int) -> None:
-        """Into weights that are not in the CPU's memory."""
+        """Apply changes to weights that are not in the CPU's memory."""
         numbers = [one.number for one in tensors]
         if self._additive:
             # A copy that was taken before the others' part is in the weights must be compared before it is.

@@ -1,13 +1,13 @@
-"""Measures how much better its own weights are for a rank's own data than the shared model: the logarithm of what the
-loss of its batch would be at the shared parameters, over what it is.
+"""Measure how much better a rank's own weights fit its own data than the shared parameters do.
 
-The rank's weights are ahead of the shared parameters by a, and its gradient there is g. To first order the loss at the
+The measure is the logarithm of a ratio: the loss of the rank's batch at the shared parameters, over its loss now. The
+rank's weights are ahead of the shared parameters by a, and its gradient there is g. To first order the loss at the
 shared parameters is less by g a, and its logarithm by g a / loss:
 
     advantage = -(g . a) / loss
 
-The logarithm, for where weights fit their data the loss falls about exponentially with what they move. Nothing is
-trained otherwise for it: another forward pass, or one at the shared parameters, would be."""
+It is a logarithm because the loss falls about exponentially with the way that weights move where they fit their data.
+The measurement does not change training: another forward pass, or one at the shared parameters, would."""
 
 from __future__ import annotations
 
@@ -22,34 +22,36 @@ import torch
 from atoll.strategies.shared_params.exchange import LayerExchange
 
 NEEDED: Final = 8
-"""Batches: one says little."""
+"""Batches in a median: a single one is too noisy."""
 EVERY: Final = 8
-"""Updates, at the least."""
+"""Updates between two measurements, at least."""
 MOST: Final = 100.0
-"""No more is told: of a loss of next to nothing it means nothing."""
+"""Largest advantage that is reported: with a loss near 0 the ratio is meaningless."""
 SHARE: Final = 0.005
-"""Of the time, that may be spent on it."""
+"""Largest share of the time that measurements may take."""
 
 
 class NewestAdvantages:
-    """Of the newest batches. Pure."""
+    """Advantages of the newest batches. Pure."""
 
     def __init__(self) -> None:
         self._newest: deque[float] = deque(maxlen=NEEDED)
 
     def add(self, gained: float, loss: float) -> None:
-        """gained: of the loss, to first order, by what the weights are ahead. No number and no loss are left out."""
+        """Add a batch. Values that are not finite and losses that are not positive are left out.
+
+        gained: how much less the loss is, to first order, because the weights are ahead."""
         if loss > 0 and math.isfinite(gained / loss):
             self._newest.append(min(max(0.0, gained / loss), MOST))
 
     @property
     def value(self) -> float:
-        """Their median; 0 before there are enough, and where the shared model is better."""
+        """Return their median: 0 before there are enough, and where the shared model is better."""
         return statistics.median(self._newest) if len(self._newest) == NEEDED else 0.0
 
 
 class LocalFitGap:
-    """Used on the training thread alone."""
+    """Measurement of the advantage. Used on the training thread alone."""
 
     def __init__(self, exchange: LayerExchange) -> None:
         self._exchange = exchange
@@ -63,7 +65,7 @@ class LocalFitGap:
         return self._newest.value
 
     def passes(self, loss: torch.Tensor | None, *, first: bool) -> None:
-        """A backward pass of this loss, [], begins. first: of an update. None: it is not known."""
+        """Record that a backward pass begins. loss: [], or None if it is not known. first: the update's first pass."""
         self._unknown = loss is None or (self._unknown and not first)
         if loss is not None:
             self._loss = loss if first or self._loss is None else self._loss + loss
@@ -73,7 +75,7 @@ class LocalFitGap:
 
     @torch.no_grad()
     def measure(self, factor: float) -> None:
-        """After the update's last pass. factor: that its gradients were multiplied by."""
+        """Measure after the update's last pass. factor: what its gradients were multiplied by."""
         begun_s = time.monotonic()
         loss = float(self._loss) * factor if self._loss is not None else 0.0
         self._newest.add(-self._along_the_way_ahead(), loss)
@@ -81,7 +83,7 @@ class LocalFitGap:
         self._next_s = now_s + (now_s - begun_s) / SHARE
 
     def _along_the_way_ahead(self) -> float:
-        """The scalar product of the gradient and of what the weights are ahead of the shared parameters."""
+        """Return the scalar product of the gradient and the weights' difference from the shared parameters."""
         product = 0.0
         for tensor in self._exchange.tensors:
             shared_param = self._exchange.read_shared_param(tensor)

@@ -1,7 +1,7 @@
-"""The LocalUpdate of ranks that share shared parameters: what both kinds of exchange have in common.
+"""LocalUpdate of ranks with shared parameters: the common part of both kinds of exchange.
 
-A sync round is what all ranks exchange once, numbered from 1 within a run. A layer's forward pre-hook waits until round
-n - staleness is in its weights and takes a newer one if it is there."""
+A sync round is one exchange between all ranks, numbered from 1 within a run. A layer's forward pre-hook waits until
+round n - staleness is in its weights, and takes a newer one if it is there."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from atoll.strategies.shared_params.state import SharedParamsState
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 PaceOf: TypeAlias = Callable[[PlanParameters | None], ExchangePace]
-"""Of what a plan says; None: of the settings alone."""
+"""Pace under a plan's parameters; None: under the settings alone."""
 
 
 class SharedParamsUpdate(LocalUpdate, ABC):
-    """All methods run on the training thread."""
+    """Base of both kinds of exchange. All methods run on the training thread."""
 
     flush_changes: bool  # of the exchange
 
@@ -49,7 +49,7 @@ class SharedParamsUpdate(LocalUpdate, ABC):
         tensors: Sequence[EngineTensor],
         place: ResidualPlace,
     ) -> None:
-        """pace: of the exchange, as a plan's parameters say. place: of this rank's residuals."""
+        """pace: the exchange's pace under a plan's parameters. place: where this rank's residuals are."""
         self._events, self._channel = context.events, context.channel
         self._session, self._optimizer = context.session, as_one(context.optimizers)
         self._model, self._options, self._pace_of = context.model, options, pace
@@ -58,7 +58,7 @@ class SharedParamsUpdate(LocalUpdate, ABC):
         self._round = 0  # sync rounds that this rank put everything into
         self._first_step = 0
         self._share = 1.0  # of this rank, of a whole batch
-        self._open = self._muted = False  # muted: a rehearsal: nothing of it is exchanged
+        self._open = self._muted = False  # muted: a dry run, of which nothing is exchanged
         for device in {tensor.live.device for tensor in tensors}:
             announce_cpu_kernels(context.session, device)
         self._exchange = LayerExchange(tensors, context.session.collective_timeout_s)
@@ -87,15 +87,16 @@ class SharedParamsUpdate(LocalUpdate, ABC):
 
     @abstractmethod
     def _adopt_optimizer(self) -> int:
-        """Take over the optimizer's state; shared parameters are set. Returns how many updates were made before."""
+        """Restore the optimizer's state; shared parameters are set. Returns how many updates were made before."""
 
     @abstractmethod
     def _adopt_residuals(self, states: Sequence[OwnState]) -> None:
-        """Residuals of ranks of the run before, which this one took over, count again. Before the first sync round."""
+        """Restore the residuals of the previous run that this rank took over, before the first sync round."""
 
     def _aggregators_before(self, states: Sequence[OwnState], islands: Sequence[Sequence[int]]) -> Sequence[int | None]:
-        """The island that has what was summed of each tensor, in `states` of the run before. Collective; empty: none
-        has."""
+        """Return the island that has each tensor's sum in `states` of the previous run. Collective.
+
+        Empty: no island has any."""
         return ()
 
     @abstractmethod
@@ -139,14 +140,14 @@ class SharedParamsUpdate(LocalUpdate, ABC):
         self._channel.connect(self._exchange.engine, [tensor.name for tensor in self._tensors])
 
     def _begin_replica(self, replica: Replica) -> None:
-        """In place of the hooks of a rank that is alone in its island. Collective."""
+        """Replace the hooks of a rank that is alone in its island by those of a replica. Collective."""
         self._unhook()
         assert isinstance(self._weights, LiveWeights)
         self._weights = ReplicaWeights(self._weights, self._exchange, replica, self._forward, lambda: self._required)
         self._share = replica.sum_share(self._share)
 
     def break_off(self) -> None:
-        self._linger_s = 0.0  # what waits to leave is of no use to anyone
+        self._linger_s = 0.0  # no peer can use what waits to be sent
         self._unhook()
         if self._replica is not None:
             self._replica.gradients.break_off()
@@ -177,7 +178,7 @@ class SharedParamsUpdate(LocalUpdate, ABC):
         self._open = False
 
     def combined(self) -> Norms:
-        """Nothing of others: what they exchange are sparse parts, which say nothing of the whole gradient."""
+        """Return no norms of others: the sparse parts that they send do not give the norm of the whole gradient."""
         return Norms()
 
     def boundary(self, *, wait: bool) -> None:
@@ -204,16 +205,16 @@ class SharedParamsUpdate(LocalUpdate, ABC):
 
     @property
     def _ordered(self) -> int:
-        """The newest sync round whose update was ordered."""
+        """Return the newest sync round whose update was ordered."""
         return self._round
 
     @property
     def _required(self) -> int:
-        """The sync round that the next forward must have (StellaTrain, section 3.3: never older)."""
+        """Return the sync round that the next forward must have (StellaTrain, section 3.3: never older)."""
         return max(0, min(self._round - self._pace.staleness, self._ordered))
 
     def _set_pace(self, pace: ExchangePace) -> None:
-        """On all ranks alike, between two sync rounds: what is under way goes on as it began."""
+        """Change the pace between two sync rounds, on all ranks alike. Rounds under way finish as they began."""
         if pace == self._pace and self._k_blocks:
             return
         self._pace, self.tally.sparsity = pace, pace.sparsity
@@ -230,7 +231,7 @@ class SharedParamsUpdate(LocalUpdate, ABC):
 
 
 def _warn_alone(session: Session) -> None:
-    """Once a run: a sync round has all islands, so it is in every one of it."""
+    """Warn about a single island, once in a run. Every sync round has all islands, so it is true of each round."""
     if session.place.is_main and session.link is not None:
         text = (
             f"all {session.place.world_size} workers of this run are of one island: its sync rounds have nobody else's "

@@ -1,5 +1,5 @@
-"""Measures of strategies that share shared parameters: waits for updates, how many layers ran with the newest, and
-drift."""
+"""Measures of strategies with shared parameters: waits for updates, the share of layers that ran with the newest
+update, and drift."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 
 class Tally:
-    """A Measures; used by the training thread alone. Numbers are told twice: of each step, and of the whole run."""
+    """A Measures. Used on the training thread alone. It reports each number twice: per step, and for the whole run."""
 
     sparsity = 0.0
-    """That holds now."""
+    """Sparsity in use now."""
     advantage = 0.0
-    """Of this rank's own weights, on its own data."""
+    """Advantage of this rank's own weights on its own data."""
     islands = 1
-    """That a sync round has updates of: all of the run."""
+    """Islands whose updates a sync round has: all of the run."""
     every = 1
     """Steps between two choices of one layer's entries."""
 
     def __init__(self, layers: Sequence[str], take_counts: Callable[[], Mapping[str, float]], threads: int) -> None:
-        """take_counts: what the exchange engine counted since the last call. threads: that training shares with the
-        exchange; 0: a device of its own trains."""
+        """take_counts: returns what the exchange engine counted since the last call. threads: the number that training
+        shares with the exchange; 0: training runs on a device of its own."""
         self._take_counts, self._threads = take_counts, threads
         self._drift = self._round_s = 0.0
         self._bad_blocks = 0.0
@@ -33,15 +33,15 @@ class Tally:
         self._layer_stalls_s = dict.fromkeys(layers, 0.0)
 
     def fetched(self, layers: Sequence[str], fresh: int, waited_s: float) -> None:
-        """These layers of one module got their weights, `fresh` of them newer ones than they had to."""
+        """Record that these layers of one module got their weights, `fresh` of them newer than required."""
         self._fresh += fresh
         self._fetched += len(layers)
         self._waited_s += waited_s
-        for name in layers:  # nobody knows which of them it was
+        for name in layers:  # which of them was late is unknown
             self._layer_stalls_s[name] += waited_s / len(layers)
 
     def take_waited(self) -> float:
-        """Seconds since the last call."""
+        """Return the seconds waited since the last call."""
         waited_s, self._waited_s = self._waited_s, 0.0
         return waited_s
 
@@ -71,13 +71,13 @@ class Tally:
         }
 
     def take_bad_blocks(self) -> int:
-        """Blocks of 16 values that the exchange left out since the last call, for they were not finite."""
+        """Return how many blocks of 16 values the exchange left out since the last call: they were not finite."""
         self._count()
         taken, self._bad_blocks = self._bad_blocks, 0.0
         return int(taken)
 
     def _drift_of(self, counted: Mapping[str, float]) -> float:
-        """Steps' worth of its own updates that this rank has not sent; 0 where that was not measured."""
+        """Return the steps' worth of its own updates that this rank has not sent; 0 where that was not measured."""
         if not counted["update_squares"] > 0:
             return 0.0
         return self.every * math.sqrt(counted["outstanding_squares"] / counted["update_squares"])
@@ -92,8 +92,10 @@ class Tally:
                 self._step[name] += value
 
     def _exchange_s(self, counted: Mapping[str, float]) -> tuple[float, float]:
-        """Seconds of a step for the choice of entries, and for summing and applying them. What the engine's threads
-        took is taken from all that train; live weights are changed on the training thread alone."""
+        """Return a step's seconds for choosing entries, and for summing and applying them.
+
+        The engine's threads take their time from all threads that train. Live weights are changed on the training
+        thread alone."""
         if not self._threads:
             return 0.0, 0.0
         summed_s = (counted["sum_s"] + counted["update_s"]) / self._threads

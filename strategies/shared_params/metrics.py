@@ -1,4 +1,4 @@
-"""The numbers that workers which share shared parameters report of every step."""
+"""Numbers that workers with shared parameters report for every step."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ METRICS: Final = (
 
 
 def drift_of(shown: Shown) -> list[str]:
-    """'drift 8.3 steps'; nothing where it is not known."""
+    """Return 'drift 8.3 steps'; nothing where the drift is not known."""
     drift = shown.metrics.get("drift", 0.0)
     return [f"drift {drift:.3g} steps"] if drift > 0 else []

@@ -1,5 +1,6 @@
-"""Work on what a GPU has beside what it does next, without a thread that spins: copies of weights into pinned memory,
-and whatever else is handed in."""
+"""Work on a GPU's data beside its next computation, without a thread that spins.
+
+It copies weights into pinned memory, and runs any other work that is submitted."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from atoll.agent.runtime.staging import CopyStream
 from atoll.errors import AtollError, DeadlineExceeded
 
 RING_BYTES: Final = 256 << 20
-"""Of pinned memory, unless one layer alone has more: what is selected in some 30 ms on two threads."""
+"""Bytes of pinned memory, unless one layer alone has more: two threads select from so many in some 30 ms."""
 _JOIN_S: Final = 5.0
 
 Compress = Callable[[torch.Tensor], None]
@@ -25,16 +26,16 @@ Work = Callable[[Any], None]
 
 
 class PinnedRing:
-    """One piece of pinned memory, given out in turns. Who reads a part is waited for before it is given out again."""
+    """One piece of pinned memory that is lent in turns. A part is lent again only after its reader is done."""
 
     def __init__(self, stream: CopyStream, size: int, released: Released) -> None:
-        """released: returns when nobody reads what was given out for a layer any more."""
+        """released: returns when nothing reads the part that was lent for a layer any more."""
         self._memory, self._released = stream.pinned(size), released
         self._lent: deque[tuple[int, int, int]] = deque()  # begin, end, layer; oldest first
         self._next = 0
 
     def room(self, layer: int, size: int) -> torch.Tensor:
-        """uint8 [size], for a layer; at most as much as the ring has."""
+        """Lend uint8 [size] to a layer; at most as much as the ring has."""
         begin = self._next if self._next + size <= self._memory.numel() else 0
         end = begin + size
         while any(first < end and begin < last for first, last, _ in self._lent):
@@ -45,10 +46,10 @@ class PinnedRing:
 
 
 class Offload:
-    """Owns the thread "atoll-offload", which `close` joins."""
+    """Owner of the thread "atoll-offload", which `close` joins."""
 
     def __init__(self, stream: CopyStream, layer_bytes: Sequence[int], released: Released) -> None:
-        """layer_bytes: of what will be submitted. released: as for PinnedRing."""
+        """layer_bytes: sizes of the weights to submit. released: as for PinnedRing."""
         self._stream = stream
         self._ring_bytes, self._released = max(*layer_bytes, min(RING_BYTES, 2 * sum(layer_bytes))), released
         self._ring: PinnedRing | None = None  # where weights are copied at all
@@ -60,21 +61,25 @@ class Offload:
         self._thread.start()
 
     def submit(self, layer: int, tensor: torch.Tensor, compress: Compress) -> None:
-        """Copy the flat weights of `layer`, then call compress(copy) on this object's thread. The caller writes into
-        `tensor` again only after `drain`."""
+        """Copy the flat weights of `layer`, then call compress(copy) on this object's thread.
+
+        The caller writes into `tensor` again only after `drain`."""
         self.run(layer, partial(self._copy, layer, tensor, compress))
 
     def run(self, layer: int, work: Work) -> None:
-        """Call work(mark) on this object's thread: it does something of `layer` after all that this thread has queued
-        on the device so far. `work` keeps what it reads."""
+        """Call work(mark) on this object's thread, for `layer`.
+
+        It works after everything that the calling thread has queued on the device so far. `work` references what it
+        reads."""
         self.check()
         with self._done:
             self._under_way[layer] += 1
         self._queue.put((layer, self._stream.mark(), work))
 
     def drain(self, deadline_s: float, layers: Sequence[int] = ()) -> None:
-        """Wait until everything submitted of these layers, none given: of all, was copied and handed on. Raises what
-        the thread met, or DeadlineExceeded."""
+        """Wait until everything submitted of these layers was copied and compressed. No layers: of all.
+
+        Raises the thread's error, or DeadlineExceeded."""
         with self._done:
             in_time = self._done.wait_for(lambda: self._failed is not None or self._quiet(layers), deadline_s)
         self.check()
@@ -82,7 +87,7 @@ class Offload:
             raise DeadlineExceeded(f"copies from the GPU were still under way after {deadline_s:.0f} s")
 
     def check(self) -> None:
-        """Raises what the thread met."""
+        """Raise the thread's error, if there is one."""
         if self._failed is not None:
             raise self._failed
 
@@ -95,7 +100,7 @@ class Offload:
             layer, mark, work = item
             try:
                 work(mark)
-                del item, work  # with the memory that it kept
+                del item, work  # with the memory that it referenced
                 self._note_done(layer)
             except (AtollError, RuntimeError) as error:  # RuntimeError: of the device; the training thread raises it
                 self._give_up(error)

@@ -1,4 +1,4 @@
-"""Options that a strategy sets for the exchange that its ranks share shared parameters by."""
+"""Options that a strategy sets for the exchange of its ranks with shared parameters."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 from atoll.kernels.exchange_engine import Exchange, Selection, Values
 
 MOST_STALENESS: Final = 15
-"""Sync rounds. What holds for as many may not come later: messages that are taken ahead, proposals that are kept."""
+"""Largest staleness, in sync rounds. It also bounds messages received ahead and proposals that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeOptions:
-    """For the whole run."""
+    """Options that are fixed for the whole run."""
 
     exchange: Exchange
     values: Values
@@ -21,14 +21,14 @@ class ExchangeOptions:
     digest_every: int  # sync rounds
     error_feedback: bool = False  # exchanging gradients; of updates it is in the live weights
     aggregators: bool = False
-    """An island is one replica. Each layer's sums go to its aggregator island, and its total comes from there."""
+    """True: an island is one replica. It sends each layer's sums to the layer's aggregator, which returns the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangePace:
-    """How much is sent in a sync round, how often, and how late it may come. A plan may change it."""
+    """Amount that is sent in a sync round, how often, and how late it may come. A plan may change it."""
 
-    sparsity: float  # as it is told: the share that all ranks together leave out
+    sparsity: float  # as reported: the share that all ranks together leave out
     sent: float  # the share of its blocks that a rank sends of a layer
     returned: float = 1.0  # the share that a layer's aggregator sends back
     every: int = 1  # a layer is exchanged in each so-many-th sync round

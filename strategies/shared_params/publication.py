@@ -1,4 +1,4 @@
-"""Sparse blocks come into a flat tensor: shared parameters into weights on a GPU, others' updates, parts of
+"""Writes of sparse blocks into a flat tensor: shared parameters into weights on a GPU, others' updates, parts of
 residuals."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from atoll.kernels.compress import BLOCK_ENTRIES
 def write_blocks(live: torch.Tensor, index: NDArray[np.uint32], values: NDArray[np.float32]) -> None:
     """Write values [k, 16] into blocks of `live` (flat, [n], any device and floating type); else as `add_blocks`.
 
-    The tensor's version stays, on every device: what counts it up is a write of the script's."""
+    The tensor's version does not change, on any device: only the script's writes count it up."""
     with _unsafe_preserve_version_counter(live):
         scatter_blocks(live, on_device(index.view(np.int32), live.device), on_device(values, live.device))
 
@@ -26,11 +26,11 @@ def write_blocks(live: torch.Tensor, index: NDArray[np.uint32], values: NDArray[
 def add_blocks(live: torch.Tensor, index: NDArray[np.integer[Any]], values: NDArray[np.float32]) -> None:
     """Add values [k, 16] to blocks of `live` (flat, [n], any device and floating type).
 
-    index: [k], ascending, each below ceil(n / 16). Of a shorter last block only what there is counts. Returns once the
-    work is queued on torch's current stream."""
+    index: [k], ascending, each below ceil(n / 16). Values beyond the end of a shorter last block are ignored. Returns
+    once the work is queued on torch's current stream."""
     whole = live.numel() // BLOCK_ENTRIES
     blocks, added = on_device(index.astype(np.int64), live.device), on_device(values, live.device)
-    if len(index) and int(index[-1]) == whole:  # asked here: asking the GPU would wait for all that it still does
+    if len(index) and int(index[-1]) == whole:  # checked on the CPU: a check on the GPU would wait for its queue
         tail = live[whole * BLOCK_ENTRIES :]
         tail.copy_(tail.float() + added[-1][: tail.numel()])  # rounded once, where live has 16 bits
         blocks, added = blocks[:-1], added[:-1]
@@ -40,6 +40,6 @@ def add_blocks(live: torch.Tensor, index: NDArray[np.integer[Any]], values: NDAr
 
 
 def on_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """A tensor of the same entries. On a GPU it is there for what is queued from now on, and nobody waits for it."""
+    """Return a tensor of the same entries. On a GPU, work queued from now on sees it; the caller does not wait."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -1,8 +1,8 @@
 """An island of several workers as one replica: each of its steps is exact, and its leader exchanges for all of it.
 
 Inside, gradients are combined over torch.distributed as under strategy `dense`, so all workers make the same update.
-What others did comes into the leader's live weights at a boundary, and from there, whole, into its mates': they are
-equal bit for bit, whatever rounding does elsewhere."""
+Others' updates come into the leader's live weights at a boundary, and from there, as whole weights, into its mates'.
+They are equal bit for bit, whatever rounding does elsewhere."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from atoll.strategies.shared_params.live_weights import LiveWeights
 
 
 class Replica:
-    """This rank's island, of several workers. Methods run on the training thread; those that say so are collective in
-    the island, and raise PeerLost."""
+    """This rank's island, of several workers. Methods run on the training thread.
+
+    Methods marked collective are so in the island, and raise PeerLost."""
 
     def __init__(self, group: Group, ranks: Sequence[int], model: nn.Module, events: StepEvents) -> None:
         """ranks: of the run, in this island, ascending; the first leads."""
@@ -37,7 +38,7 @@ class Replica:
     def of(
         cls, session: Session, islands: Sequence[Sequence[int]], model: nn.Module, events: StepEvents
     ) -> Replica | None:
-        """None where this rank is alone in its island. Collective in the run; raises PeerLost."""
+        """Return this rank's replica; None where it is alone in its island. Collective in the run; raises PeerLost."""
         if session.group is None or all(len(ranks) == 1 for ranks in islands):
             return None
         group = session.group.parted(islands, session.collective_timeout_s)
@@ -45,20 +46,20 @@ class Replica:
         return cls(group, ranks, model, events) if len(ranks) > 1 else None
 
     def share(self, shares: Sequence[float]) -> float:
-        """The island's of a whole batch, from all ranks'."""
+        """Return the island's share of a whole batch, from all ranks' shares."""
         return sum(shares[rank] for rank in self._ranks)
 
     def sum_share(self, share: float) -> float:
-        """Collective: as `share`, from this rank's."""
+        """Return the island's share of a whole batch, from this rank's share. Collective."""
         return sum(self._group.sum_numbers([share]))
 
     def opened(self, opened: Pass, share: float) -> Pass:
-        """The pass as it weighs in the gradient of the island, which has `share` of a whole batch."""
+        """Return the pass with its weight in the gradient of the island, which has `share` of a whole batch."""
         return replace(opened, sampled=False, batch=replace(opened.batch, weight=opened.batch.weight / share))
 
     @torch.no_grad()
     def level(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Collective: the leader's values for everybody; as many tensors, of the same types and devices, on all."""
+        """Give every rank the leader's values. Collective, with as many tensors of equal types and devices on all."""
         for kind in {(one.dtype, one.device): None for one in tensors}:
             same = [one for one in tensors if (one.dtype, one.device) == kind]
             flat = torch.cat([one.reshape(-1) for one in same])
@@ -68,7 +69,7 @@ class Replica:
                     one.copy_(part.view_as(one))
 
     def level_optimizer(self, optimizer: OptimizerState) -> None:
-        """Collective: the leader's moments for all. Raises BadInput where the others have other ones."""
+        """Give every rank the leader's moments. Collective. Raises BadInput where the others have other moments."""
         states = optimizer.state_dict()["state"]
         kept = [one for _, state in sorted(states.items()) for _, one in sorted(state.items())]
         moments = [one for one in kept if isinstance(one, torch.Tensor)]
@@ -79,18 +80,19 @@ class Replica:
             self.level(moments)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Collective: over the island's ranks, on the CPU; in place."""
+        """Sum over the island's ranks, on the CPU; in place. Collective."""
         self._group.sum_in_place(tensor, "handing over what the island had not sent")
         return tensor
 
     def any(self, said: bool) -> bool:
-        """Collective: whether a rank of the island says so."""
+        """Return True if it is true on any rank of the island. Collective."""
         return any(row[0] for row in self._group.gather_rows([int(said)]))
 
 
 class ReplicaWeights:
-    """The live weights of an island of several workers: the leader brings them level at a boundary, all at once, and
-    its mates take what it has then."""
+    """Live weights of an island of several workers.
+
+    The leader brings them level at a boundary, all at once, and its mates copy them then."""
 
     def __init__(
         self,
@@ -108,7 +110,7 @@ class ReplicaWeights:
     def backward_begins(self) -> None: ...
 
     def boundary(self, *, wait_for: int | None) -> None:
-        """As LiveWeights.boundary; collective in the island."""
+        """Bring tensors that are due level, as LiveWeights.boundary does; collective in the island."""
         begin, self._at = self._at, self._required() if wait_for is None else wait_for
         come = range(begin + 1, self._at + 1)
         due = [one for one in self._exchange.tensors if any(self._exchange.is_due(one, number) for number in come)]

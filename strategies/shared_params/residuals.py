@@ -1,14 +1,14 @@
 """Residuals on disk, over the end of a run: DIRECTORY/residuals/rank-N, in the format of checkpoints.
 
-Every rank keeps its own on its own machine: a residual is as large as the model and has no place on a thin link. The
-next run's ranks take over what they find, each rank's exactly once. In an emergency ranks may have been in different
-sync rounds: parts that the chosen checkpoint does not contain yet go back into the residual of who had sent them.
+Every rank writes its own residual on its own machine: it is as large as the model, too large for a thin link. The
+next run's ranks restore the residuals that they find, each rank's exactly once. After a loss ranks may have been in
+different sync rounds. Parts that the chosen checkpoint lacks return to the residual of the rank that sent them.
 
-With aggregators, each keeps its sums there too, and the totals that it sent last. A part that its aggregator has in its
-sum is no residual again, though the shared parameters lack it; a total that they lack is in the sum again.
+Each aggregator also writes its sums there, and the totals that it sent last. A part that is in its aggregator's sum
+does not return to the residual, even if the shared parameters lack it. A total that they lack returns to the sum.
 
-A flush hands everything over at once, and ranks may be lost in the middle of one. So each counts its flushes, as the
-checkpoint does, and keeps what it gave into the last until all ranks are known to have it."""
+A flush sends everything at once, and ranks may be lost in the middle of one. So each rank counts its flushes, as the
+checkpoint does, and stores what it gave into the last one until all ranks are known to have it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from atoll.v1.common_pb2 import LEVEL_WARNING
 
 FOLDER: Final = "residuals"
 FORMER_FOLDER: Final = "held-back"
-"""Of release 0.1, as are the names in the files: read too, and removed once as many are in the present one."""
+"""Folder of release 0.1, as are the names in the files. It is still read, and removed once FOLDER has KEPT states."""
 KEPT: Final = 2
 
 
@@ -58,8 +58,10 @@ class _Found:
 
 
 class FlushLog:
-    """By layer. counts: flushes since the run began. given: what this rank gave into the last, where others may lack
-    it still; float32 [N]."""
+    """Log of a rank's flushes, by layer.
+
+    counts: flushes since the run began. given: what this rank gave into the last flush, while other ranks may lack it;
+    float32 [N]."""
 
     def __init__(self, layers: Iterable[str]) -> None:
         self.counts = dict.fromkeys(layers, 0)
@@ -69,7 +71,7 @@ class FlushLog:
 
     @contextmanager
     def flushing(self, given: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Inside, shared parameters and weights of these layers change."""
+        """Count a flush of these layers. Inside, their shared parameters and weights change."""
         with self._between:
             self.given.update(given)
             for layer in given:
@@ -77,11 +79,11 @@ class FlushLog:
             yield
 
     def everywhere(self) -> None:
-        """All ranks are known to have every flush."""
+        """Drop what was given: all ranks are known to have every flush."""
         self.given.clear()
 
     def freeze(self, deadline_s: float) -> None:
-        """By any thread, and for good: nothing may be flushed from now on."""
+        """Forbid flushes from now on, for good. Any thread may call it."""
         if not self._frozen:
             self._between.acquire(timeout=deadline_s)
             self._frozen = True
@@ -89,7 +91,9 @@ class FlushLog:
 
 @dataclass(frozen=True, slots=True)
 class AggregatorSums:
-    """An aggregator's sums by layer. versions: the newest sync round in each. following: the layer's next one."""
+    """An aggregator's sums by layer.
+
+    versions: the newest sync round in each. following: the next sync round in which the layer is exchanged."""
 
     sums: Mapping[str, torch.Tensor]
     versions: Mapping[str, int]
@@ -98,7 +102,7 @@ class AggregatorSums:
 
 @dataclass(frozen=True, slots=True)
 class _Contained:
-    """What the checkpoint that a run goes on from has of the run before, by layer."""
+    """Contents of the checkpoint that a run resumes from, by layer of the previous run."""
 
     versions: Mapping[str, int]  # the last sync round
     flushes: Mapping[str, int]  # how many
@@ -108,7 +112,7 @@ class _Contained:
 
 
 def as_rows(tensors: Sequence[EngineTensor], parts: Sequence[RecentPart]) -> list[dict[str, Any]]:
-    """Parts that were sent, as a checkpoint holds them: by layer."""
+    """Return the parts that were sent in the form of a checkpoint: by layer."""
     layers = {tensor.number: tensor.layers for tensor in tensors}
     rows = []
     for part in parts:
@@ -135,7 +139,7 @@ def state_of(
     optimizer: Mapping[str, Any] | None,
     flushes: FlushLog,
 ) -> dict[str, Any]:
-    """This rank's residuals, the parts it sent last and what it summed."""
+    """Return this rank's residuals, the parts that it sent last and its sums."""
     state: dict[str, Any] = {"owed": dict(held), "parts": list(parts), "optimizer": optimizer}
     state |= {"aggregator_sums": dict(sums.sums), "versions": {name: sums.versions[name] for name in sums.sums}}
     state |= {"following": {name: sums.following[name] for name in sums.sums}}
@@ -143,7 +147,7 @@ def state_of(
 
 
 def copied(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Such a state, for `as_of` to change."""
+    """Return a copy of such a state that `as_of` may change."""
     return {
         **state,
         **{what: {name: one.clone() for name, one in state[what].items()} for what in ("owed", "aggregator_sums")},
@@ -151,7 +155,7 @@ def copied(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(directory: Path, header: Header, rank: int, packed: Packed) -> None:
-    """Publish a state, packed, as it was with the checkpoint of `header`. Raises CheckpointError."""
+    """Publish a packed state as it was with the checkpoint of `header`. Raises CheckpointError."""
     folder = directory / FOLDER / f"rank-{rank}"
     with disk_errors(f"writing {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,7 +166,7 @@ def write(directory: Path, header: Header, rank: int, packed: Packed) -> None:
 
 
 def take_over(session: Session, origin: Origin, sizes: Mapping[str, int]) -> list[OwnState]:
-    """Collective: every residual of the run before that is still readable goes to one rank here.
+    """Restore every readable residual of the previous run, each on one rank of this run. Collective.
 
     sizes: entries by layer, in the order of layers. Raises PeerLost."""
     rank, directory = session.place.rank, session.checkpoint.directory
@@ -192,8 +196,10 @@ def as_of(
     whole: Sequence[tuple[int, dict[str, Any]]],
     sizes: Mapping[str, int],
 ) -> list[OwnState]:
-    """Collective: states as `state_of` gave them, by the rank that each was of, as of the shared parameters that
-    `shared` tells of; they are changed. sizes: entries by layer, in the order of layers. Raises PeerLost."""
+    """Reconcile states with the shared parameters that `shared` describes. Collective; raises PeerLost.
+
+    whole: states as `state_of` returned them, with the rank that each is from; they are changed. sizes: entries by
+    layer, in the order of layers."""
 
     def skipped(why: str) -> None:
         session.notice(LEVEL_WARNING, f"rank {session.place.rank}: {why}")
@@ -210,7 +216,7 @@ def as_of(
 
 
 def _find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> list[_Found]:
-    """The residuals here that belong to the checkpoint this run goes on from, one per rank, by rank."""
+    """Find the residuals here that belong to the checkpoint this run resumes from, one per rank, by rank."""
 
     def apart(candidate: CheckpointFolder) -> int:
         return abs(candidate.step - origin.step)
@@ -218,7 +224,7 @@ def _find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> li
     spread = int(origin.shared.get("staleness", 1)) + 1  # ranks may be so far apart when one is lost
 
     def belongs(candidate: CheckpointFolder) -> bool:
-        """Of an older view others took it over."""
+        """Accept this view alone: the residual of an older view was taken over by other ranks."""
         written = candidate.header
         return (written.run, written.view) == (origin.run, origin.view) and apart(candidate) <= spread
 
@@ -233,8 +239,10 @@ def _find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> li
 
 
 def _shared_out(held: Sequence[Sequence[int]], ranks: int) -> list[int | None]:
-    """Who takes over whose residual. held: per new rank, the old ranks whose residual it can read. Returns, per old
-    rank, the new one that takes it: itself where it can, else the lowest that can; None where it is lost. Pure."""
+    """Assign each old rank's residual to a new rank. Pure.
+
+    held: per new rank, the old ranks whose residual it can read. Returns, per old rank, the new rank that restores it:
+    the same number where it can, else the lowest that can. None: the residual is lost."""
     aggregators: list[int | None] = []
     for old in range(ranks):
         able = [new for new, readable in enumerate(held) if old in readable]
@@ -243,9 +251,9 @@ def _shared_out(held: Sequence[Sequence[int]], ranks: int) -> list[int | None]:
 
 
 def _whole(found: _Found, sizes: Mapping[str, int], on_skip: Callable[[str], None]) -> dict[str, Any] | None:
-    """What a rank of the run before kept, checked; None, told to on_skip, where it cannot be used.
+    """Read and check the state of a rank of the previous run.
 
-    sizes: entries by layer."""
+    sizes: entries by layer. Returns None where it cannot be used, and reports why through on_skip."""
     try:
         checkpoint: LoadedCheckpoint = files.read(found.path)
         state: dict[str, Any] = {"flushes": {}, "given": {}, "aggregator_sums": {}, "versions": {}}
@@ -264,7 +272,7 @@ def _whole(found: _Found, sizes: Mapping[str, int], on_skip: Callable[[str], Non
 
 
 def _following(state: Mapping[str, Any], name: str) -> int:
-    """The first sync round of a layer that is not in its aggregator's sum. Earlier releases did not write it."""
+    """Return a layer's first sync round that is not in its aggregator's sum. Earlier releases did not write it."""
     return int(state.get("following", {}).get(name, state["versions"][name] + 1))
 
 
@@ -273,7 +281,7 @@ def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _read(old: int, state: Mapping[str, Any], contained: _Contained, on_skip: Callable[[str], None]) -> OwnState:
-    """That of a rank of the run before, as of the checkpoint that the run goes on from."""
+    """Return the state of a rank of the previous run, as of the checkpoint that the run resumes from."""
     residual: dict[str, torch.Tensor] = state["owed"]
     sums: dict[str, torch.Tensor] = state["aggregator_sums"]
     for name, missed in residual.items():

@@ -1,10 +1,10 @@
-"""The rolling state of strategy `stale-sparse` for checkpoints in memory: of one sync round on every rank, though
-nobody waits for it.
+"""Rolling state of strategies with shared parameters for checkpoints in memory.
 
-At a boundary this rank has put everything into round n, and its shared parameters cannot be newer: that takes its next
-part. So shared parameters, and moments that follow them, are asked for as of round n: the engine copies each tensor
-when the round has come, or right before a later round changes it. This rank's residuals after its part of round n are
-read at once.
+It is of one sync round on every rank, though no rank waits for that round. At a boundary this rank has put everything
+into round n. Its shared parameters cannot be newer: a newer round needs its next part. So shared parameters, and
+moments that follow them, are requested as of round n. The engine copies each tensor when the round has come, or right
+before a later round changes it. This rank's residuals after its part of round n are read at once.
+
 Together they are one consistent cut: shared parameters of round n, every rank's residuals, aggregators' sums after
 their totals of it, and nothing in flight between."""
 
@@ -25,13 +25,13 @@ from atoll.strategies.shared_params.layout import Layer
 from atoll.strategies.shared_params.second_moments import kept_bytes
 
 ResidualPlace = Literal["live", "engine", "none"]
-"""Where a rank's residuals are: in its live weights, in memory that the engine changes, nowhere."""
+"""Place of a rank's residuals: in its live weights, in memory that the engine changes, nowhere."""
 
-_LOOK_S: Final = 0.2  # how often a wait for others is broken off to see whether it is still wanted
+_LOOK_S: Final = 0.2  # interval at which a wait for others checks whether it was stopped
 
 
 class RollingSharedParams:
-    """A RollingState: shared parameters and what follows them."""
+    """A RollingState of shared parameters and the state that follows them."""
 
     def __init__(self, exchange: LayerExchange, newest: Callable[[], int], place: ResidualPlace) -> None:
         """newest: the sync round that this rank put everything into."""
@@ -39,7 +39,7 @@ class RollingSharedParams:
         self._layers, self._tensors = exchange.layers, exchange.tensors
         self._number = 0
         self._residuals: Mapping[str, Floats] = {}
-        self._on_devices: dict[str, Floats] = {}  # of residuals, as they were captured, until they are added
+        self._on_devices: dict[str, Floats] = {}  # device residuals as captured, until they are added
 
     @property
     def own_moments(self) -> bool:
@@ -102,7 +102,7 @@ class RollingSharedParams:
                     self._residuals[name][:] += kept
                 return True
             except PeerLost:
-                return False  # training is told by itself
+                return False  # the training thread meets the loss by itself
             except DeadlineExceeded:
                 if stopped():
                     return False
@@ -110,8 +110,9 @@ class RollingSharedParams:
                     raise
 
     def finish_capture(self) -> None:
-        """On the training thread, when the newest round is there: what is captured is copied now, for shared parameters
-        are about to change otherwise than by a sync round. Raises PeerLost."""
+        """Copy what is captured now: shared parameters are about to change outside of a sync round. Raises PeerLost.
+
+        Called on the training thread, when the newest round is there."""
         if self._number:
             self._await_snapshot(self._exchange.deadline_s)
 
@@ -119,7 +120,7 @@ class RollingSharedParams:
         self._exchange.engine.await_snapshot([one.number for one in self._tensors], self._number, deadline_s)
 
     def _capture_residuals(self, tensors: Sequence[EngineTensor]) -> None:
-        """Of live weights."""
+        """Capture the residuals that are in live weights."""
         for tensor in tensors:
             live = None if tensor.on_cpu else self._exchange.copied(tensor.live)
             alone = tensor.joined is None
@@ -133,7 +134,7 @@ class RollingSharedParams:
 def _ranges(
     layer: Layer, wanted: Mapping[str, Sequence[Part]], residuals: Mapping[str, Floats]
 ) -> list[tuple[Bytes, Bytes]]:
-    """What is copied of a layer, and where to. wanted: by name."""
+    """Return the ranges of a layer to copy: source and destination of each. wanted: by name."""
     ranges: list[tuple[Bytes, Bytes]] = []
     for kind, tensor in _buffers(layer).items():
         content = tensor.view(torch.uint8).numpy()
@@ -145,7 +146,7 @@ def _ranges(
 
 
 def _buffers(layer: Layer) -> dict[str, torch.Tensor]:
-    """What updates of the shared parameters write."""
+    """Return the memory that updates of the shared parameters write, by kind."""
     named = {
         "shared_param": layer.shared_param,
         "first": layer.first,

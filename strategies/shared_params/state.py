@@ -1,5 +1,4 @@
-"""The durable state of ranks that share shared parameters: these, residuals that are each rank's own, and aggregators'
-sums."""
+"""Durable state of ranks with shared parameters: these, each rank's own residuals, and aggregators' sums."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ FREEZE_DEADLINE_S: Final = 5.0
 
 
 class SharedParamsState:
-    """A Durable, on either kind of exchange."""
+    """A Durable for both kinds of exchange."""
 
     survives_update = True
 
@@ -42,11 +41,11 @@ class SharedParamsState:
         self._rolling = RollingSharedParams(exchange, newest, place)
         self.flushes = FlushLog([layer.name for layer in exchange.layers])
         self.adopted = False
-        """Residuals are this view's: before that what is here of them says nothing."""
+        """True once residuals are this view's. Earlier ones are meaningless."""
         self.updates = 0
-        """Made since the job began."""
+        """Updates made since the job began."""
         self.telling: Sequence[int] = ()
-        """Second moments: after which of these updates the ranks began, and the island of each; empty: they do not."""
+        """Update after which the ranks began to sum second moments, and the island of each; empty: they do not."""
         self.staleness = 1
         """Sync rounds that a forward pass may begin without."""
 
@@ -119,8 +118,9 @@ class SharedParamsState:
         return self._rolling
 
     def residuals(self) -> Mapping[str, torch.Tensor]:
-        """What this rank has not sent yet, by layer; float32 [N], copies where they are in the live weights. Empty
-        where another sends for it."""
+        """Return what this rank has not sent yet, by layer; float32 [N].
+
+        They are copies where residuals are in the live weights. Empty where another rank sends for this one."""
         if not self._exchange.leads:
             return {}
         if self._place == "live":
@@ -129,7 +129,7 @@ class SharedParamsState:
                 parts = tensor.parts(self._exchange.read_residual(tensor))
                 found |= {layer.name: part for layer, part in parts}
             return found
-        self._exchange.await_copies()  # that change residuals on devices
+        self._exchange.await_copies()  # copies change residuals on devices
         return {layer.name: layer.kept() for layer in self._exchange.layers if layer.residual is not None}
 
     def aggregator_sums(self) -> Mapping[str, torch.Tensor]:
@@ -137,7 +137,7 @@ class SharedParamsState:
         return {layer.name: layer.aggregator_sum for layer in self._exchange.layers if layer.aggregator_sum is not None}
 
     def _versions(self) -> Mapping[str, int]:
-        """The last sync round of each layer's shared parameter."""
+        """Return the last sync round of each layer's shared parameter."""
         versions = self._exchange.engine.versions()
         return {layer.name: versions[layer.number] for layer in self._exchange.layers}
 
@@ -154,14 +154,14 @@ class SharedParamsState:
         return {layer.name: summed[layer.number] for layer in self._exchange.layers}
 
     def take_over_shared_params(self, shared: Mapping[str, torch.Tensor]) -> None:
-        """shared: of a checkpoint, or empty: then shared parameters begin as the live weights are."""
+        """Restore the shared parameters. shared: a checkpoint's, or empty: they begin as copies of the live weights."""
         for layer in self._exchange.layers:
             layer.shared_param.copy_(shared.get(f"shared_param.{layer.name}", layer.live))
             if layer.last_step is not None and f"last_step.{layer.name}" in shared:
                 layer.last_step.copy_(shared[f"last_step.{layer.name}"])
 
     def take_over_residuals(self, origin: Origin) -> Sequence[OwnState]:
-        """What this rank takes over of ranks of the run before. Collective where it is on disks; raises PeerLost."""
+        """Restore residuals of the previous run's ranks. Collective where they are on disks; raises PeerLost."""
         if origin.own is not None:
             return origin.own
         sizes = {layer.name: layer.shared_param.numel() for layer in self._exchange.layers}
@@ -169,10 +169,10 @@ class SharedParamsState:
 
 
 class _LiveResiduals:
-    """A SurvivorState: residuals that are in the live weights, as they were when the view ended."""
+    """A SurvivorState of residuals in the live weights, as they were when the view ended."""
 
     def __init__(self, session: Session, state: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-        """state: as `residuals.state_of` gives it. sizes: entries by layer."""
+        """state: as `residuals.state_of` returns it. sizes: entries by layer."""
         self._session, self._state, self._sizes = session, state, sizes
 
     def relative_to(self, shared: Tensors) -> OwnState:

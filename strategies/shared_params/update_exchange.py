@@ -1,16 +1,19 @@
-"""Exchange of updates: each rank's own optimizer moves its own weights at once and in full; what it is ahead of the
-shared parameters leaves in sparse parts, and what the others did is added when it comes.
+"""Exchange of updates between ranks whose own optimizers move their own weights at once and in full.
 
-The shared parameters take each rank's update times its share b_i / B of a whole batch, so live = shared_param -
-residual / share at any time, where the residual is what this rank has not sent yet: error feedback is in the weights
-themselves. A rank therefore sees the effect of its own gradients without delay, however little is sent and however thin
-the link is, which is what large learning rates need. An optimizer that is linear in the gradient (SGD with or without
-momentum) makes the very update of the whole batch when everything is sent; Adam makes the weighted mean of the ranks'
-own, each divided by the root of the whole batch's second moment (second_moments.py).
+Each rank sends its difference from the shared parameters in sparse parts. It adds the other ranks' updates when they
+come. The shared parameters take each rank's update times its share b_i / B of a whole batch. So at any time
 
-Shares are those of the plan, which hold for many steps. In a batch that is split otherwise, as an epoch's last, the
-rank's gradient is weighted by what that deviates: share * (weight / share) is b_i / B in every step, and momentum is
-that of the whole batch. Where a plan changes shares, moments and what was not sent yet count as the new ones say.
+    live = shared_param - residual / share
+
+where the residual is what this rank has not sent yet: error feedback is in the weights themselves. A rank sees the
+effect of its own gradients without delay, however little is sent and however thin the link is. Large learning rates
+need that. An optimizer that is linear in the gradient (SGD with or without momentum) makes exactly the update of the
+whole batch when everything is sent. Adam makes the weighted mean of the ranks' own updates, each divided by the root
+of the whole batch's second moment (second_moments.py).
+
+Shares come from the plan and are valid for many steps. A batch may be split otherwise, as an epoch's last is. Then the
+rank's gradient is weighted by the deviation: share * (weight / share) is b_i / B in every step, and momentum is that of
+the whole batch. Where a plan changes shares, moments and residuals count by the new ones.
 
 Ours; related: EF-SGD (Karimireddy et al., 2019), CHOCO-SGD (Koloskova et al., 2019)."""
 
@@ -38,8 +41,9 @@ from atoll.strategies.shared_params.second_moments import MomentSync, SecondMome
 
 
 class UpdateExchange(SharedParamsUpdate):
-    """A sync round is what all optimizers did in a batch. Any of torch's optimizers, several too, gradient clipping and
-    scalers work as they do alone."""
+    """LocalUpdate that exchanges updates. A sync round has what all optimizers did in a batch.
+
+    Any of torch's optimizers, several too, gradient clipping and scalers work as in single-rank training."""
 
     flush_changes = True
 
@@ -81,8 +85,7 @@ class UpdateExchange(SharedParamsUpdate):
     def _begin_telling(
         self, told: MomentSync, islands: Sequence[Sequence[int]], origin: Origin | None
     ) -> Sequence[int]:
-        """Returns the update of the job after which these islands began to tell each other, and the island of each
-        rank."""
+        """Return the update of the job after which these islands began to sum moments, and the island of each rank."""
         island_of = {rank: number for number, ranks in enumerate(islands) for rank in ranks}
         placed = [island_of[rank] for rank in sorted(island_of)]
         begun, *placed_then = origin.shared["telling"].tolist() if origin and "telling" in origin.shared else [0]
@@ -104,7 +107,7 @@ class UpdateExchange(SharedParamsUpdate):
                 for layer, part in tensor.parts(residual):
                     part.copy_(sum((one[layer.name] for one in held), torch.zeros_like(part)))
                 if self._replica is not None:
-                    self._replica.sum(residual)  # whoever of the island took it over
+                    self._replica.sum(residual)  # one rank of the island restored it
             self._exchange.set_live(tensor, residual, self._share)
         for state in states:
             if state.rank == self._session.place.rank and state.optimizer is not None:
@@ -126,8 +129,9 @@ class UpdateExchange(SharedParamsUpdate):
         return [island_of.get(min(ranks)) if len(ranks) == 1 else None for ranks in holders]
 
     def _adopt_sums(self, states: Sequence[OwnState]) -> None:
-        """Whoever has what was summed of a layer that it owns goes on with it; else the shared parameters take it in
-        full."""
+        """Restore an aggregator's sums of the previous run where it still aggregates the layer.
+
+        Elsewhere the shared parameters take the sum in full."""
         found = {name: one for state in states for name, one in state.aggregator_sums.items()}
         group = self._session.group
         for tensor in self._tensors:
@@ -136,7 +140,7 @@ class UpdateExchange(SharedParamsUpdate):
                 if holders == [tensor.aggregator]:
                     if layer.aggregator_sum is not None:
                         layer.aggregator_sum.copy_(found[layer.name])
-                elif holders:  # of a lost aggregator none has it, and nothing needs the link
+                elif holders:  # the sum of a lost aggregator is nowhere, and nothing crosses the link
                     together = found.get(layer.name, torch.zeros_like(layer.shared_param)).clone()
                     if group is not None:
                         group.sum_in_place(together, "handing over what aggregators summed")
@@ -144,8 +148,7 @@ class UpdateExchange(SharedParamsUpdate):
 
     @torch.no_grad()
     def flush(self) -> None:
-        """Send all residuals and what aggregators still keep, in full: the model that is left is the same on every
-        rank."""
+        """Send all residuals and the aggregators' sums in full. The model is then the same on every rank."""
         self._forward.release()
         self.state.rolling().finish_capture()
         group, flushes = self._session.group, self.state.flushes
@@ -166,11 +169,11 @@ class UpdateExchange(SharedParamsUpdate):
         if self._replica is not None:
             self._replica.level([tensor.live for tensor in self._tensors])
         if group is not None:
-            group.barrier()  # now nobody can go on from a state without it
+            group.barrier()  # no rank can resume from a state without it now
         flushes.everywhere()
 
     def _keeps_something(self, tensor: EngineTensor) -> bool:
-        """Whether this rank has something of it to send."""
+        """Return True if this rank has something of the tensor to send."""
         summed = tensor.aggregator_sum is not None and bool(tensor.aggregator_sum.any())
         return summed or bool(self._exchange.read_residual(tensor).any())
 
@@ -188,7 +191,7 @@ class UpdateExchange(SharedParamsUpdate):
             self._moments.close()
 
     def expect_local(self) -> None:
-        """Of a rank alone in its island a local pass is as any other: what leaves is what the optimizer does."""
+        """Expect a local pass. It is as any other for a rank alone in its island: only its updates leave."""
         if self._replica is not None:
             self._replica.gradients.expect_local()
 
@@ -197,7 +200,7 @@ class UpdateExchange(SharedParamsUpdate):
         if not self._muted:
             self._advantage.passes(opened.loss, first=not self._accumulated)
         self._counts = not self._muted and not opened.local
-        if not self._muted and not self._accumulated:  # of an update that is accumulated the first pass's holds
+        if not self._muted and not self._accumulated:  # an accumulated update takes its first pass's share
             self._share, self._accumulated = self._share_of(opened.batch), True
         self._factor = opened.batch.weight / self._share
         if self._replica is not None:
@@ -247,13 +250,15 @@ class UpdateExchange(SharedParamsUpdate):
         super().boundary(wait=wait)
 
     def _leave_out(self, text: str) -> None:
-        """An update's gradients are not finite, on all workers of the island alike. Raises NotFinite."""
+        """Record an update whose gradients are not finite, on all workers of the island alike. Raises NotFinite."""
         if not self._muted:
             self._incidents.add(self.state.updates + 1, text)
 
     def _has_bad_weights(self) -> bool:
-        """Whether the exchange met weights that are not finite. Collective in the island, after a pass and its update:
-        a worker whose script left out one of them must not wait here for others that wait in a pass."""
+        """Return True if the exchange met weights that are not finite. Collective in the island.
+
+        It waits only after a pass and its update: a worker whose script left out one of them must not wait here for
+        others that wait in a pass."""
         if self._replica is None:
             return self.tally.take_bad_blocks() > 0
         trained, self._passed = self._updated and self._passed, False
@@ -261,8 +266,9 @@ class UpdateExchange(SharedParamsUpdate):
 
     @torch.no_grad()
     def _take_shared_weights(self) -> None:
-        """Replace own weights that are not finite by the shared parameters, and let the optimizer's state of them begin
-        anew. Collective in the island; raises PeerLost, NotFinite."""
+        """Replace own weights that are not finite by the shared parameters, and reset the optimizer's state of them.
+
+        Collective in the island; raises PeerLost, NotFinite."""
         self._forward.release()
         self._exchange.await_selected()
         self._weights.boundary(wait_for=self._round)  # nothing of this worker is on its way any more
@@ -281,7 +287,7 @@ class UpdateExchange(SharedParamsUpdate):
         )
 
     def _put_in(self) -> None:
-        """All that the optimizers did since the last sync round goes into the next."""
+        """Put all that the optimizers did since the last sync round into the next."""
         self._updated = False
         self._round += 1
         self.state.updates += 1
@@ -298,7 +304,7 @@ class UpdateExchange(SharedParamsUpdate):
         return False  # torch's own, of this rank's gradient
 
     def _on_gradient(self, layer: Layer, gradient: torch.Tensor) -> torch.Tensor | None:
-        """The gradient as this rank's optimizer takes it."""
+        """Return the gradient as this rank's optimizer takes it."""
         if not self._open:
             self._events.open_pass()
         refuse_sparse(layer.name, gradient)
@@ -307,5 +313,5 @@ class UpdateExchange(SharedParamsUpdate):
         return gradient * self._factor if self._factor > 0 else torch.zeros_like(gradient)  # 0 * NaN would be NaN
 
     def _share_of(self, batch: BatchSlice) -> float:
-        """Of a whole batch, that this rank's island has where it is a replica."""
+        """Return this rank's share of a whole batch, or its island's where that is a replica."""
         return batch.share if self._replica is None else self._replica.share(batch.shares)

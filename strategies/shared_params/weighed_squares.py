@@ -1,8 +1,9 @@
 """Add r times a gradient's square to Adam's second moment v, where Adam itself adds it once.
 
 Adam computes v <- beta2 v + (1 - beta2) g². Adding factor g² to v before that, factor = (r - 1) (1 - beta2) / beta2,
-leaves r (1 - beta2) g² of the newest square. float32 holds that difference for every r in use. 16 bits do not: below an
-r of about 0.7 % rounding makes v negative. There, v after the update is computed in float32 and rounded once."""
+leaves r (1 - beta2) g² of the newest square. float32 represents that difference for every r in use. 16 bits do not:
+below an r of about 0.7 % rounding makes v negative. There, v after the update is computed in float32 and rounded
+once."""
 
 from __future__ import annotations
 
@@ -13,17 +14,19 @@ from typing import Final
 import torch
 
 SMALL: Final = 65_536
-"""Entries of parameters that are weighed all at once."""
+"""Largest number of entries of a parameter that is weighed together with others."""
 AT_ONCE: Final = 262_144
-"""Entries of a larger one."""
+"""Entries of a larger parameter that are weighed at once."""
 LEAST_OF_16_BITS: Final = 1 / 64
-"""Smallest r by which v of 16 bits weighs the newest square inside the update: two roundings of bfloat16 take away up
-to 1/128 of that square, and Adam takes the root of what is left."""
+"""Smallest r by which v of 16 bits weighs the newest square inside the update: two roundings of bfloat16 remove up
+to 1/128 of that square, and Adam takes the root of the rest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeighedSquare:
-    """v and g of one parameter in one update. N entries; factor: [N] where the parameter is small, else [blocks]."""
+    """Moment v and gradient g of one parameter in one update.
+
+    N entries; factor: [N] where the parameter is small, else [blocks]."""
 
     second_N: torch.Tensor
     gradient_N: torch.Tensor
@@ -43,7 +46,7 @@ class WeighedSquare:
     def round_into(self, before_N: torch.Tensor, *, late: bool) -> None:
         """Replace `before_N`, v of 16 bits before the update, by v after it: summed in float32, rounded once.
 
-        Unless `late`, v itself becomes what Adam makes nearly the same of, and nothing negative."""
+        Unless `late`, v itself becomes a value that is not negative, of which Adam makes nearly the same."""
         kind = torch.finfo(self.second_N.dtype)
         least, smallest = (LEAST_OF_16_BITS - 1) * (1 - self.beta2) / self.beta2, 2 * kind.smallest_normal * kind.eps
         rows = zip(self._rows(before_N), self._rows(self.second_N), strict=True)
@@ -55,8 +58,9 @@ class WeighedSquare:
             before.copy_(weighed * self.beta2 + square * (1 - self.beta2))
 
     def _rows(self, second_N: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Some rows of `second_N`, g and factor at once: an entry's own factor would take as much memory as the
-        parameter, and new memory costs more than what is computed in it."""
+        """Yield some rows of `second_N`, g and factor at once.
+
+        A factor per entry would take as much memory as the parameter. Allocating it costs more than the arithmetic."""
         if self.is_small:
             yield second_N, self.gradient_N, self.factor
             return
@@ -67,7 +71,7 @@ class WeighedSquare:
 
 
 def weigh(squares: Sequence[WeighedSquare], *, late: bool) -> None:
-    """Add to every v of float32. late: Adam made its update already."""
+    """Weigh the newest square of every v of float32. late: Adam made its update already."""
     if small := [one for one in squares if one.is_small]:
         gradients = [one.gradient_N for one in small]
         scaled = torch._foreach_mul(gradients, [one.factor for one in small])
@@ -81,7 +85,7 @@ def weigh(squares: Sequence[WeighedSquare], *, late: bool) -> None:
 
 
 def is_narrow(second_N: torch.Tensor) -> bool:
-    """Whether v has 16 bits."""
+    """Return True if v has 16 bits."""
     return second_N.element_size() < torch.float32.itemsize
 
 

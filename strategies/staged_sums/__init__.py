@@ -1,1 +1,1 @@
-"""Worker parts of strategies that sum tensors by messages in stages: what came and waits to be used."""
+"""Worker parts of strategies that sum tensors by messages in stages: the messages received but not used yet."""

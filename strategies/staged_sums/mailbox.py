@@ -1,4 +1,4 @@
-"""The messages of a run's other ranks that wait to be used, and how long is waited for one."""
+"""Mailbox of the messages of a run's other ranks, and the wait for a message with its deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Place = tuple[int, int, int, int]  # round, tensor, stage, rank
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """The messages of a stage that are waited for, one of each of these ranks; they come in this order."""
+    """Messages of a stage to wait for, one of each of these ranks; they are returned in this order."""
 
     stage: int
     ranks: tuple[int, ...]
@@ -27,17 +27,18 @@ def _nobody() -> None: ...
 class StagedMailbox:
     """A FrameReceiver: `deliver` and `fail` run on the transport's thread, the rest on the one that sums.
 
-    What cannot be is refused at once, and ends the run: in a synchronous exchange nobody may go on without it."""
+    An impossible message is refused at once, and ends the run: a synchronous exchange cannot continue without the
+    right one."""
 
     def __init__(
         self, names: Sequence[str], largest: Sequence[int], stages: int, changed: Callable[[], None] = _nobody
     ) -> None:
-        """names: of the tensors, or of the first of those that go together; largest: bytes that no message of each
-        exceeds. stages: that there are at most. changed: called where a message came, or nothing more is to come."""
+        """names: of the tensors, or of the first of those that are summed together. largest: bytes that no message of
+        each exceeds. stages: their largest number. changed: called when a message came, or nothing more will come."""
         self.names, self._largest, self._stages, self._tell = names, largest, stages, changed
         self._changed = threading.Condition()
         self._kept: dict[_Place, Message] = {}
-        self._round = 0  # that is under way
+        self._round = 0  # under way
         self.broken: AtollError | None = None
 
     def begin(self, round_: int) -> None:
@@ -48,7 +49,7 @@ class StagedMailbox:
     def deliver(  # noqa: PLR0917 - the fields of a frame, in its order
         self, kind: int, origin: int, step: int, tensor: int, count: int, payload: Message
     ) -> str | None:
-        """count: the stage. Returns why it was refused."""
+        """Store a message. count: the stage. Returns why it was refused."""
         with self._changed:
             place = (step, tensor, count, origin)
             flaw = self._flaw(kind, place, len(payload))
@@ -61,29 +62,29 @@ class StagedMailbox:
         return flaw
 
     def fail(self, reason: str) -> None:
-        """Wakes the waiter, which raises PeerLost."""
+        """Wake the waiter, which raises PeerLost."""
         with self._changed:
             self.broken = self.broken or PeerLost(reason)
             self._changed.notify_all()
         self._tell()
 
     def take(self, tensor: int, awaited: Awaited) -> list[Message] | None:
-        """The messages, once all have come."""
+        """Return the messages once all have come, and remove them; None before."""
         with self._changed:
             if self._missing(tensor, awaited) is not None:
                 return None
             return [self._kept.pop((self._round, tensor, awaited.stage, rank)) for rank in awaited.ranks]
 
     def silent(self, tensor: int, awaited: Awaited) -> int | None:
-        """The first rank whose message has not come."""
+        """Return the first rank whose message has not come."""
         with self._changed:
             return self._missing(tensor, awaited)
 
     def wait(self, awaited: Sequence[tuple[int, Awaited]], deadline_s: float) -> None:
-        """Until one of these (tensor, messages) is complete. Raises PeerLost, BadInput."""
+        """Wait until one of these (tensor, messages) is complete. Raises PeerLost, BadInput."""
         with self._changed:
             self._changed.wait_for(lambda: self.broken is not None or self._any_complete(awaited), deadline_s)
-            # What a peer sent before it went counts; what cannot be does not.
+            # Messages that a peer sent before it was lost count; impossible ones do not.
             if self._any_complete(awaited) and not isinstance(self.broken, BadInput):
                 return
             if self.broken is not None:
@@ -103,7 +104,7 @@ class StagedMailbox:
         step, tensor, stage, _ = place
         if kind != Kind.DIRECT or tensor >= len(self.names) or stage >= self._stages:
             return f"kind {kind}, tensor {tensor}, stage {stage}"
-        if not self._round <= step <= self._round + 1:  # who has all of a round begins the next one
+        if not self._round <= step <= self._round + 1:  # a rank that has all of a round begins the next one
             return f"it is of round {step}, in round {self._round}"
         if length > self._largest[tensor]:
             return f"{length} bytes of {self.names[tensor]}, of which no message has more than {self._largest[tensor]}"

@@ -1,4 +1,4 @@
-"""The controller half: sparsity, total batch and split as links and devices allow. Pure."""
+"""Controller half: sparsity, total batch and split as links and devices allow. Pure."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from atoll.strategies.stale_sparse.settings import StaleSparse
 from atoll.strategies.stale_sparse.sparsity_cost import SparsityCostEstimate, SparsityCostEstimator
 
 SAMPLES: Final = 1_000_000
-"""Stands in for the samples until the accuracy is reached, which nobody knows; only ratios of predictions count."""
+"""Placeholder for the unknown samples until the accuracy is reached. Only ratios of predictions count."""
 USED: Final = 0.6
-"""Of the estimated bandwidth that a plan may fill. What is sent comes in bursts, and bandwidth changes before a plan
-can follow: a sparsity that just fits stalls (docs/simulator.md). Over-estimates hurt more (StellaTrain, section 6)."""
+"""Share of the estimated bandwidth that a plan may fill. Ranks send in bursts, and bandwidth changes before a plan can
+follow: a sparsity that just fits stalls (docs/simulator.md). Over-estimates hurt more (StellaTrain, section 6)."""
 
 PRIOR: Final = Surrogate(
     sparsities=(0.8, 0.9, 0.99, 0.995, 0.999, 0.9999),
     batches=(1.0, 2.0**30),
     extra=((0.05,) * 2, (0.06,) * 2, (0.2,) * 2, (0.22,) * 2, (0.26,) * 2, (0.45,) * 2),
 )
-"""Extra loss where no offline profile is at hand: up to 0.99 the race of docs/performance.md, beyond that a guess
-that only says: the less is sent, the worse. With a fixed total batch all it decides is not to drop more than links ask
-for, or than it costs the workers. It says too little of a model to send more than its user asked for."""
+"""Extra loss without an offline profile: up to 0.99 as the race of docs/performance.md measured it, beyond that a guess
+that grows with sparsity. With a fixed total batch it only decides not to drop more than links require, or than it
+costs the workers. It knows too little of a model to send more than its user requested."""
 
 
 class StaleSparseController:
-    """Of one job. See atoll.controller.deciding.controller_half."""
+    """Controller half of one job. See atoll.controller.deciding.controller_half."""
 
     def __init__(self, settings: StaleSparse) -> None:
         self._value_bytes = VALUE_BYTES[settings.values]
@@ -54,8 +54,9 @@ class StaleSparseController:
         return SparsityCostEstimator()
 
     def next_plan(self, given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
-        """None while the present plan is good enough, or nothing is known of the links. Raises NoFeasiblePlan where
-        the links carry not even the largest sparsity within a step."""
+        """Return the next plan. None while the present one is good enough, or nothing is known of the links.
+
+        Raises NoFeasiblePlan where the links do not carry even the largest sparsity within a step."""
         if not (given.policy.may_change("sparsity") or given.policy.adapts_batch):
             return None
         asked = _ask(given, ranks, self._value_bytes, given.policy.surrogate or self._prior)
@@ -86,7 +87,7 @@ def _next(given: Given, ranks: Sequence[RankProfile], asked: TtaInput) -> PlanRe
 
 
 def _prior_from(sparsity: float) -> Surrogate:
-    """PRIOR from the user's own sparsity on."""
+    """Return PRIOR from the user's own sparsity on."""
     least = min(sparsity, PRIOR.sparsities[-1])
     above = [(one, row) for one, row in zip(PRIOR.sparsities, PRIOR.extra, strict=True) if one > least]
     own = (least, tuple(PRIOR.at(least, batch) for batch in PRIOR.batches))
@@ -121,13 +122,13 @@ def _ask(given: Given, ranks: Sequence[RankProfile], value_bytes: float, converg
 
 
 def _dense_s(given: Given) -> float:
-    """Seconds that a step takes longer with density 1 than with 0; 0 where that is not known."""
+    """Return the seconds that a step takes longer with density 1 than with 0; 0 where that is not known."""
     cost = given.profile.of_strategy
     return cost.dense_s if isinstance(cost, SparsityCostEstimate) else 0.0
 
 
 def _totals(given: Given, total: int, ranks: int) -> tuple[int, int]:
-    """The total batches to choose from. Without an offline profile nothing is known of what another one costs."""
+    """Return the bounds of the total batch. Without an offline profile the cost of another one is unknown."""
     policy = given.policy
     if not policy.adapts_batch or policy.surrogate is None:
         return total, total
@@ -137,7 +138,7 @@ def _totals(given: Given, total: int, ranks: int) -> tuple[int, int]:
 
 
 def _device(given: Given, rank: RankProfile, island: int, total: int) -> MeasuredDevice | SaturatingDevice:
-    """Step times of a rank: its estimate, else in proportion to the batch. A split that is fixed is given as bounds."""
+    """Return a rank's step times: its estimate, else in proportion to the batch. A fixed split becomes bounds."""
     bounds = {"min_batch": least_batch(total, given.world_size)}
     if given.policy.fixed_split:
         bounds = {"min_batch": rank.local_batch, "max_batch": rank.local_batch}
@@ -151,7 +152,7 @@ def _device(given: Given, rank: RankProfile, island: int, total: int) -> Measure
 
 
 def _surrogate(given: Given, known: Surrogate) -> Surrogate:
-    """What convergence costs; where the sparsity is not ours to choose, at that sparsity alone."""
+    """Return the cost of convergence; at the present sparsity alone where the planner may not change it."""
     sparsity = given.current.strategy_params.get("sparsity", 0.0)
     if given.policy.may_change("sparsity"):
         return known
@@ -160,8 +161,9 @@ def _surrogate(given: Given, known: Surrogate) -> Surrogate:
 
 
 def _worth_it(ranks: Sequence[RankProfile], now: TtaPlan, planned: TtaPlan) -> bool:
-    """Beyond MIN_GAIN and what is unsure: of steps as they are, and of batches that move away from where they were
-    measured."""
+    """Return True if the gain exceeds MIN_GAIN and the uncertainty.
+
+    Steps as they are have one, and batches that move away from where they were measured have another."""
     unsure = max(rank.compute_error_s / rank.compute_s for rank in ranks)
     estimates = [rank.estimate for rank in ranks if rank.estimate is not None]
     moved_s = max(change_uncertainty_s(ranks, estimates, planned.batches)) if len(estimates) == len(ranks) else 0.0
@@ -169,7 +171,7 @@ def _worth_it(ranks: Sequence[RankProfile], now: TtaPlan, planned: TtaPlan) -> b
 
 
 def _predicted(given: Given, ranks: Sequence[RankProfile], now: TtaPlan, planned: TtaPlan) -> float:
-    """With the devices' unsteadiness; a step is not shorter than what its links carry."""
+    """Predict the step's seconds with the devices' unsteadiness. A step is not shorter than its links allow."""
 
     curves = [curve_of(rank) for rank in ranks]
 
@@ -186,15 +188,16 @@ def _predicted(given: Given, ranks: Sequence[RankProfile], now: TtaPlan, planned
 
 
 def _factor(given: Given, total: int) -> float:
-    """By the square root, with which the offline profile measured what batches cost (docs/adaptation.md says why the
-    noise that is measured decides nothing here)."""
+    """Return the learning rate's factor: the square root, with which the offline profile measured what batches cost.
+
+    docs/adaptation.md explains why the measured noise decides nothing here."""
     if given.policy.rule == "none" or not given.policy.initial_batch:
         return 1.0
     return math.sqrt(total / given.policy.initial_batch)
 
 
 def _reason(given: Given, decision: Decision[TtaInput, TtaPlan], now: TtaPlan) -> str:
-    """'bandwidth 480 → 95 Mbit/s: sparsity 97.00 → 99.50 %, batch 137 → 240'."""
+    """Return 'bandwidth 480 → 95 Mbit/s: sparsity 97.00 → 99.50 %, batch 137 → 240'."""
     proposed, planned = [], decision.plan
     if given.policy.may_change("sparsity"):
         proposed.append(changed("sparsity", percent(now.sparsity), percent(planned.sparsity), " %"))
@@ -206,7 +209,7 @@ def _reason(given: Given, decision: Decision[TtaInput, TtaPlan], now: TtaPlan) -
 
 
 def _bandwidth(given: Given, asked: TtaInput) -> str:
-    """Of the thinnest link, against the one of the last plan that looked at links."""
+    """Return the thinnest link's bandwidth, against that of the last plan that used links."""
     if len(set(given.islands)) < 2:
         return ""
     now = mbit(min(asked.bandwidths) * 8 / USED)

@@ -1,6 +1,6 @@
 """Exchange of gradients: sparse parts with error feedback leave in the backward hooks, and a sparse optimizer applies
-their sum to the shared parameters. optimizer.step() only tells the hyperparameters; torch's own step finds no gradients
-and does nothing.
+their sum to the shared parameters. optimizer.step() only passes the hyperparameters: torch's own step finds no
+gradients and does nothing.
 
 Source: StellaTrain (SIGCOMM '24), sections 3.1 to 3.3."""
 
@@ -32,11 +32,13 @@ from atoll.strategies.stale_sparse.taken import TakenGradient
 from atoll.strategies.stale_sparse.written_weights import WrittenWeights
 
 ON_DEVICE: Final = frozenset({"float32", "float16", "bfloat16"})
-"""Values of the wire with which blocks are chosen where the gradient is."""
+"""Values of the wire with which blocks are chosen on the gradient's device."""
 
 
 class GradientExchange(SharedParamsUpdate):
-    """A sync round is a backward pass that is not local: without run.no_sync an accumulation is several."""
+    """LocalUpdate that exchanges gradients.
+
+    A sync round is a backward pass that is not local: without run.no_sync an accumulation has several."""
 
     flush_changes = False
 
@@ -110,7 +112,7 @@ class GradientExchange(SharedParamsUpdate):
         self._weight, self._local = self._local_passes.begin(opened), opened.local
         if self._local:
             return
-        if rehearsed:  # undoing that gave the optimizer a state of its own; it shall tell the layers' again
+        if rehearsed:  # undoing that gave the optimizer a state of its own; it must be the layers' again
             adopt_optimizer_state(self._layers, self._only, self._rates)
         if self._round > self._resolved:
             self._exchange.engine.accumulate(self._round)
@@ -161,17 +163,17 @@ class GradientExchange(SharedParamsUpdate):
 
     @property
     def _ordered(self) -> int:
-        return self._resolved  # what waits for optimizer.step() is in nobody's weights
+        return self._resolved  # what waits for optimizer.step() is in no rank's weights
 
     # --- gradients
 
     def _opens(self) -> None:
-        """A gradient comes; the user may have called loss.backward() himself."""
+        """Open the pass when a gradient comes: the script may have called loss.backward() itself."""
         if not self._open:
             self._events.open_pass()
 
     def _send_earlier(self, layer: Layer) -> None:
-        """Of a layer without a gradient in this pass: what local passes left, or nothing."""
+        """Send what local passes left, or nothing, for a layer without a gradient in this pass."""
         earlier = layer.parameter.grad
         if earlier is None and layer.order in self._selectors:
             self._choose_on_device(layer, None)
@@ -195,7 +197,7 @@ class GradientExchange(SharedParamsUpdate):
 
     @torch.no_grad()
     def _take(self, layer: Layer, gradient: torch.Tensor) -> None:
-        """It leaves, and something that raises stands in its place."""
+        """Send the gradient and replace it in p.grad by a placeholder that raises."""
         parameter = layer.parameter
         parameter.grad = self._taken[layer.order]
         if gradient.stride() != parameter.stride():
@@ -223,8 +225,8 @@ class GradientExchange(SharedParamsUpdate):
     def _on_devices(self) -> dict[int, DeviceSelector]:
         """Return the selectors, by order, of layers whose blocks are chosen on their device.
 
-        Whole gradients are copied to the CPU where values have fewer bits, since what rounding takes away counts in the
-        choice and the CPU alone knows it, and where this build has no code for the device."""
+        Whole gradients are copied to the CPU where values have fewer bits: the rounding error counts in the choice, and
+        the CPU alone knows it. They are also copied where this build has no code for the device."""
         selectors, rooms = {}, dict[torch.device, SelectionRoom]()
         for layer in self._layers:
             device = layer.parameter.device

@@ -16,7 +16,7 @@ from atoll.strategies.stale_sparse.optimizer_rules import Rates
 def lay_out_for_gradients(
     model: nn.Module, optimizer: torch.optim.Optimizer, rates: Rates, *, lazy: bool
 ) -> list[Layer]:
-    """Every parameter that is trained, with fresh shared parameters, residuals and moments. lazy: with last_step.
+    """Lay out every trained parameter with fresh shared parameters, residuals and moments. lazy: with last_step.
 
     Raises BadInput for parameters that cannot be flattened."""
     groups = {id(one): index for index, group in enumerate(optimizer.param_groups) for one in group["params"]}
@@ -47,8 +47,9 @@ def lay_out_for_gradients(
 
 
 def adopt_optimizer_state(layers: Sequence[Layer], optimizer: torch.optim.Optimizer, rates: Rates) -> int:
-    """Begin with the moments that the optimizer has (of a checkpoint), and let its state be the layers' own memory, so
-    that optimizer.state_dict() tells it. Returns how many updates were made before."""
+    """Begin with the optimizer's moments (of a checkpoint). Returns how many updates were made before.
+
+    The optimizer's state becomes the layers' own memory, so that optimizer.state_dict() returns it."""
     made = 0
     for layer in layers:
         names = rates.moments(layer.group)

@@ -1,4 +1,4 @@
-"""The optimizers of torch that sparse ones stand in for, and what their parameter groups say at a step."""
+"""Optimizers of torch that sparse ones replace, and the rates of their parameter groups at a step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ GroupRates = tuple[float, float, float, float, float]  # lr, weight decay, momen
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """The state that a rule keeps for each entry, by the names that torch's optimizer has for it; None: not kept."""
+    """State of a rule for each entry, by the names that torch's optimizer has for it; None: not kept."""
 
     first: str | None
     second: str | None
 
 
 class Rates:
-    """Reads an optimizer's groups. Its own `step` finds no gradients and does nothing: sparse rules stand in for it."""
+    """Reader of an optimizer's groups. Its own `step` finds no gradients and does nothing: sparse rules replace it."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises BadInput for what the sparse rules do not know."""
@@ -42,14 +42,15 @@ class Rates:
         self._parameters = self._count()
 
     def moments(self, group: int) -> Moments:
-        """What the group's rule keeps."""
+        """Return the moments that the group's rule keeps."""
         if self.rules[group] in ("adam", "adamw"):
             return Moments("exp_avg", "exp_avg_sq")
         return Moments("momentum_buffer" if self._momentum[group] else None, None)
 
     def rates(self) -> list[GroupRates]:
-        """Of every group, as they are now: schedulers have done their work. Raises BadInput where a group changed
-        into something else."""
+        """Return every group's present rates, after schedulers changed them.
+
+        Raises BadInput where a group's rule or parameters changed."""
         if self._count() != self._parameters:
             raise BadInput("the optimizer got other parameters after run.prepare; add all of them before")
         rates = []

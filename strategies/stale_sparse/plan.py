@@ -1,4 +1,4 @@
-"""The parameters that a plan gives strategy `stale-sparse`."""
+"""Parameters that a plan gives strategy `stale-sparse`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atoll.strategies.stale_sparse.settings import Sparsity
 
 
 class StaleSparsePlan(PlanParameters):
-    """Holds from the plan's first step on, on all workers."""
+    """Parameters in force from the plan's first step on, on all workers."""
 
     sparsity: Annotated[Sparsity | None, Flag("SHARE", "of each gradient left out of a step, e.g. 0.995")] = None
     """share of the entries a step leaves behind"""

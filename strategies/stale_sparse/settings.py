@@ -10,7 +10,7 @@ from atoll.strategies.declaration import Flag, StrategySettings
 
 MAX_SPARSITY: Final = 0.9999
 AS_PUBLISHED: Final = {"sparsity": 0.99, "values": "float16"}
-"""What is left out with `exchange = "gradients"`."""
+"""Defaults of settings that are left out with `exchange = "gradients"`."""
 Sparsity: TypeAlias = Annotated[float, Field(ge=0, le=MAX_SPARSITY)]
 
 
@@ -34,7 +34,7 @@ class StaleSparse(StrategySettings):
     """how blocks are chosen: by a threshold that adapts, exactly (`topk`), or at random (the same on all ranks)"""
 
     values: Literal["float16", "bfloat16", "float32", "int8", "int4", "int2"] = "int2"
-    """what the chosen values are rounded to on the wire: `int8` and `int4` with a scale for each 16, `int2` is a sign
+    """rounding of the chosen values on the wire: `int8` and `int4` with a scale for each 16, `int2` is a sign
     and one of two magnitudes; what rounding takes away stays in the residual; left out with
     `exchange = "gradients"`, `float16`"""
 
@@ -42,7 +42,7 @@ class StaleSparse(StrategySettings):
     """rounds between comparisons of all workers' weights"""
 
     momentum: Literal["lazy", "as-is"] = "lazy"
-    """with `exchange = "gradients"`: `lazy` decays the moments of a block for the steps in which it was not touched,
+    """moments with `exchange = "gradients"`: `lazy` decays those of a block for the steps in which it was not touched,
     `as-is` leaves them alone"""
 
     error_feedback: bool = True

@@ -1,10 +1,10 @@
-"""The cost of a lower sparsity to the devices: selecting, summing and applying more entries takes time of theirs.
+"""Cost of a lower sparsity to the devices: selecting, summing and applying more entries takes their time.
 
-Workers that train on processors tell what the exchange took of them in each step, whatever the batch was and whoever
-else wanted the processors: that grows with the density. Where a device has nothing to tell (a GPU, beside whose work
-the exchange's processors run) the cost shows where the sparsity changes and the batch does not: the difference of what
-a rank computes before and after, over the difference of the densities. Either way a step's model needs to know nothing
-of sparsity: it is always of the present one.
+Workers that train on processors report the exchange's time in each step, whatever the batch is and whatever else uses
+the processors. It grows with the density. A GPU has nothing to report: the exchange's processors run beside its work.
+There the cost shows where the sparsity changes and the batch does not. It is the difference of a rank's compute times
+before and after, over the difference of the densities. Either way a step's model needs to know nothing of sparsity: it
+is always of the present one.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ from atoll.step_estimators.robust import median, median_error, spread
 WINDOW_STEPS: Final = 16
 NEEDED_STEPS: Final = 6
 SKIPPED_STEPS: Final = 2
-"""After a change: what was selected at the old rate is still under way."""
+"""Steps left out after a change: blocks selected at the old rate are still under way."""
 LEAST_CHANGE: Final = 0.001
-"""Of the density: what a smaller change does drowns in noise."""
+"""Smallest change of the density that counts: the effect of a smaller one drowns in noise."""
 KEEP: Final = 0.9
-"""Weight of what was known at each new difference."""
+"""Weight of earlier differences at each new one."""
 KEPT_LEVELS: Final = 4
 """Sparsities whose exchange is remembered, the newest."""
 _TOLD_STEPS: Final = 64
-"""Of all ranks together: each of them carries the same entries."""
+"""Steps of all ranks together in a level: each rank carries the same entries."""
 _LEAST_PART: Final = 0.5
-"""Relative error of what one sparsity alone tells: how much of the choice grows with the density is not known then."""
+"""Relative error of an estimate from one sparsity alone: it lacks the part of the choice that grows with density."""
 _PRIOR: Final = 1.5
-"""Standard deviation, in steps per unit of density, of what is believed before any change was seen: none."""
+"""Standard deviation of the prior, in steps per unit of density. Its mean is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparsityCostEstimate:
-    """A step takes dense_s seconds longer with density 1 than with 0, in proportion between; error_s: its standard
+    """Cost of density to a step.
+
+    dense_s: seconds that a step takes longer with density 1 than with 0, in proportion between. error_s: its standard
     error."""
 
     dense_s: float
@@ -46,7 +48,7 @@ class SparsityCostEstimate:
 
 
 class _Median(NamedTuple):
-    """error: standard error, and never said to be none."""
+    """Median of some times. error: standard error, never 0 for a positive median."""
 
     centre: float
     error: float
@@ -58,14 +60,14 @@ class _Median(NamedTuple):
 
 
 class SparsityCostEstimator:
-    """Of one run. Bounded: KEPT_LEVELS sparsities, two levels a rank and three sums."""
+    """Estimator of one run. Bounded: KEPT_LEVELS sparsities, two levels a rank and three sums."""
 
     def __init__(self) -> None:
         self._told = _ToldCost()
         self._compared = _ComparedCost()
 
     def observe(self, rank: int, step: ObservedStep) -> None:
-        """One more step of a rank, its times finite and not negative. At sparsity 0 nothing is learned."""
+        """Observe one more step of a rank; its times are finite and not negative. At sparsity 0 nothing is learned."""
         sparsity = step.strategy_metrics.get("sparsity", 0.0)
         if not 0 < sparsity < 1:
             return
@@ -75,12 +77,12 @@ class SparsityCostEstimator:
         self._compared.observe(rank, sparsity, step)
 
     def estimate(self) -> SparsityCostEstimate | None:
-        """What workers told; without that, what changes of the sparsity showed; None before there was one."""
+        """Return the estimate from workers' reports, else from changes of the sparsity; None before there was one."""
         return self._told.estimate() or self._compared.estimate()
 
 
 class _ToldCost:
-    """From what the exchange took of the training processors, in steps of all ranks."""
+    """Estimate from the exchange's time on the training processors, in steps of all ranks."""
 
     def __init__(self) -> None:
         self._levels: dict[float, deque[tuple[float, float]]] = {}  # (select_s, apply_s) by sparsity, the newest last
@@ -93,13 +95,14 @@ class _ToldCost:
             del self._levels[next(iter(self._levels))]
 
     def estimate(self) -> SparsityCostEstimate | None:
-        """With medians c_i (the choice) and a_i (summing, applying) of the steps at density d_i, the least d_0, the
-        largest d_1:
+        """Return the estimate from medians c_i (the choice) and a_i (summing, applying) of the steps at density d_i.
+
+        With the least density d_0 and the largest d_1:
 
             dense_s = sum d_i a_i / sum d_i^2  +  (c_1 - c_0) / (d_1 - d_0)
 
-        Summing and applying is of chosen entries alone. The choice reads all entries, and a part of it, encoding, is of
-        the chosen ones: only two densities tell it apart, so one alone tells the least that it may cost."""
+        Chosen entries alone are summed and applied. The choice reads all entries, and a part of it, encoding, is of the
+        chosen ones. Only two densities separate the parts, so one density alone gives the least cost."""
         levels = sorted(
             (1 - sparsity, _Median.of(select_s), _Median.of(apply_s))
             for sparsity, level in self._levels.items()
@@ -119,7 +122,7 @@ class _ToldCost:
 
 @dataclass(slots=True)
 class _SparsityLevel:
-    """The newest steps of a rank with one batch at one sparsity."""
+    """Newest steps of a rank with one batch at one sparsity."""
 
     local_batch: int
     sparsity: float
@@ -127,12 +130,12 @@ class _SparsityLevel:
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
 
     def measured(self) -> _Median | None:
-        """None before enough steps."""
+        """Return the median; None before enough steps."""
         return _Median.of(self.times_s) if len(self.times_s) >= NEEDED_STEPS else None
 
 
 class _ComparedCost:
-    """From whole steps before and after a change of the sparsity under one batch."""
+    """Estimate from whole steps before and after a change of the sparsity under one batch."""
 
     def __init__(self) -> None:
         self._now: dict[int, _SparsityLevel] = {}
@@ -163,7 +166,7 @@ class _ComparedCost:
         self._compute_s = became.centre
 
     def estimate(self) -> SparsityCostEstimate | None:
-        """None before the sparsity was changed. Less than it was measured to be where that is not sure.
+        """Return the estimate; None before the sparsity was changed. An uncertain measurement is shrunk towards 0.
 
         Weighted least squares over the changes, with a prior of 0:
 

@@ -1,4 +1,4 @@
-"""Stands in p.grad after the engine took the gradient, so that nobody clips or reads nothing unawares."""
+"""Placeholder in p.grad after the engine took the gradient, so that the script does not clip or read zeros unawares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HARMLESS: Final = frozenset({"requires_grad_", "detach_", "zero_", "__get__"})
 
 
 class TakenGradient(torch.Tensor):
-    """Shaped like the gradient, without memory. Using it raises BadInput."""
+    """Placeholder of the gradient's shape, without memory. Using it raises BadInput."""
 
     @staticmethod
     def like(parameter: torch.Tensor) -> TakenGradient:

@@ -1,4 +1,4 @@
-"""The line of `atoll status` about strategy `stale-sparse`."""
+"""Line of `atoll status` about strategy `stale-sparse`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from atoll.strategies.stale_sparse.settings import StaleSparse
 
 
 def status(shown: Shown) -> list[str]:
-    """'sparsity 99.50 %', 'stall 3.1 % of the step', 'fresh layers 71 %', 'drift 8.3 steps'."""
+    """Return 'sparsity 99.50 %', 'stall 3.1 % of the step', 'fresh layers 71 %', 'drift 8.3 steps'."""
     assert isinstance(shown.settings, StaleSparse)
     planned = shown.planned.sparsity if isinstance(shown.planned, StaleSparsePlan) else None
-    # Before the first step was reported: what it will begin with.
+    # The value that the first step will have, until a step is reported.
     begins_with = shown.settings.sparsity if planned is None else planned
     sparsity = shown.metrics.get("sparsity", begins_with)
     if not shown.metrics:

@@ -1,4 +1,4 @@
-"""Strategy `stale-sparse`'s worker half: what travels is updates, or gradients as published."""
+"""Worker half of strategy `stale-sparse`: it exchanges updates, or gradients as published."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from atoll.strategies.stale_sparse.settings import StaleSparse
 
 
 def pace_of(sparsity: float, ranks: int, staleness: int = 1) -> ExchangePace:
-    """The ranks share what is sent (StellaTrain, section 6); with nothing left out each sends all."""
+    """Return the pace: ranks divide what is sent (StellaTrain, section 6). With nothing left out each sends all."""
     return ExchangePace(sparsity, (1 - sparsity) / ranks if sparsity > 0 else 1.0, staleness=staleness)
 
 
 def build(context: WorkerContext) -> WorkerHalf:
-    """Raises BadInput for what cannot be trained so."""
+    """Build the worker half. Raises BadInput for what cannot be trained so."""
     settings, ranks = context.settings, context.session.place.world_size
     assert isinstance(settings, StaleSparse)
     options = ExchangeOptions(

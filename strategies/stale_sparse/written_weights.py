@@ -12,7 +12,7 @@ from atoll.strategies.shared_params.layout import Layer
 
 
 class WrittenWeights:
-    """Find out which parameters were written by others than the exchange.
+    """Detection of parameters that the script wrote, not the exchange.
 
     The exchange writes the memory of a parameter without counting up its version, which operations of torch do. Writes
     through `parameter.data` do not either: they are found once all updates are in the weights."""
@@ -23,18 +23,18 @@ class WrittenWeights:
         self.renew()
 
     def renew(self) -> None:
-        """Take the parameters for unwritten as they are now."""
+        """Treat the parameters as unwritten in their present state."""
         self._versions = [layer.parameter._version for layer in self._layers]
 
     def check(self) -> None:
-        """Raises BadInput for a parameter whose version is another than at `renew`."""
+        """Raise BadInput for a parameter whose version is another than at `renew`."""
         for layer, version in zip(self._layers, self._versions, strict=True):
             if layer.parameter._version != version:
                 _refuse(layer)
 
     @torch.no_grad()
     def compare(self) -> None:
-        """Raises BadInput for a parameter that differs from the shared one, when all updates are in it."""
+        """Raise BadInput for a parameter that differs from the shared one, when all updates are in it."""
         for layer in self._layers:
             live = layer.live.cpu()
             if not torch.equal(layer.shared_param.to(live.dtype), live):
