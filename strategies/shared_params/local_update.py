@@ -1,7 +1,30 @@
 """LocalUpdate of ranks with shared parameters: the common part of both kinds of exchange.
 
 A sync round is one exchange between all ranks, numbered from 1 within a run. A layer's forward pre-hook waits until
-round n - staleness is in its weights, and takes a newer one if it is there."""
+round n - staleness is in its weights, and takes a newer one if it is there.
+
+State of `SharedParamsUpdate`, one entry of a list per tensor:
+
+| attribute            | type            | meaning                                    | written                       |
+| -------------------- | --------------- | ------------------------------------------ | ----------------------------- |
+| `_round`             | int             | n, the newest round with this rank's part  | updates: every update;        |
+|                      |                 |                                            | gradients: `begin`            |
+| `_share`             | float           | share of a whole batch, a replica's if any | `start`, `_begin_replica`;    |
+|                      |                 |                                            | updates: at its first pass    |
+| `_first_step`        | int             | steps before it are dry runs               | `start`                       |
+| `_open`              | bool            | a backward pass is under way               | `begin`, `backward_done`      |
+| `_muted`             | bool            | a dry run: nothing is exchanged            | `begin`                       |
+| `_pace`              | ExchangePace    | density, turns and staleness in force      | `_set_pace`, at a new plan    |
+| `_k_blocks`          | [int]           | blocks that this rank sends in a round     | `_set_pace`                   |
+| `_aggregator_blocks` | [int]           | blocks that an aggregator returns          | `_set_pace`                   |
+| `_replica`           | Replica or None | the island, where it has several workers   | `start`                       |
+| `_linger_s`          | float           | seconds that `close` waits for messages    | LINGER_S; 0 after `break_off` |
+
+Equations. B blocks of a tensor; `ordered`: the newest round whose update was ordered, n where updates are exchanged.
+
+    required          = max(0, min(n - staleness, ordered))      the round that the next forward pass waits for
+    k_blocks          = max(1, round(sent * B)) if sent < 1 else B
+    aggregator_blocks = max(1, round(returned * B)) if returned < 1 else B"""
 
 from __future__ import annotations
 

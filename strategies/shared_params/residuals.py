@@ -8,7 +8,31 @@ Each aggregator also writes its sums there, and the totals that it sent last. A 
 does not return to the residual, even if the shared parameters lack it. A total that they lack returns to the sum.
 
 A flush sends everything at once, and ranks may be lost in the middle of one. So each rank counts its flushes, as the
-checkpoint does, and stores what it gave into the last one until all ranks are known to have it."""
+checkpoint does, and stores what it gave into the last one until all ranks are known to have it.
+
+State of one rank, as `state_of` builds it for a checkpoint or a survivor. N entries of a layer, k blocks of a part:
+
+| key               | type                   | meaning                                                             |
+| ----------------- | ---------------------- | ------------------------------------------------------------------- |
+| `owed`            | {layer: float32 [N]}   | residual r; empty where another rank sends for this one             |
+| `parts`           | [row], as of `as_rows` | newest parts sent: `pass` (sync round), `name`, `index` int32 [k],  |
+|                   |                        | `values` float32 [k, 16], `total` (True: sent by the aggregator)    |
+| `optimizer`       | state_dict or None     | optimizer of a rank whose residual is in its live weights; None for |
+|                   |                        | a survivor, whose optimizer is in memory                            |
+| `aggregator_sums` | {layer: float32 [N]}   | s, the ranks' sums less the shared parameters; aggregator alone     |
+| `versions`        | {layer: int}           | newest sync round in s                                              |
+| `following`       | {layer: int}           | next sync round in which the layer is exchanged                     |
+| `flushes`         | {layer: int}           | flushes since the run began; `FlushLog.flushing` counts them        |
+| `given`           | {layer: float32 [N]}   | r + s at the last flush; `FlushLog.everywhere` drops it             |
+
+`as_of` computes, for each layer of each state. The checkpoint has round V and F flushes of the layer. S is the largest
+of V and all ranks' `versions`, f the state's `flushes`:
+
+    F > f:                        r <- 0, s <- 0         another rank finished the flush
+    F < f:                        r <- r + given         the flush is not in the checkpoint
+    F = f and following <= V:     s <- 0                 the shared parameters may have taken some of it
+    part of a rank, pass > S:     r <- r + part
+    total, pass > V:              s <- s + total"""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ of
 
     v_i = s_i² + n_i²    on its own,    v = (sum a_i s_i)² + sum a_i² n_i²    with the whole batch.
 
-Of K islands with shares 1/K, v is a K-th of v_i where noise dominates, and 1/K² where the gradient is island
-i's alone. An island to which a parameter means nothing divides its noise by its own small root. It moves the parameter
-as far as an island to which it means everything. So the mean of the islands' own updates is up to K times too small,
+Of K islands with shares 1/K, v is a K-th of v_i where noise dominates, and 1/K² where the gradient is island i's
+alone. An island to which a parameter means nothing divides its noise by its own small root. It moves the parameter as
+far as an island to which it means everything. So the mean of the islands' own updates is up to K times too small,
 unevenly, and learns less in a step than the whole batch's update. With one v for all, the mean of their updates is that
 update.
 
@@ -20,7 +20,39 @@ Noise alone requires r = a_i, and a gradient that one island alone has requires 
 WITHIN / a_i. So an island among many cannot run ahead of what the others know of it by a factor of their number.
 
 All of this state is in the optimizer's state, so it goes wherever v goes: into each rank's part of a checkpoint, and
-from one process to the next. Sums that are under way are not stored. The island's report is, and is sent again."""
+from one process to the next. Sums that are under way are not stored. The island's report is, and is sent again.
+
+State. B blocks of a parameter, N entries, M blocks of all parameters with an Adam:
+
+| attribute or key    | type               | meaning                           | written                               |
+| ------------------- | ------------------ | --------------------------------- | ------------------------------------- |
+| `whole_batch_ratio` | float32 [B]        | r, the last factor of v_i         | `take`; `forget` removes it           |
+| `told_own_means`    | float32 [B]        | m at the report                   | `told`; `forget_told` removes it      |
+| `told_means`        | float32 [B]        | w, the reported part              | as `told_own_means`                   |
+| `told_after`        | int                | update of the report              | as `told_own_means`                   |
+| `told_late`         | int                | delay requested, in updates       | as `told_own_means`                   |
+| `_Adam.factor`      | [N], [B] or None   | (r - 1) (1 - beta2) / beta2       | `square`; None when r changes         |
+| `_late`             | bool               | gradients come within the update  | `_before` each step                   |
+| `_muted`            | bool               | squares are not weighed           | `mute`, once                          |
+| `_narrow`           | {id: 16 bits [N]}  | v before, then after the update   | `_before`, `_weigh`; `_after` empties |
+| `._told_B`          | float32 [M]        | the report, then the islands' sum | `_split`; the sums, in place          |
+| `._left`            | views of `_told_B` | pieces whose sum has not begun    | `_split`; `_begin_next` takes one     |
+| `._under_way`       | [UnderWay]         | sums that have begun              | `_begin_next`; `updated` empties it   |
+| `._late`            | int                | delay of the last report          | `_split`                              |
+| `.begun`            | int                | job's update at which they began  | `begin`, once a view                  |
+
+The first five names are keys of the optimizer's state. `_late` to `_narrow` are of `SecondMoments`, the rest
+of `MomentSync`.
+
+Equations, by blocks. a is the island's share, t Adam's step, q = (1 - beta1) / (1 + beta1):
+
+    m  = mean(exp_avg_sq) / (1 - beta2^t) / r                                    own_mean_B; r = 1 before a sum
+    s² = clamp((mean(exp_avg²) / (1 - beta1^t)² - q m) / (1 - q), 0, m)          signal_B
+    w  = a² (m - s²) + a s²                                                      told
+    r' = clamp((sum of all w + TINY) / (m + TINY), a / WITHIN, WITHIN / a)       SecondMoments.take; r if it is NaN
+    v <- v r' / r                                                                _Adam.take
+    v <- v + (r - 1) (1 - beta2) / beta2 g²     before each update               weighed_squares.py
+    v <- max(0, v + (r - 1) (1 - beta2) g²)     or after it, where `_late`"""
 
 from __future__ import annotations
 
