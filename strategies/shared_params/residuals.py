@@ -36,7 +36,6 @@ of V and all ranks' `versions`, f the state's `flushes`:
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -65,8 +64,6 @@ from atoll.strategies.shared_params.publication import add_blocks
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 FOLDER: Final = "residuals"
-FORMER_FOLDER: Final = "held-back"
-"""Folder of release 0.1, as are the names in the files. It is still read, and removed once FOLDER has KEPT states."""
 KEPT: Final = 2
 
 
@@ -185,8 +182,6 @@ def write(directory: Path, header: Header, rank: int, packed: Packed) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     files.write(folder, header, *packed)
     retention.keep_newest(folder, KEPT)
-    if len(listing.newest(folder)) >= KEPT:
-        shutil.rmtree(directory / FORMER_FOLDER / folder.name, ignore_errors=True)
 
 
 def take_over(session: Session, origin: Origin, sizes: Mapping[str, int]) -> list[OwnState]:
@@ -254,9 +249,8 @@ def _find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> li
 
     nearest: dict[int, CheckpointFolder] = {}
     for rank in range(origin.world_size):
-        folders = [directory / root / f"rank-{rank}" for root in (FOLDER, FORMER_FOLDER)]
-        candidates = [one for folder in folders if folder.is_dir() for one in listing.newest(folder, on_skip)]
-        near = [one for one in candidates if belongs(one)]
+        folder = directory / FOLDER / f"rank-{rank}"
+        near = [one for one in listing.newest(folder, on_skip) if belongs(one)] if folder.is_dir() else []
         if near:
             nearest[rank] = min(near, key=apart)
     return [_Found(rank, candidate.path) for rank, candidate in nearest.items()]

@@ -78,29 +78,6 @@ def test_what_another_view_wrote_is_with_others_by_now(tmp_path: Path, told: lis
     assert any("rank 1" in text for text in told)
 
 
-def test_those_of_the_first_release_are_taken_over(tmp_path: Path, told: list[str]) -> None:
-    """1. Both ranks wrote step 10 in `held-back`. 2. Rank 0 wrote step 11 with this release. 3. The next run takes of
-    each rank what is nearest to its checkpoint."""
-    write(tmp_path, 10, 1.0, rank=0)
-    write(tmp_path, 10, 2.0, rank=1)
-    (tmp_path / residuals.FOLDER).rename(tmp_path / "held-back")
-    assert taken_over(tmp_path, 10, told) == {0: 1.0, 1: 2.0}
-    write(tmp_path, 11, 3.0, rank=0)
-    assert taken_over(tmp_path, 11, told) == {0: 3.0, 1: 2.0}
-    assert taken_over(tmp_path, 10, told) == {0: 1.0, 1: 2.0}
-    assert told == []
-
-
-def test_those_of_the_first_release_go_once_as_many_are_written(tmp_path: Path) -> None:
-    write(tmp_path, 10, 1.0)
-    (tmp_path / residuals.FOLDER).rename(tmp_path / "held-back")
-    former = tmp_path / "held-back" / "rank-0"
-    write(tmp_path, 11, 2.0)
-    assert former.is_dir()
-    write(tmp_path, 12, 3.0)
-    assert not former.exists()
-
-
 def test_one_that_is_not_there_is_told_of(tmp_path: Path, told: list[str]) -> None:
     write(tmp_path, 10, 1.0, rank=1)
     assert taken_over(tmp_path, 10, told) == {1: 1.0}
