@@ -117,6 +117,12 @@ class Meter:
             self._good_bytes += moved_bytes
             self._good_s += moved_s
 
+    def end(self) -> None:
+        """Count what was sent as left: the connection was closed after all of it.
+
+        The last window was read before the kernel had the last acknowledgements."""
+        self._seen_bytes = max(self._seen_bytes, self.bytes_sent - self.bytes_shared)
+
     @property
     def goodput_bytes_per_s(self) -> float:
         return self._good_bytes / self._good_s if self._good_s > 0 else 0.0

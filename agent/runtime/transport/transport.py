@@ -207,6 +207,8 @@ class Transport:
         self._context.destroy(linger=int(1000 * linger_s) if self._failure is None else 0)
         for peer in self._peers.values():
             peer.close()
+            if self._failure is None:
+                peer.meter.end()
         self._submissions.close()
 
     def links(self) -> list[LinkCounts]:
