@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from atoll.agent.runtime.channel.channel import LINGER_S
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.model.durable import Origin
 from atoll.agent.runtime.step.drivers.coordination import Coordination
 from atoll.agent.runtime.step.drivers.step_driver import StepDriver, StepParts
-from atoll.agent.runtime.strategy_interface.capabilities import Engine, Norms, Pass, WorkerHalf
+from atoll.agent.runtime.strategy_interface.capabilities import Engine, Norms, WorkerHalf
 
 
 class EngineStep(StepDriver):
@@ -38,9 +37,6 @@ class EngineStep(StepDriver):
     def start(self, position: Position, share: float, origin: Origin | None) -> None:
         self.engine.start()
 
-    def begin_pass(self, opened: Pass) -> None:
-        self.coordination.begin_pass(opened, self.parts.own())
-
     def end_pass(self) -> Norms:
         self.coordination.act()
         return Norms()
@@ -56,6 +52,5 @@ class EngineStep(StepDriver):
     def after_update(self) -> None:
         """An engine makes as many updates in a step as it likes: they are not counted."""
 
-    def close(self, *, followed: bool = False) -> None:
+    def release(self, *, followed: bool) -> None:
         self.engine.close(followed=followed)
-        self.coordination.channel.close(linger_s=0.0 if followed else LINGER_S)

@@ -6,10 +6,8 @@ that pass must have arrived anyway."""
 from __future__ import annotations
 
 from atoll.agent.runtime.channel.agreement import Meeting
-from atoll.agent.runtime.channel.channel import LINGER_S
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.model.durable import Origin
-from atoll.agent.runtime.step.backward.half_batches import half_batches_of
 from atoll.agent.runtime.step.drivers.coordination import Coordination
 from atoll.agent.runtime.step.drivers.step_driver import StepDriver, StepParts
 from atoll.agent.runtime.strategy_interface.capabilities import LocalUpdate, Norms, Pass, WorkerHalf
@@ -23,7 +21,6 @@ class LocalUpdateStep(StepDriver):
         super().__init__(parts, half, coordination)
         self.update = update
         self.flush_changes = update.flush_changes
-        self._halves = half_batches_of(parts.session, parts.model, parts.loader)
 
     def start(self, position: Position, share: float, origin: Origin | None) -> None:
         self.update.start(position, share, origin)
@@ -32,15 +29,13 @@ class LocalUpdateStep(StepDriver):
         self.update.expect_local()
 
     def begin_pass(self, opened: Pass) -> None:
-        self.coordination.begin_pass(opened, self.parts.own())
         self.update.begin(opened)
         self.coordination.agreement.lag = self.update.lag
 
     def end_pass(self) -> Norms:
         """No rank waits here for the others' proposals: `coordination.agree` does at the boundary."""
         self.update.backward_done()
-        norms = self.update.combined()
-        return self._halves.take() if self._halves is not None else norms
+        return self.update.combined()
 
     def before_update(self) -> None:
         self.update.before_update()
@@ -76,10 +71,7 @@ class LocalUpdateStep(StepDriver):
     def break_off(self) -> None:
         self.update.break_off()
 
-    def close(self, *, followed: bool = False) -> None:
-        if self._halves is not None:
-            self._halves.close()
+    def release(self, *, followed: bool) -> None:
         if followed:
             self.update.break_off()
         self.update.close()
-        self.coordination.channel.close(linger_s=0.0 if followed else LINGER_S)

@@ -5,7 +5,6 @@ round trip for it. The update is torch's own."""
 
 from __future__ import annotations
 
-from atoll.agent.runtime.channel.channel import LINGER_S
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.model.durable import Origin
 from atoll.agent.runtime.step.backward.reduction import ReducedGradients
@@ -33,7 +32,6 @@ class ReducedStep(StepDriver):
 
     def begin_pass(self, opened: Pass) -> None:
         """Hooks send gradients from here on, in buckets and always in the same order."""
-        self.coordination.begin_pass(opened, self.parts.own())
         self._gradients.begin(opened)
 
     def end_pass(self) -> Norms:
@@ -54,8 +52,7 @@ class ReducedStep(StepDriver):
     def break_off(self) -> None:
         self._gradients.break_off()
 
-    def close(self, *, followed: bool = False) -> None:
+    def release(self, *, followed: bool) -> None:
         if followed:
             self._gradients.break_off()
         self._gradients.close()
-        self.coordination.channel.close(linger_s=0.0 if followed else LINGER_S)

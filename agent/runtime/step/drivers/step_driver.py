@@ -27,12 +27,14 @@ from torch import nn
 from torch.autograd import Variable
 
 from atoll.agent.runtime.channel.agreement import Agreed, Meeting
+from atoll.agent.runtime.channel.channel import LINGER_S
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.model.durable import Durable, Handover, NothingBeside, Origin
 from atoll.agent.runtime.plans.schedule import PlanSchedule
 from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.backward.accumulation import Accumulation
+from atoll.agent.runtime.step.backward.half_batches import half_batches_of
 from atoll.agent.runtime.step.drivers.coordination import Coordination
 from atoll.agent.runtime.step.drivers.evaluated_model import EvaluatedModel
 from atoll.agent.runtime.step.measures.clock import StepClock
@@ -96,6 +98,7 @@ class StepDriver(ABC):
         self.learned = half.learned
         self.needs_rollback = not isinstance(half.durable, NothingBeside)
         """A lost peer takes state along that no other rank has, so the run continues from copies in memory."""
+        self._halves = None if self.combines else half_batches_of(parts.session, parts.model, parts.loader)
 
     # --- what differs from driver to driver
 
@@ -125,13 +128,14 @@ class StepDriver(ABC):
 
         share: of this rank, of a whole batch there."""
 
-    @abstractmethod
-    def begin_pass(self, opened: Pass) -> None:
-        """A backward pass begins."""
+    def begin_pass(self, opened: Pass) -> None:  # noqa: B027 - some drivers have nothing to do
+        """A backward pass begins. What this rank knows is proposed already."""
 
     @abstractmethod
     def end_pass(self) -> Norms:
-        """The pass is over on this rank. Return the norms of its gradients. Raises BadInput for another batch."""
+        """The pass is over on this rank. Return the norms of its gradients, if they are combined.
+
+        Raises BadInput if another rank trains another batch."""
 
     def expect_local(self) -> None:  # noqa: B027 - some drivers have nothing to do
         """Prepare for passes under run.no_sync. Call before the first one."""
@@ -177,8 +181,15 @@ class StepDriver(ABC):
         """A peer is gone in the middle of the step: only `close` is called any more, and hooks do nothing."""
 
     @abstractmethod
+    def release(self, *, followed: bool) -> None:
+        """Free what the strategy has of this view. followed: as in `close`."""
+
     def close(self, *, followed: bool = False) -> None:
-        """followed: by the driver of the run's next view; no peer waits for this rank."""
+        """End the driver. followed: by the driver of the run's next view; no peer waits for this rank."""
+        if self._halves is not None:
+            self._halves.close()
+        self.release(followed=followed)
+        self.coordination.channel.close(linger_s=0.0 if followed else LINGER_S)
 
     # --- the backward pass
 
@@ -223,6 +234,7 @@ class StepDriver(ABC):
             loss=loss.detach() if loss is not None else None,
         )
         try:
+            self.coordination.begin_pass(opened, parts.own())
             self.begin_pass(opened)
         except PeerLost as error:
             parts.events.lost(error)
@@ -244,6 +256,7 @@ class StepDriver(ABC):
         norms = Norms()
         try:
             norms = self.end_pass() if agrees else norms
+            norms = self._halves.take() if self._halves is not None else norms
         except PeerLost as error:
             parts.events.lost(error)
         if passes.broken:
