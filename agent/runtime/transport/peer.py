@@ -220,6 +220,11 @@ class Peer:
             return len(self.queue) > 0, self.meter.busy_s, self.meter.bytes_sent
         return len(self.queue) > 0 or counts.waiting_bytes > 0, counts.busy_s, counts.acked_bytes
 
+    @property
+    def is_given_up(self) -> bool:
+        """True for a lost peer without which the others continue."""
+        return self.gone and not self.left
+
     def give_up(self) -> None:
         """Send nothing more: the peer left, or is lost and the others continue without it."""
         self.gone = True

@@ -207,7 +207,7 @@ class Transport:
         self._context.destroy(linger=int(1000 * linger_s) if self._failure is None else 0)
         for peer in self._peers.values():
             peer.close()
-            if self._failure is None:
+            if linger_s > 0 and self._failure is None and not peer.is_given_up:
                 peer.meter.end()
         self._submissions.close()
 
