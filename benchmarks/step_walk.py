@@ -55,7 +55,7 @@ class Walk:
 
 
 def train(strategy: str) -> None:
-    """On one rank: train, and print what one step passed through. An agent's threads are not followed."""
+    """Train on one rank, and print what one step passed through. An agent's threads are not followed."""
     import torch
 
     import atoll

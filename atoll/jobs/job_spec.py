@@ -185,7 +185,7 @@ class JobFields(Declaration):
     """The fields that a job file and a submitted spec share, with their defaults."""
 
     module: Module = ""
-    """In place of a script: the module for `python -m`, found from `workdir` or the working folder."""
+    """Module for `python -m` in place of a script, found from `workdir` or the working folder."""
 
     args: Arguments = ()
     standby: Standby = 0

@@ -119,7 +119,7 @@ class Updates:
         return blocks.part(ahead_N, bits), payload_bytes(blocks.entries, bits, indexed=density < 1)
 
     def _exchanged(self, mean_N: torch.Tensor, payload: float, after: int, due: int) -> tuple[torch.Tensor, Exchange]:
-        """What the shared parameters move by, and what was sent for it. payload: bytes of one island's part."""
+        """Return the change of the shared parameters, and what was sent for it. payload: bytes of one island's part."""
         islands = len(self._replicas)
         sparse = gather(payload, islands, after=after, due=due)
         if self._density < 1:

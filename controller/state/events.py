@@ -83,7 +83,7 @@ class NewEvent(EtcdRecord):
     planner: str = ""
     """The planner of a launch's first plan."""
     tier: str = ""
-    """Where state was restored from: memory, disk, or start."""
+    """Source of the restored state: memory, disk, or start."""
     steps_lost: int | None = None
     """Steps to train again. None: unknown."""
     workers: int = 0

@@ -542,7 +542,7 @@ class Training:
             self.state.memory.resume()
 
     def _links(self) -> list[LinkSample]:
-        """What connections carried, with the copies of checkpoints on them. May be called by any thread."""
+        """Return the traffic of connections, with checkpoint copies on them. May be called by any thread."""
         samples, copied_bytes = self._driver.coordination.links(), self.state.memory.copied_beside()
         for sample in samples:
             sample.copied_bytes = copied_bytes.get(sample.peer, 0)
