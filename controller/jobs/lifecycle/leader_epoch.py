@@ -119,14 +119,22 @@ class LeaderEpoch:
             raise LeadershipLost(str(lost.exceptions[0])) from lost
         finally:
             self.over.set()
-            self.sessions.end_all(ControllerUnreachable("this controller does not lead any more; connect again"))
+            self.sessions.end_all(self._ended())
+
+    @staticmethod
+    def _ended() -> ControllerUnreachable:
+        return ControllerUnreachable("this controller does not lead any more; connect again")
 
     async def join(self, session_id: str, node: NodeRecord) -> AgentSession:
-        """Admit an agent: its node is in etcd when this returns. Raises Conflict, StoreUnavailable, LeadershipLost."""
+        """Admit an agent: its node is in etcd when this returns.
+
+        Raises Conflict, StoreUnavailable, LeadershipLost, and ControllerUnreachable if the epoch ended meanwhile."""
         self.sessions.check(session_id, node)
         ttl_s = max(int(self.settings.node_lease_s * NODE_KEY_LEASES), 1)
         lease = await self._store.grant_lease(ttl_s)
         await self._store.commit([Put(keys.node(node.name), encode(node), lease)], (), self._fence)
+        if self.over.is_set():  # etcd answered late; the sessions of this epoch were ended before
+            raise self._ended()
         session = AgentSession(session_id, node, lease, time.monotonic())
         self.sessions.admit(session)
         self._keeper.keep(lease, ttl_s)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from losing import LosingAnswers
-from made import job, run
+from made import job, node, run
 
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch, LeaderEpochSettings
 from atoll.controller.state import keys
@@ -16,6 +16,7 @@ from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.leases import LeaseKeeper
 from atoll.controller.state.records import JobPhase, JobRecord
 from atoll.controller.state.store import Delete, DeletePrefix, Fence, Put
+from atoll.errors import ControllerUnreachable
 
 GONE, NEW = "gone-0001", "new-0001"
 MOST_CALLS = 60
@@ -51,6 +52,36 @@ async def story(store: EtcdStore, at: int) -> str:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     return losing.lost
+
+
+async def test_an_agent_is_not_admitted_to_an_epoch_that_ended_while_etcd_was_silent(
+    store: EtcdStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. An agent registers, and etcd does not answer. 2. The epoch ends. 3. etcd answers, and still has the leader's
+    key. The agent is sent away: in the ended epoch it would never hear of the next one, which takes it for lost."""
+    fence = Fence(keys.LEADER, await store.commit([Put(keys.LEADER, b"me")]))
+    settings = LeaderEpochSettings(controller="here", heartbeat_s=1.0, node_lease_s=3.0, private=True)
+    epoch = LeaderEpoch(store, fence, LeaseKeeper(store, lambda lease: None), settings, lambda job: None)
+    await epoch.load()
+    asked, answers, grant = asyncio.Event(), asyncio.Event(), store.grant_lease
+
+    async def grant_late(ttl_s: int) -> int:
+        asked.set()
+        await answers.wait()
+        return await grant(ttl_s)
+
+    monkeypatch.setattr(store, "grant_lease", grant_late)
+    running = asyncio.create_task(epoch.run())
+    joining = asyncio.create_task(epoch.join("session", node("a").record))
+    async with asyncio.timeout(30):
+        await asked.wait()
+        running.cancel()
+        await epoch.over.wait()
+        answers.set()
+        with pytest.raises(ControllerUnreachable, match="connect again"):
+            await joining
+    assert not epoch.sessions.connected
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def until(running: asyncio.Task[None], condition: object) -> None:
