@@ -14,9 +14,10 @@ import argparse
 import statistics
 from typing import Any, Final
 
+from lab.volunteer_pipelines import simulate
+from lab.volunteer_scenario import VolunteerScenario
+
 from atoll.controller.simulator.scenario import check
-from atoll.controller.simulator.volunteer_scenario import VolunteerScenario
-from atoll.controller.simulator.volunteers import simulate
 
 ALONE_S: Final = {"albert": 44 * 60, "llama": 169 * 60}
 """In which sixteen V100 that wait for nothing make a batch: what the paper has for Case 1."""

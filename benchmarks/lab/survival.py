@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from atoll.cli.render.terminal import aligned
-from atoll.controller.simulator.failure_scenario import FailureScenario
-from atoll.controller.simulator.failures import POLICIES, FailureOutcome, simulate
 from atoll.controller.simulator.scenario import check
+from lab.failure_scenario import FailureScenario
+from lab.failures import POLICIES, FailureOutcome, simulate
 
 SEEDS: Final = (1, 2, 3)
 GEMINI: Final[dict[str, Any]] = {

@@ -23,6 +23,8 @@ from atoll.host.documents import explain, read_toml
 from atoll.strategies import registry
 from atoll.strategies.declaration import StrategySettings, load
 
+BENCHMARK_KINDS: Final = ("failures", "volunteers")
+"""Kinds of scenarios that benchmarks of a clone simulate."""
 MAX_DEVICES: Final = 10_000
 MAX_TENSORS: Final = 512
 NEEDS: Final = {
@@ -278,6 +280,10 @@ class Scenario(Section):
     @classmethod
     def _own_table(cls, data: Any) -> Any:
         """Read the strategy's own table."""
+        if (kind := data.get("kind")) in BENCHMARK_KINDS:
+            raise ValueError(
+                f"kind = {kind!r} is not simulated here. In a clone: python benchmarks/disruptions.py FILE"
+            )
         simulated = {name: each for name, each in registry.strategies().items() if each.simulator}
         strategy = simulated.get(data.get("strategy", registry.default().name))
         if strategy is None:
@@ -314,7 +320,7 @@ class Scenario(Section):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a scenario file of any kind. Raises NotFound, or BadInput where it is not TOML."""
+    """Read a scenario file. Raises NotFound, or BadInput where it is not TOML."""
     document, _ = read_toml("scenario", path, _MAX_FILE_BYTES, large="Use count = N for devices that are alike")
     return document
 

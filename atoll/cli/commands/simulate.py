@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,9 +15,7 @@ from atoll.errors import BadInput
 
 
 def simulate(
-    scenario: Annotated[
-        Path | None, typer.Argument(help="A TOML file: devices, links, changes, learning; or failures, or volunteers.")
-    ] = None,
+    scenario: Annotated[Path | None, typer.Argument(help="A TOML file: devices, links, changes, learning.")] = None,
     *,
     policy: Annotated[
         list[str] | None, typer.Option(help="Policy to simulate; may be repeated. Default: those of the scenario.")
@@ -30,7 +27,7 @@ def simulate(
     list_presets: Annotated[bool, typer.Option("--list-presets", help="Devices, models, clusters, policies.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Simulate a cluster: compare policies for batches and compression, for checkpoints, or for volunteers.
+    """Simulate a cluster: compare policies for batches and compression.
 
     The same scenario and seed give the same output, to the byte.
     """
@@ -42,39 +39,25 @@ def simulate(
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise BadInput("--plot needs matplotlib: pip install 'atoll[examples]'")
     scenarios = need("atoll.controller.simulator.scenario", "controller")
-    from atoll.controller.simulator import failures, report, volunteers
-    from atoll.controller.simulator.failure_scenario import FailureScenario
-    from atoll.controller.simulator.volunteer_scenario import VolunteerScenario
+    from atoll.controller.simulator import report, run
+    from atoll.controller.simulator.cluster import build
 
-    kinds = {"failures": (failures, FailureScenario), "volunteers": (volunteers, VolunteerScenario)}
-    document = scenarios.read(scenario)
-    of_kind, schema = kinds.get(document.get("kind", ""), (None, scenarios.Scenario))
-    if of_kind is not None and plot is not None:
-        raise BadInput(f"--plot draws scenarios of devices; of {document['kind']} there is a table, and --json")
-    read = scenarios.check(schema, document, str(scenario))
-    policies, chosen = policy or read.policies, read.seed if seed is None else seed
-    shown: Any = of_kind or report
-    outcomes = list(of_kind.simulate(read, policies, chosen) if of_kind else _steps(read, scenario, policies, chosen))
+    read = scenarios.check(scenarios.Scenario, scenarios.read(scenario), str(scenario))
+    chosen = read.seed if seed is None else seed
+    outcomes = []
+    for outcome in run.simulate(build(read, scenario.parent), policy or read.policies, chosen):
+        terminal.note(f"{outcome.policy}: {outcome.steps} steps simulated")
+        outcomes.append(outcome)
     if as_json:
-        plain = [shown.plain(outcome) for outcome in outcomes]
+        plain = [report.plain(outcome) for outcome in outcomes]
         terminal.print_json({"scenario": read.name, "seed": chosen, "policies": plain})
     else:
-        terminal.print_table(shown.COLUMNS, shown.rows(outcomes), right=shown.COLUMNS[1:])
+        terminal.print_table(report.COLUMNS, report.rows(outcomes), right=report.COLUMNS[1:])
     if plot is not None:
         try:
             report.draw(read.name, outcomes, plot)
         except (OSError, ValueError) as error:  # matplotlib raises ValueError for an ending it cannot write
             raise BadInput(f"--plot {plot} cannot be written: {error}") from error
-
-
-def _steps(read: Any, path: Path, policies: list[str], seed: int) -> Iterator[Any]:
-    """Simulate the steps of a scenario of devices, with a note for each policy that is done."""
-    from atoll.controller.simulator.cluster import build
-    from atoll.controller.simulator.run import simulate
-
-    for outcome in simulate(build(read, path.parent), policies, seed):
-        terminal.note(f"{outcome.policy}: {outcome.steps} steps simulated")
-        yield outcome
 
 
 def _list_presets(as_json: bool) -> None:

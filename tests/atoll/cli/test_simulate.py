@@ -43,7 +43,7 @@ def test_a_table_has_a_row_for_each_policy(runner: CliRunner, scenario: str) -> 
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["POLICY", "even", "lb-bsp"]
 
 
-@pytest.mark.parametrize("name", ["cannikin-a", "failures", "volunteers"])
+@pytest.mark.parametrize("name", ["cannikin-a", "compressed"])
 def test_the_manual_shows_what_it_prints(runner: CliRunner, name: str) -> None:
     page = (ROOT / "docs" / "simulator.md").read_text()
     shown = re.search(rf"^atoll simulate examples/scenarios/{name}\.toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
@@ -114,14 +114,12 @@ def test_a_field_that_does_not_exist_is_refused_by_its_name(runner: CliRunner, s
     assert "unknown field 'devices[0].colour'" in done.stderr
 
 
-def test_failures_have_a_table_and_a_document_of_their_own(runner: CliRunner, tmp_path: Path) -> None:
-    path = tmp_path / "failures.toml"
-    path.write_text('kind = "failures"\nmachines = 16\nstep_s = 60\npolicies = ["memory"]\n')
-    table = runner.invoke(app, ["simulate", str(path)])
-    assert table.exit_code == 0
-    assert table.output.splitlines()[0].split()[:2] == ["POLICY", "EFFECTIVE"]
-    done = runner.invoke(app, ["simulate", str(path), "--json", "--seed", "3", "--policy", "storage-seldom"])
-    document = json.loads(done.stdout)
-    assert (document["seed"], document["policies"][0]["policy"]) == (3, "storage-seldom")
-    refused = runner.invoke(app, ["simulate", str(path), "--plot", "x.png"])
-    assert refused.exit_code == 2
+@pytest.mark.parametrize("kind", ["failures", "volunteers"])
+def test_a_kind_that_only_benchmarks_simulate_is_refused_with_their_command(
+    runner: CliRunner, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "other.toml"
+    path.write_text(f'kind = "{kind}"\nmachines = 16\nstep_s = 60\n')
+    done = runner.invoke(app, ["simulate", str(path)])
+    assert done.exit_code == 2
+    assert f"kind = '{kind}' is not simulated here. In a clone: python benchmarks/disruptions.py FILE" in done.stderr

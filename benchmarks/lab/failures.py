@@ -11,15 +11,15 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
 import numpy as np
 
 from atoll.controller.planners.checkpoint_placement.failure_domains import Machine
 from atoll.controller.planners.checkpoint_placement.placement import PlacementInput, plan_placement
-from atoll.controller.simulator.failure_scenario import FailureScenario, FailuresSection
 from atoll.errors import BadInput
 from atoll.host.documents import did_you_mean
+from lab.failure_scenario import FailureScenario, FailuresSection
 
 DAY_S: Final = 86_400.0
 POLICIES: Final = {
@@ -294,24 +294,3 @@ def rows(outcomes: Sequence[FailureOutcome]) -> list[list[str]]:
 
 def _seconds(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.1f} s" if values else "-"
-
-
-def plain(one: FailureOutcome) -> dict[str, Any]:
-    """Return an outcome as JSON data."""
-    recoveries = {}
-    for tier, count in sorted(one.tiers().items()):
-        found = [recovery for recovery in one.recoveries if recovery.tier == tier]
-        recoveries[tier] = {
-            "count": count,
-            "mean_wasted_s": statistics.fmean(recovery.wasted_s for recovery in found),
-            "mean_pause_s": statistics.fmean(recovery.pause_s for recovery in found),
-        }
-    return {
-        "policy": one.policy,
-        "seconds": one.seconds,
-        "steps": one.steps,
-        "effective": one.effective,
-        "failures": one.failures,
-        "expected_wasted_s": one.expected_wasted_s,
-        "recoveries": recoveries,
-    }

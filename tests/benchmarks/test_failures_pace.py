@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from atoll.controller.simulator.failures import Pace, Restorable, Stretch, Writing
+from lab.failures import Pace, Restorable, Stretch, Writing
 
 
 def step_by_step(pace: Pace, start_s: float, start_step: int, end_s: float) -> Stretch:

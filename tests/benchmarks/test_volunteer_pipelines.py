@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.volunteer_pipelines import VolunteerOutcome, simulate
+from lab.volunteer_scenario import VolunteerScenario
 
 from atoll.controller.simulator.scenario import check
-from atoll.controller.simulator.volunteer_scenario import VolunteerScenario
-from atoll.controller.simulator.volunteers import VolunteerOutcome, simulate
 from atoll.errors import BadInput, NoFeasiblePlan
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "scenarios" / "volunteers.toml"
+EXAMPLE = Path(__file__).resolve().parents[2] / "benchmarks" / "scenarios" / "volunteers.toml"
 
 
 def scenario(**changes: Any) -> VolunteerScenario:

@@ -11,15 +11,14 @@ import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from atoll.controller.planners.pipelines.allocation import AllocatedStage, plan_allocation
-from atoll.controller.simulator.volunteer_scenario import F64, VolunteerCluster, VolunteerScenario
 from atoll.errors import BadInput
 from atoll.host.documents import did_you_mean
-from atoll.planning import schemas
+from lab.volunteer_scenario import F64, VolunteerCluster, VolunteerScenario
 
 POLICIES: Final = {
     "volunteer": "each micro-batch split by what members answer, a task pool, gradients handed over on the way",
@@ -293,8 +292,3 @@ def rows(outcomes: Sequence[VolunteerOutcome]) -> list[list[str]]:
         ]
         for one, mean in zip(outcomes, means, strict=True)
     ]
-
-
-def plain(one: VolunteerOutcome) -> Any:
-    """Return an outcome as JSON data."""
-    return schemas.plain(one)
