@@ -33,7 +33,7 @@ SURE: Final = 1.25
 """Factor to which the devices' time for a look at all entries is known."""
 SPARE: Final = 0.15
 """Share of a step by which an exchange must be shorter than it may be before it counts as shorter for good."""
-NOTHING_SEEN: Final = ExchangeEstimate(cost=None, drift=None)
+NOTHING_SEEN: Final = ExchangeEstimate(dense_s=None, drift=None)
 _MOST_TOLD: Final = 4.6  # a hundred times
 _WHY: Final = {
     "links": "as much as the thinnest uplink carries in {used:.0f} % of a step",
@@ -111,7 +111,7 @@ class LocalStepsController:
             every=every,
             returned=RETURNED,
             used=USED,
-            exchange_s=seen.cost.dense_s if seen.cost is not None else 0.0,
+            exchange_s=seen.dense_s or 0.0,
             drift=_drift_of(seen, every),
             scan_s=seen.scan_s or 0.0,
             most_every=max(MOST_EVERY, now.every) if "every" in may else every,
