@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from typer.core import TyperCommand
 
 from atoll.cli.cluster import connection
 from atoll.cli.commands import (
     certs,
     checkpoints,
     daemons,
-    dashboard,
     doctor,
-    down,
-    export,
-    install_etcd,
-    job_options,
     jobs,
-    metrics,
-    plan,
+    options,
     profile,
-    relay,
-    remove,
-    restore,
-    resume,
+    records,
     simulate,
-    strategy_options,
-    streams,
     submit,
-    top,
-    trace,
     up,
 )
 from atoll.cli.group import AtollGroup
-from atoll.cli.render import terminal
 from atoll.host.ports import DEFAULT_ADDRESS
 
 app = typer.Typer(
@@ -76,7 +63,7 @@ def root(
 ) -> None:
     """Keep the global options for the command that follows."""
     if show_version:
-        version()
+        doctor.version()
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), nl=False)
@@ -84,47 +71,27 @@ def root(
     context.obj = connection.Options(controller, tls_ca, tls_cert, tls_key, timeout)
 
 
-def version(as_json: jobs.Json = False) -> None:
-    """Print Atoll's version."""
-    from importlib.metadata import version as installed
-
-    if as_json:
-        terminal.print_json({"version": installed("atoll")})
-    else:
-        print(installed("atoll"))
-
-
-_RUN, _SEE, _KEEP = "Run", "See", "Keep"
-app.command(rich_help_panel=_RUN)(up.up)
-app.command(rich_help_panel=_RUN)(down.down)
-app.command(rich_help_panel=_RUN, cls=job_options.JobCommand)(submit.submit)
-app.command(rich_help_panel=_RUN)(resume.resume)
-app.command(rich_help_panel=_RUN, cls=job_options.JobCommand)(restore.restore)
-app.command(rich_help_panel=_RUN)(profile.profile)
-app.command(rich_help_panel=_RUN, cls=strategy_options.AdjustCommand)(jobs.adjust)
-app.command(rich_help_panel=_RUN)(jobs.plans)
-app.command(rich_help_panel=_RUN)(jobs.cancel)
-app.command(rich_help_panel=_RUN)(daemons.controller)
-app.command(rich_help_panel=_RUN)(daemons.agent)
-app.command(rich_help_panel=_RUN)(relay.relay)
-app.command(rich_help_panel=_SEE)(jobs.jobs)
-app.command(rich_help_panel=_SEE)(top.top)
-app.command(rich_help_panel=_SEE)(jobs.status)
-app.command(rich_help_panel=_SEE)(streams.logs)
-app.command(rich_help_panel=_SEE)(streams.events)
-app.command(rich_help_panel=_SEE)(checkpoints.checkpoints)
-app.command(rich_help_panel=_SEE)(metrics.metrics)
-app.command(rich_help_panel=_SEE)(trace.trace)
-app.command(rich_help_panel=_SEE)(jobs.nodes)
-app.command(rich_help_panel=_SEE)(dashboard.dashboard)
-app.command(rich_help_panel=_SEE)(plan.plan)
-app.command(rich_help_panel=_SEE)(simulate.simulate)
-app.command(rich_help_panel=_KEEP)(export.export)
-app.command(rich_help_panel=_KEEP)(remove.rm)
-app.command(rich_help_panel=_KEEP)(doctor.doctor)
-app.command(rich_help_panel=_KEEP)(install_etcd.install_etcd)
-app.add_typer(certs.app, name="certs", rich_help_panel=_KEEP)
-app.command(rich_help_panel=_KEEP)(version)
+_COMMANDS: Final[dict[str, tuple[Callable[..., None], ...]]] = {
+    "Run": (
+        *(up.up, up.down, submit.submit, submit.resume, submit.restore, profile.profile),
+        *(jobs.adjust, jobs.plans, jobs.cancel, daemons.controller, daemons.agent, daemons.relay),
+    ),
+    "See": (
+        *(jobs.jobs, jobs.top, jobs.status, records.logs, records.events, checkpoints.checkpoints, records.metrics),
+        *(records.trace, jobs.nodes, daemons.dashboard, simulate.plan, simulate.simulate),
+    ),
+    "Keep": (checkpoints.export, jobs.rm, doctor.doctor, doctor.install_etcd, doctor.version),
+}
+"""The commands by their panel in the help text."""
+_WITH_MADE_OPTIONS: Final[dict[Callable[..., None], type[TyperCommand]]] = {
+    submit.submit: options.JobCommand,
+    submit.restore: options.JobCommand,
+    jobs.adjust: options.AdjustCommand,
+}
+for panel, commands in _COMMANDS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel, cls=_WITH_MADE_OPTIONS.get(command))(command)
+app.add_typer(certs.app, name="certs", rich_help_panel="Keep")
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -1,1 +1,1 @@
-"""The commands, one file each: thin shells around the client and the daemons."""
+"""The commands, grouped by what they act on: thin shells around the client and the daemons."""

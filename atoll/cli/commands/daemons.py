@@ -1,4 +1,4 @@
-"""atoll controller, agent: the daemons in the foreground, until SIGTERM, SIGINT or SIGHUP."""
+"""atoll controller, agent, relay, dashboard: in the foreground, until SIGTERM, SIGINT or SIGHUP."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import signal
 import socket
 import stat
 import sys
+import webbrowser
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -268,3 +269,64 @@ def _etcd_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> ob
     if ca is None or certificate is None or key is None:
         raise BadInput("--etcd-ca, --etcd-cert and --etcd-key belong together. Give all three")
     return Tls(ca, certificate, key)
+
+
+def relay(
+    *,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where agents reach it.")] = "0.0.0.0:7701",
+    secret_file: Annotated[
+        Path, typer.Option(help="At least 32 characters that the controller has too (--relay-secret-file).")
+    ],
+    metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus.")] = None,
+) -> None:
+    """Run a relay: joins links to nodes behind NAT. A controller starts one by itself; this is for another machine."""
+    need_linux()
+    server = need("atoll.relay.server", "controller")
+    exposition = need("atoll.telemetry.prometheus", "controller")
+    if metrics is not None:
+        exposition.check_address("metrics", metrics)
+    chosen = server.Relay(server.read_secret(read_token(secret_file)))
+    address = chosen.listen(listen)
+
+    async def serve(stop: asyncio.Event) -> None:
+        running = asyncio.create_task(chosen.run(), name="relay")
+        running.add_done_callback(lambda _: stop.set())
+        async with exposition.exposed(metrics, chosen.measures) as url:
+            print(address, flush=True)
+            logging.getLogger(__name__).info("relaying on %s%s", address, url and f", measurements on {url}")
+            await stop.wait()
+        running.cancel()
+        await asyncio.wait({running})
+        if not running.cancelled():
+            running.result()
+
+    run_until_told(serve)
+
+
+def dashboard(
+    context: typer.Context,
+    *,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where, on this machine; port 0: any that is free.")
+    ] = "127.0.0.1:8265",
+    browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
+    """Show jobs, curves, plans, nodes and links in a browser, until Ctrl-C.
+
+    It asks the cluster with your certificate; the address that it prints has a token, for you alone.
+    """
+    reached = connection.of(context)
+    server = need("atoll.dashboard.serve", "dashboard")
+    page = server.listening(listen)
+
+    def ready(address: str) -> None:
+        print(address, flush=True)
+        terminal.note("open this address in a browser; Ctrl-C ends it")
+        if browser:
+            webbrowser.open(address)
+
+    async def serve(stop: asyncio.Event) -> None:
+        async with reached.client() as client:
+            await server.serve(client, page, ready, stop)
+
+    run_until_told(serve)

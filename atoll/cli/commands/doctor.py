@@ -1,4 +1,4 @@
-"""atoll doctor: what is wrong with this machine or this cluster, and what to do about it."""
+"""atoll doctor, install-etcd, version: this machine and its installation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from atoll.cli.cluster import connection
-from atoll.cli.commands.jobs import Json
+from atoll.cli.commands.options import Json
+from atoll.cli.render import terminal
+from atoll.errors import BadInput
 
 
 def doctor(
@@ -26,3 +28,36 @@ def doctor(
     show(findings, as_json=as_json)
     if any(finding.verdict == "broken" for finding in findings):
         raise typer.Exit(1)
+
+
+def install_etcd(
+    package: Annotated[
+        Path | None, typer.Argument(metavar="FILE.deb", help="The package, where this machine reaches no mirror.")
+    ] = None,
+) -> None:
+    """Put an etcd that keeps its data beside Atoll: the binary of Debian's package, checked by its digest.
+
+    Controllers without --etcd start it, unless a newer one is on PATH."""
+    from atoll.controller.state import etcd_package
+    from atoll.controller.state.etcd_binary import INSTALLED
+
+    if package is None:
+        terminal.note(f"fetching etcd {etcd_package.VERSION} from Debian: 12 MB")
+        content = etcd_package.fetch_package()
+    else:
+        try:
+            content = package.expanduser().read_bytes()
+        except OSError as error:
+            raise BadInput(f"{package} cannot be read: {error.strerror}. Check the path") from error
+        etcd_package.check_package(content, str(package))
+    print(etcd_package.install(content, INSTALLED))
+
+
+def version(as_json: Json = False) -> None:
+    """Print Atoll's version."""
+    from importlib.metadata import version as installed
+
+    if as_json:
+        terminal.print_json({"version": installed("atoll")})
+    else:
+        print(installed("atoll"))

@@ -1,42 +1,23 @@
-"""atoll jobs, status, adjust, plans, cancel, nodes."""
+"""atoll jobs, status, adjust, plans, cancel, nodes, rm, top."""
 
 from __future__ import annotations
 
-import os
+import asyncio
 import sys
 import time
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from atoll.cli.cluster import connection
-from atoll.cli.commands import strategy_options
+from atoll.cli.commands import options
+from atoll.cli.commands.options import JobName, Json
 from atoll.cli.render import terminal, wire
-from atoll.errors import AtollError, BadInput, NotFound
-from atoll.host.ports import DEFAULT_ADDRESS
+from atoll.errors import AtollError, BadInput, Conflict, NotFound
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-_COMPLETE_WITHIN_S: Final = 1.0
-
-
-def _ids(context: typer.Context, incomplete: str) -> list[str]:
-    """Ids of jobs that begin so, for the shell's completion, which waits: nothing where nobody answers."""
-    given = context.find_root().params
-    address = given.get("controller") or os.environ.get("ATOLL_CONTROLLER") or DEFAULT_ADDRESS
-    tls = (given.get("tls_ca"), given.get("tls_cert"), given.get("tls_key"))
-    try:
-        found = connection.described(connection.Options(address, *tls, _COMPLETE_WITHIN_S)).run(
-            lambda client: client.jobs(ended=True)
-        )
-    except AtollError:
-        return []
-    return [job.id for job in found if job.id.startswith(incomplete)]
-
-
-JobName = Annotated[
-    str,
-    typer.Argument(metavar="JOB", help="Its id, or its name (then the newest of that name).", autocompletion=_ids),
-]
+if TYPE_CHECKING:
+    from atoll.cli.render.overview import Overview
+    from atoll.client.client import AsyncClient
 
 
 def jobs(
@@ -99,7 +80,7 @@ def adjust(
 ) -> None:
     """Change how a job trains while it runs. What is set here is pinned: the controller decides it no more."""
     given = parse_shares(shares)
-    params = strategy_options.given(context)
+    params = options.given(context)
     found = connection.of(context).run(
         lambda client: client.adjust(job, params=params, total_batch=total_batch, shares=given, unpin=unpin or ())
     )
@@ -186,3 +167,94 @@ def nodes(context: typer.Context, as_json: Json = False) -> None:
         terminal.note("no nodes. Join this machine: atoll agent --controller HOST:PORT")
         return
     terminal.print_table(views.NODE_COLUMNS, [views.node_row(node) for node in reply.nodes], right=views.NODE_NUMBERS)
+
+
+def rm(
+    context: typer.Context,
+    job: JobName,
+    keep_checkpoints: Annotated[
+        bool, typer.Option("--keep-checkpoints", help="On disk and in the object store they stay where they are.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove a job that is over: its checkpoints on all nodes and in its object store, its logs, events and records.
+
+    Says what there is, and asks."""
+    from atoll.client.client import ENDED
+
+    connected = connection.of(context)
+    found = connected.run(lambda client: client.get(job))
+    if found.phase not in ENDED:
+        state = f"job {found.id} is {wire.phase(found)}"
+        raise Conflict(f"{state}; only what is over can be removed. `atoll cancel {found.id}` ends it")
+    if not yes:
+        if as_json or not sys.stdin.isatty():
+            raise BadInput(f"there is nobody to ask whether {found.id} shall be removed. Say so with --yes")
+        from atoll.cli.render import views
+
+        kept = None if keep_checkpoints else connected.run(lambda client: client.checkpoints(found.id))
+        for line in views.removal_lines(found, kept, time.time()):
+            terminal.note(line)
+        if not typer.confirm(f"Remove {found.id} for good?", err=True):
+            terminal.note("nothing was removed")
+            raise typer.Exit(1)
+    reply = connected.run(lambda client: client.remove(found.id, keep_checkpoints=keep_checkpoints))
+    if as_json:
+        terminal.print_json(wire.to_plain(reply))
+        return
+    print(f"{reply.job} removed")
+    for note in reply.notes:
+        terminal.note(terminal.printable(note))
+
+
+_EVERY_S: Final = 1.0
+_ANSWER_S: Final = 2.0
+
+
+def top(context: typer.Context) -> None:
+    """Show jobs and nodes, live, until Ctrl-C; in a pipe once."""
+    connected = connection.of(context)
+    if not sys.stdout.isatty():
+        connected.run(_print_once)
+        return
+    connected.run(_show)
+
+
+async def _look(client: AsyncClient) -> Overview:
+    from atoll.cli.render.overview import Overview
+
+    return Overview(await client.jobs(ended=True), await client.nodes(), time.time())
+
+
+async def _print_once(client: AsyncClient) -> None:
+    for line in (await _look(client)).lines():
+        print(line)
+
+
+async def _show(client: AsyncClient) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    from atoll.cli.render.overview import stacked
+
+    console = Console(highlight=False)
+    shown = await _look(client)
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            trouble = ""
+            while True:
+                parts = shown.rich(console.size.height - bool(trouble))
+                live.update(stacked([*parts, *([Text(trouble, "bold red")] if trouble else [])]), refresh=True)
+                await asyncio.sleep(_EVERY_S)
+                try:
+                    async with asyncio.timeout(_ANSWER_S):
+                        shown = await _look(client)
+                    trouble = ""
+                except TimeoutError:
+                    trouble = f"no controller answers; this is {time.time() - shown.seen_unix_s:.0f} s old"
+                except AtollError as error:
+                    trouble = terminal.printable(str(error))
+    except asyncio.CancelledError:
+        pass  # Ctrl-C: that is how it is left

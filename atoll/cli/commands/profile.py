@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from atoll.cli.commands.daemons import need
-from atoll.cli.commands.job_options import batch_range
-from atoll.cli.commands.jobs import Json
+from atoll.cli.commands.options import Json, batch_range
 from atoll.cli.render import terminal
 from atoll.errors import BadInput, NotFound
 from atoll.errors.exit_codes import INTERRUPTED

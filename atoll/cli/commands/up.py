@@ -1,4 +1,4 @@
-"""atoll up: a whole cluster on this machine, as child processes of this command."""
+"""atoll up, down: a whole cluster on this machine, as child processes of this command."""
 
 from __future__ import annotations
 
@@ -151,3 +151,13 @@ def check_port(listen: str) -> None:
             f"cannot listen on {listen}: {error.strerror or error}. "
             "See what runs there with `atoll nodes`, or choose another port with --listen"
         ) from error
+
+
+def down(data_dir: Annotated[Path, typer.Option(help="That of the `atoll up`.")] = DATA_DIR) -> None:
+    """Stop what `atoll up` started on this machine. Jobs go on with the next `atoll up`. Repeating it is harmless."""
+    need_linux()
+    data = data_dir.expanduser().absolute()
+    if detached.stop(data):
+        print("stopped")
+    else:
+        terminal.note(f"no `atoll up` runs with --data-dir {data}")
