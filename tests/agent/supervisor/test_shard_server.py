@@ -9,10 +9,9 @@ import pytest
 from written_shards import write_shard
 
 from atoll.agent.runtime.checkpoints.disk.shard_folders import ShardFolders
-from atoll.agent.runtime.checkpoints.memory.recovery.outside_agents import OutsideAgents, OutsideShard
-from atoll.agent.runtime.checkpoints.memory.recovery.outside_shards import missing
+from atoll.agent.runtime.checkpoints.memory.recovery.outside_shards import OutsideAgents, missing
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import SlotFile
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation, HeldShard
 from atoll.agent.runtime.transport.keys import Keys, generate
 from atoll.agent.supervisor.shard_server import ShardServer
 from atoll.errors import CheckpointError
@@ -36,7 +35,7 @@ def asker(server: ShardServer) -> tuple[OutsideAgents, bytes]:
     return OutsideAgents([named], Keys(secret, public, {})), public
 
 
-def fetched(agents: OutsideAgents, wanted: OutsideShard, path: Path) -> bytes:
+def fetched(agents: OutsideAgents, wanted: HeldShard, path: Path) -> bytes:
     file = SlotFile(path)
     try:
         for _ in agents.fetch(wanted, file):
@@ -76,7 +75,7 @@ def test_strangers_and_ranks_of_an_older_run_are_not_answered(
     (stranger, _), (older, of_older), (newest, of_newest) = asker(server), asker(server), asker(server)
     server.allow("vit-1", 4, [of_newest])
     server.allow("vit-1", 3, [of_older])
-    answer_s = "atoll.agent.runtime.checkpoints.memory.recovery.outside_agents.ANSWER_S"
+    answer_s = "atoll.agent.runtime.checkpoints.memory.recovery.outside_shards.ANSWER_S"
     monkeypatch.setattr(answer_s, 0.5)
     for agents in (stranger, older):
         with agents:
@@ -90,18 +89,9 @@ def test_strangers_and_ranks_of_an_older_run_are_not_answered(
 
 def test_only_what_the_newest_whole_generation_lacks_is_fetched() -> None:
     """It is newer than what the run has whole by itself and than what is on disk; else nothing is."""
-    outside = [OutsideShard(0, OLD, 1, 0, 9), OutsideShard(0, NEW, 1, 1, 9), OutsideShard(1, NEW, 1, 1, 9)]
+    outside = [HeldShard(OLD, 1, 0, 9), HeldShard(NEW, 1, 1, 9), HeldShard(NEW, 1, 1, 9, holder=1)]
     assert [one.generation for one in missing({NEW: {0: 0}, OLD: {0: 0}}, outside, (0, 0))] == [NEW]
     assert [one.generation for one in missing({OLD: {0: 0}}, outside, (0, 0))] == [OLD]
     assert missing({NEW: {0: 0}}, outside, (1, 8)) == []
     assert missing({NEW: {0: 0, 1: 1}}, outside, (0, 0)) == []
     assert missing({}, outside, (0, 0)) == []
-
-
-@pytest.mark.parametrize(
-    "row",
-    [[0, 1, 7, 2, "aa", 2, 0, 9], [0, 1, 7, 2, "aa", 0, 4, 9], [0, 1, 7, 2, 3, 0, 0, 9], [0, -1, 7, 2, "", 0, 0, 9]],
-)
-def test_nonsense_of_an_agent_is_no_shard(row: list[object]) -> None:
-    with pytest.raises(ValueError, match="is no shard"):
-        OutsideShard.of(row)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, check_size
-from atoll.agent.runtime.checkpoints.disk.shard_folders import ALL_SLOTS, MAX_FILES, ShardFolders
+from atoll.agent.runtime.checkpoints.disk.shard_folders import ShardFolders
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.memory.recovery.assembly import SharedState, assembled, own_state
-from atoll.agent.runtime.checkpoints.memory.recovery.deliveries import deliveries
 from atoll.agent.runtime.checkpoints.memory.recovery.outside_shards import fetch_outside
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Bytes, Shard
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import (
     Generation,
+    HeldShard,
     Resumable,
-    WholeShard,
+    decode,
+    encode,
     whole_shards,
 )
 from atoll.agent.runtime.model.durable import OwnState
@@ -28,9 +27,6 @@ from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
-
-_MAX_HOLDINGS_BYTES: Final = 1 << 20
-Holdings = list[tuple[Generation, int, int]]  # generation, shard and slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +199,11 @@ class HeldGenerations:
         for rank, rows in enumerate(self._held):
             if self._machines[rank] != self._machines[self._rank]:
                 continue
-            for held, index, slot in rows:
-                path = self._folders.path(index, generation.shards, slot)
-                if held == generation and index not in found and path is not None:
+            for held in rows:
+                path = self._folders.path(held.shard, generation.shards, held.slot)
+                if held.generation == generation and held.shard not in found and path is not None:
                     try:
-                        found[index] = shard_file.sealed_part(shard_file.content_of(path))
+                        found[held.shard] = shard_file.sealed_part(shard_file.content_of(path))
                     except CheckpointError as error:
                         self._passed_over(str(error))
         return found
@@ -219,7 +215,7 @@ class HeldGenerations:
         known = memory is not None and len(memory.nodes) == self._world_size
         return memory.nodes if memory is not None and known else range(self._world_size)
 
-    def _decoded(self, rank: int, raw: bytes) -> Holdings:
+    def _decoded(self, rank: int, raw: bytes) -> list[HeldShard]:
         try:
             return decode(raw)
         except CheckpointError as error:
@@ -249,38 +245,12 @@ def _check_is(shard: Shard, generation: Generation, index: int) -> None:
         )
 
 
-def encode(found: Sequence[WholeShard]) -> bytes:
-    """The shards that this rank holds, for the others."""
-    rows = [
-        [g.generation.run, g.generation.step, g.generation.shards, g.generation.layout, g.shard, g.slot] for g in found
-    ]
-    return json.dumps(rows).encode()
-
-
-def decode(raw: bytes) -> Holdings:
-    """Decode what `encode` gave on another rank. Raises CheckpointError."""
-    try:
-        rows = json.loads(raw) if len(raw) <= _MAX_HOLDINGS_BYTES else None
-        if not isinstance(rows, list) or len(rows) > MAX_FILES:
-            raise CheckpointError(f"{len(raw)} bytes are no list of at most {MAX_FILES} shards")
-        holdings = []
-        for run, step, shards, layout, shard, slot in rows:
-            numbers = (run, step, shards, shard, slot)
-            sound = all(type(number) is int and 0 <= number < 2**63 for number in numbers) and shard < shards
-            if not sound or slot >= ALL_SLOTS or not isinstance(layout, str):
-                raise CheckpointError(f"{(*numbers, layout)!r:.200} is no shard")
-            holdings.append((Generation(run, step, shards, layout), shard, slot))
-        return holdings
-    except (ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{len(raw)} bytes cannot be read: {error}") from error
-
-
-def sources(holdings: Sequence[Holdings]) -> dict[Generation, dict[int, int]]:
+def sources(holdings: Sequence[list[HeldShard]]) -> dict[Generation, dict[int, int]]:
     """Return for each generation, by shard, the lowest rank that holds it. holdings: by rank. Pure."""
     found: dict[Generation, dict[int, int]] = {}
     for rank, rows in enumerate(holdings):
-        for generation, shard, _ in rows:
-            found.setdefault(generation, {}).setdefault(shard, rank)
+        for held in rows:
+            found.setdefault(held.generation, {}).setdefault(held.shard, rank)
     return found
 
 
@@ -293,3 +263,34 @@ def takers(found: Mapping[int, int], ranks: int) -> list[int]:
 def complete(found: Mapping[Generation, Mapping[int, int]]) -> list[Generation]:
     """Generations of which every shard is there, the newest first. Pure."""
     return sorted((g for g, by_shard in found.items() if len(by_shard) == g.shards), reverse=True)
+
+
+def deliveries(holders: Collection[int], machines: Sequence[Hashable], turn: int = 0) -> list[tuple[int, int]]:
+    """Plan how a shard comes to the ranks that lack it, over the network once for each machine: (from, to), in order.
+    First it goes to one rank of each machine that lacks it, then from that rank to its mates. Pure.
+
+    holders: ranks that can read it, at least one. machines: by rank. turn: of the shard among others, so that not the
+    same ranks send first each time. Who has received it sends as well, so all have it after about log2 of the machines
+    rounds."""
+    by_machine: dict[Hashable, list[int]] = {}
+    for rank, machine in enumerate(machines):
+        by_machine.setdefault(machine, []).append(rank)
+    have, at = sorted(holders), turn % len(holders)
+    have = have[at:] + have[:at]
+    lack = [ranks for ranks in by_machine.values() if not set(ranks) & set(have)]
+    found = _doubling(have, [ranks[turn % len(ranks)] for ranks in lack])
+    have += [to for _, to in found]
+    for ranks in by_machine.values():
+        found += _doubling([rank for rank in have if rank in ranks], [rank for rank in ranks if rank not in have])
+    return found
+
+
+def _doubling(have: Sequence[int], lack: Sequence[int]) -> list[tuple[int, int]]:
+    """Send in rounds: in each round every rank that has it sends it to one that lacks it."""
+    senders, found, left = list(have), [], list(lack)
+    while left:
+        pairs = list(zip(senders, left, strict=False))
+        found += pairs
+        senders += [to for _, to in pairs]
+        left = left[len(pairs) :]
+    return found

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
+
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header, check_fits
-from atoll.agent.runtime.checkpoints.disk.shard_folders import SLOTS, ShardFolders, place_of
+from atoll.agent.runtime.checkpoints.disk.shard_folders import ALL_SLOTS, MAX_FILES, SLOTS, ShardFolders, place_of
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Shard, SlotFile, Unsealed
 from atoll.errors import CheckpointError
+from atoll.v1.worker_pb2 import ShardReply
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -28,16 +31,53 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class WholeShard:
-    """A shard that is here, whole."""
+class HeldShard:
+    """Whole shard that a rank or an agent holds. bytes: those that count, where an agent named it. holder: of an agent,
+    its number among those that the launch names."""
 
     generation: Generation
     shard: int
-    path: Path
+    slot: int
+    bytes: int = 0
+    holder: int = 0
 
-    @property
-    def slot(self) -> int:
-        return place_of(self.path)[2]
+
+def encode(held: Iterable[HeldShard]) -> bytes:
+    """Encode the shards that this rank holds, for the others."""
+    rows = [
+        ShardReply.Held(
+            run=one.generation.run,
+            step=one.generation.step,
+            shard=one.shard,
+            shards=one.generation.shards,
+            slot=one.slot,
+            layout=one.generation.layout,
+            bytes=one.bytes,
+        )
+        for one in held
+    ]
+    return ShardReply(held=rows[:MAX_FILES]).SerializeToString()
+
+
+def decode(raw: bytes, holder: int = 0) -> list[HeldShard]:
+    """Decode what `encode` gave on another rank. Raises CheckpointError."""
+    try:
+        return listed(ShardReply.FromString(raw), holder)
+    except DecodeError as error:
+        raise CheckpointError(f"{len(raw)} bytes cannot be read: {error}") from error
+
+
+def listed(reply: ShardReply, holder: int = 0) -> list[HeldShard]:
+    """Return the shards that a rank or an agent says it holds. Raises CheckpointError for nonsense."""
+    if len(reply.held) > MAX_FILES:
+        raise CheckpointError(f"it lists {len(reply.held)} shards; at most {MAX_FILES} are taken")
+    found = []
+    for row in reply.held:
+        if not row.shard < row.shards or row.slot >= ALL_SLOTS or max(row.run, row.step, row.bytes) >= 2**63:
+            raise CheckpointError(f"{str(row)!r:.200} is no shard")
+        generation = Generation(row.run, row.step, row.shards, row.layout)
+        found.append(HeldShard(generation, row.shard, row.slot, row.bytes, holder))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +100,7 @@ class Resumable:
 
 def whole_shards(
     folders: ShardFolders, wanted: Resumable, part: tuple[int, int], on_skip: Callable[[str], None]
-) -> list[WholeShard]:
+) -> list[HeldShard]:
     """Whole shards that are wanted, every byte verified. part: (i, n): every n-th file from the i-th on, for who looks
     together with others. on_skip is told of files that cannot be used, and why."""
     found = []
@@ -72,7 +112,7 @@ def whole_shards(
             if not isinstance(error, Unsealed):
                 on_skip(f"{path.name}: {error}")
         else:
-            found.append(WholeShard(Generation.of(shard), shard.tail.shard, path))
+            found.append(HeldShard(Generation.of(shard), shard.tail.shard, place_of(path)[2]))
     return found
 
 

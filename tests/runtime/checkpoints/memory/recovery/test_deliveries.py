@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.agent.runtime.checkpoints.memory.recovery.deliveries import deliveries
+from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import deliveries
 
 
 def test_a_machine_receives_it_once_and_hands_it_to_its_own_ranks() -> None:

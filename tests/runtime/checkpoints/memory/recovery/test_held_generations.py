@@ -2,58 +2,65 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from atoll.agent.runtime.checkpoints.disk.shard_folders import file_name
-from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import complete, decode, encode, sources
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation, WholeShard
+from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import complete, sources
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation, HeldShard, decode, encode
 from atoll.errors import CheckpointError
+from atoll.v1.worker_pb2 import ShardReply
 
 OLD, NEW = Generation(1, 8, 2, "a"), Generation(1, 9, 2, "a")
 NEXT_RUN = Generation(2, 3, 3, "b")
 
 
 def test_what_is_said_is_heard() -> None:
-    held = [WholeShard(OLD, 0, Path(file_name(0, 2, 1))), WholeShard(NEW, 1, Path(file_name(1, 2, 0)))]
-    assert decode(encode(held)) == [(OLD, 0, 1), (NEW, 1, 0)]
+    held = [HeldShard(OLD, 0, 1), HeldShard(NEW, 1, 0)]
+    assert decode(encode(held)) == held
 
 
 def test_the_newest_generation_counts_of_which_all_is_there() -> None:
-    said = [[(OLD, 0, 0), (NEW, 0, 1)], [(OLD, 1, 0)], [(OLD, 0, 0), (NEXT_RUN, 0, 0), (NEXT_RUN, 2, 0)]]
+    said = [
+        [HeldShard(OLD, 0, 0), HeldShard(NEW, 0, 1)],
+        [HeldShard(OLD, 1, 0)],
+        [HeldShard(OLD, 0, 0), HeldShard(NEXT_RUN, 0, 0), HeldShard(NEXT_RUN, 2, 0)],
+    ]
     found = sources(said)
     assert complete(found) == [OLD]
     assert found[OLD] == {0: 0, 1: 1}
-    said[2].append((NEW, 1, 1))
+    said[2].append(HeldShard(NEW, 1, 1))
     assert complete(sources(said)) == [NEW, OLD]
-    said[0].append((NEXT_RUN, 1, 0))
+    said[0].append(HeldShard(NEXT_RUN, 1, 0))
     assert complete(sources(said)) == [NEXT_RUN, NEW, OLD]
 
 
 def test_equal_steps_of_two_shapes_are_two_generations() -> None:
     other = Generation(1, 9, 2, "b")
-    assert complete(sources([[(NEW, 0, 0)], [(other, 1, 0)]])) == []
+    assert complete(sources([[HeldShard(NEW, 0, 0)], [HeldShard(other, 1, 0)]])) == []
+
+
+HELD = {"run": 1, "step": 9, "shard": 0, "shards": 2, "slot": 0, "layout": "a"}
 
 
 @pytest.mark.parametrize(
-    "rows",
+    "raw",
     [
         b"\x80\x04K\x01.",
         b"{}",
-        b"[[1, 2]]",
-        json.dumps([[1, 9, 2, "a", 2, 0]]).encode(),
-        json.dumps([[1, 9, 2, "a", -1, 0]]).encode(),
-        json.dumps([[1, 9.5, 2, "a", 0, 0]]).encode(),
-        json.dumps([[1, True, 2, "a", 0, 0]]).encode(),
-        json.dumps([[1, 9, 2, ["a"], 0, 0]]).encode(),
-        json.dumps([[1, 9, 2, "a", 0, 0]] * 5000).encode(),
-        json.dumps([[1, 9, 2, "a", 0, 4]]).encode(),
         b"[" * 100_000,
-        b" " * (2 << 20),
+        *(
+            ShardReply(held=[ShardReply.Held(**{**HELD, **wrong})]).SerializeToString()
+            for wrong in (
+                {"shard": 2},
+                {"shards": 0},
+                {"slot": 4},
+                {"run": 2**63},
+                {"step": 2**64 - 1},
+                {"bytes": 2**63},
+            )
+        ),
+        ShardReply(held=[ShardReply.Held(**HELD)] * 5000).SerializeToString(),
     ],
 )
-def test_nonsense_of_another_rank_is_refused(rows: bytes) -> None:
+def test_nonsense_of_another_rank_or_an_agent_is_refused(raw: bytes) -> None:
     with pytest.raises(CheckpointError):
-        decode(rows)
+        decode(raw)

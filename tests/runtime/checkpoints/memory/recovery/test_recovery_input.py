@@ -14,10 +14,10 @@ import xxhash
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
 from atoll.agent.runtime.checkpoints.disk.shard_folders import ShardFolders
 from atoll.agent.runtime.checkpoints.memory.recovery import held_generations
-from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import HeldGenerations, encode
+from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import HeldGenerations
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Bytes, SlotFile, Tail
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Resumable, whole_shards
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import HeldShard, Resumable, encode, whole_shards
 
 MODEL = Fingerprint({})
 LAYOUT = (
@@ -47,8 +47,8 @@ class Group:
     rank, world_size = 0, 2
 
     def __init__(self, folder: Path, wire: Callable[[Bytes], Bytes]) -> None:
-        self._folder, self._wire = folder, wire
-        self._held = whole_shards(ShardFolders(folder), Resumable("tiny", 4, MODEL), (0, 1), lambda why: None)
+        self._folders, self._wire = ShardFolders(folder), wire
+        self._held = whole_shards(self._folders, Resumable("tiny", 4, MODEL), (0, 1), lambda why: None)
 
     def gather_bytes(self, mine: bytes) -> list[bytes]:
         return [mine, encode(self._held)]
@@ -56,14 +56,18 @@ class Group:
     def gather_rows(self, row: Any) -> list[list[int]]:
         if type(row[0]) is bool:  # whether all went well
             return [list(row), list(row)]
-        self._sends = self._held.pop()  # the newest
-        return [[0], [len(self._wire(shard_file.content_of(self._sends.path)))]]
+        self._sends: HeldShard = self._held.pop()  # the newest
+        return [[0], [len(self._sent())]]
 
     def distribute(self, content: Bytes | None, length: int, routes: Any) -> Bytes:
         assert (content, routes) == (None, [(1, 0)])
-        sent = self._wire(shard_file.content_of(self._sends.path))
-        assert len(sent) == length
-        return sent
+        assert len(self._sent()) == length
+        return self._sent()
+
+    def _sent(self) -> Bytes:
+        path = self._folders.path(self._sends.shard, self._sends.generation.shards, self._sends.slot)
+        assert path is not None
+        return self._wire(shard_file.content_of(path))
 
 
 def newest_step(folder: Path, wire: Callable[[Bytes], Bytes], monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[str]]:
