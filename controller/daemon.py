@@ -35,7 +35,6 @@ from atoll.controller.state import keys
 from atoll.controller.state.election import Election
 from atoll.controller.state.embedded import EmbeddedEtcd
 from atoll.controller.state.etcd import EtcdStore
-from atoll.controller.state.leases import LeaseKeeper
 from atoll.controller.state.store import Fence
 from atoll.errors import LeadershipLost, SettingError, StoreUnavailable
 from atoll.host.ports import host_and_port
@@ -178,7 +177,6 @@ class _Candidate:
                 await leadership.resign()
 
     async def _lead(self, fence: Fence, lost: asyncio.Event) -> None:
-        keeper = LeaseKeeper(self._store, lambda lease: logger.debug("lease %x of a node ran out", lease))
         settings = LeaderEpochSettings(
             controller=self._address,
             heartbeat_s=self._settings.heartbeat_s,
@@ -186,7 +184,7 @@ class _Candidate:
             private=self._settings.tls is not None or is_loopback(split_address(self._settings.listen)[0]),
             relay=self._relay,
         )
-        epoch = LeaderEpoch(self._store, fence, keeper, settings, self._removed)
+        epoch = LeaderEpoch(self._store, fence, settings, self._removed)
         await epoch.load()
         self._known_leader.epoch, self._known_leader.leader = epoch, self._address
         self._known_leader.restarted = False
@@ -194,7 +192,6 @@ class _Candidate:
         logger.info("leading")
         parts = [
             asyncio.create_task(epoch.run(), name="leader-epoch"),
-            asyncio.create_task(keeper.run(), name="lease-keeper"),
             asyncio.create_task(lost.wait(), name="leadership-lost"),
         ]
         try:

@@ -102,7 +102,7 @@ class AgentServicer(AgentServiceServicer):
         try:
             await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            epoch.leave(session)  # first: what follows waits for gRPC, and the node is gone now
+            epoch.sessions.leave(session)  # first: what follows waits for gRPC, and the node is gone now
             for side in sides:
                 side.cancel()
             _, stuck = await asyncio.wait(sides, timeout=SIDE_END_S)
@@ -159,7 +159,7 @@ class AgentServicer(AgentServiceServicer):
         self, epoch: LeaderEpoch, session: AgentSession, messages: AsyncIterator[pb.AgentMessage]
     ) -> None:
         async for message in messages:
-            epoch.heard(session)
+            session.heard_s = time.monotonic()
             match message.WhichOneof("body"):
                 case "heartbeat":
                     beat = message.heartbeat

@@ -1,7 +1,7 @@
 """The agents that are or were connected: the last report of each, and the messages on their way to it.
 
-All on one event loop. A heartbeat changes memory only; etcd hears of a node when it joins, and its lease is renewed by
-the keeper at its own pace.
+All on one event loop. A heartbeat changes memory only; a node is written to etcd when it joins and removed when it is
+lost.
 """
 
 from __future__ import annotations
@@ -53,11 +53,10 @@ class DeviceTaken(Conflict):
 class AgentSession:
     """One agent's stream. `ended` is set with `why` when the controller wants it closed."""
 
-    def __init__(self, session: str, record: NodeRecord, lease: int, now_s: float) -> None:
+    def __init__(self, session: str, record: NodeRecord, now_s: float) -> None:
         self.id: Final = session
         self.record: Final = record
         self.devices: Final = frozenset(device.index for device in record.devices)
-        self.lease: Final = lease
         self.began_s: Final = now_s
         self.heard_s = now_s
         self.ports: tuple[int, ...] = ()

@@ -24,7 +24,6 @@ from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state import keys
 from atoll.controller.state.codec import encode
 from atoll.controller.state.events import EventKind, NewEvent
-from atoll.controller.state.leases import LeaseKeeper
 from atoll.controller.state.records import JobPhase, JobPins, JobRecord, JobStatus, NodeRecord, PlanRecord
 from atoll.controller.state.store import Fence, Put, StateStore
 from atoll.errors import BadInput, Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
@@ -32,10 +31,6 @@ from atoll.jobs.job_spec import JobSpec, check_shares, check_total_batch
 from atoll.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
-
-NODE_KEY_LEASES: Final = 5
-"""A node's key in etcd outlives this many of its leases without a heartbeat: a new leader should know whom to wait
-for. Whether a node counts as lost is decided by the leader's own clock."""
 
 
 class RelaySource(Protocol):
@@ -68,7 +63,6 @@ class LeaderEpoch:
         self,
         store: StateStore,
         fence: Fence,
-        keeper: LeaseKeeper,
         settings: LeaderEpochSettings,
         removed: Callable[[str], object],
     ) -> None:
@@ -92,7 +86,6 @@ class LeaderEpoch:
         """There may be code that no job uses: an earlier leader died, or a Submit failed."""
         self._store = store
         self._fence = fence
-        self._keeper = keeper
 
     def nudge(self) -> None:
         self.reconciler.nudge()
@@ -130,14 +123,12 @@ class LeaderEpoch:
 
         Raises Conflict, StoreUnavailable, LeadershipLost, and ControllerUnreachable if the epoch ended meanwhile."""
         self.sessions.check(session_id, node)
-        ttl_s = max(int(self.settings.node_lease_s * NODE_KEY_LEASES), 1)
-        lease = await self._store.grant_lease(ttl_s)
-        await self._store.commit([Put(keys.node(node.name), encode(node), lease)], (), self._fence)
+        await self._store.commit([Put(keys.node(node.name), encode(node))], (), self._fence)
         if self.over.is_set():  # etcd answered late; the sessions of this epoch were ended before
             raise self._ended()
-        session = AgentSession(session_id, node, lease, time.monotonic())
+        session = AgentSession(session_id, node, time.monotonic())
         self.sessions.admit(session)
-        self._keeper.keep(lease, ttl_s)
+        self.reconciler.note_joined(node)
         return session
 
     def tell_of_relay(self, *sessions: AgentSession) -> None:
@@ -148,15 +139,6 @@ class LeaderEpoch:
                 relay.want()
             if relay is not None and (told := relay.access(session.record.name)) is not None:
                 session.send(told)
-
-    def leave(self, session: AgentSession) -> None:
-        self.sessions.leave(session)
-        self._keeper.forget(session.lease)
-
-    def heard(self, session: AgentSession) -> None:
-        """A sign of life."""
-        session.heard_s = time.monotonic()
-        self._keeper.touch(session.lease)
 
     async def submit(self, spec: JobSpec, request_id: str, code: bytes, by: str) -> str:
         """Keep code and job in etcd. Returns its id: the one an earlier Submit with the same request id got, if any.

@@ -106,6 +106,12 @@ class Reconciler:
         """Nodes that were there under an earlier leader: they neither join nor are they lost yet."""
         self._present.update(nodes)
 
+    def note_joined(self, node: NodeRecord) -> None:
+        """Report a node that is new to the cluster."""
+        if node.name not in self._present:
+            self._present.add(node.name)
+            self.add_cluster_event(_joined(node))
+
     def add_cluster_event(self, event: NewEvent) -> None:
         """Have an event of the cluster written with the next pass. Of more than CLUSTER_EVENTS that wait, only how many
         they were."""
@@ -386,19 +392,18 @@ class Reconciler:
     # Nodes
 
     async def _watch_nodes(self) -> None:
-        """Events of nodes that came and went."""
+        """Remove lost nodes from etcd, and write the events of nodes that came and went."""
         clock, connected = self._pass_clock(), self._sessions.connected
-        for name in [name for name in connected if name not in self._present]:
-            self._present.add(name)
-            self.add_cluster_event(_joined(connected[name].record))
+        for session in connected.values():
+            self.note_joined(session.record)
         away = [name for name in self._present if name not in connected]
-        for name, node in self._sessions.nodes_named(away).items():
-            if is_lost(node, clock):
-                self._present.discard(name)
-                cause = "its agent's stream is gone and its lease ran out"
-                lost = NewEvent(kind=EventKind.NODE_LOST, level=Level.WARNING, node=name, cause=cause)
-                self.add_cluster_event(lost)
-                self._sessions.remembered.pop(name, None)
+        lost = [name for name, node in self._sessions.nodes_named(away).items() if is_lost(node, clock)]
+        await self._ledger.remove_nodes(lost)
+        for name in lost:
+            self._present.discard(name)
+            self._sessions.remembered.pop(name, None)
+            cause = "its agent's stream is gone and its lease ran out"
+            self.add_cluster_event(NewEvent(kind=EventKind.NODE_LOST, level=Level.WARNING, node=name, cause=cause))
         while self._cluster_events:
             await self._ledger.cluster_event(self._cluster_events[0])
             del self._cluster_events[0]

@@ -10,10 +10,10 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 from atoll.controller.jobs.model.observed import JobStep
 from atoll.controller.jobs.records import retention
@@ -34,6 +34,7 @@ from atoll.controller.state.store import (
     Absent,
     Change,
     Condition,
+    Delete,
     Deleted,
     DeletePrefix,
     Entry,
@@ -46,12 +47,17 @@ from atoll.controller.state.views import ViewRecord
 from atoll.errors import BadInput, Conflict, NotFound, StoreUnavailable
 
 logger = logging.getLogger(__name__)
+Changed = TypeVar("Changed")
 
 KEPT_OLD_RUNS: Final = 64
 MAX_LIVE_JOBS: Final = 1000
 FOLLOW_RETRY_S: Final = 0.5
-COMMITS_AT_ONCE: Final = 64
+CHANGES_AT_ONCE: Final = 64
 """A transaction of etcd carries 128 changes by default."""
+
+
+def _batches(changes: Sequence[Changed]) -> Iterator[Sequence[Changed]]:
+    return (changes[i : i + CHANGES_AT_ONCE] for i in range(0, len(changes), CHANGES_AT_ONCE))
 
 
 async def _until_answered(ask: Callable[[], Awaitable[None]]) -> None:
@@ -257,11 +263,15 @@ class Ledger:
 
     async def commit(self, complete: Sequence[CommitRecord]) -> None:
         """Write which generations count. Call with `writing` held. Raises StoreUnavailable, LeadershipLost."""
-        for i in range(0, len(complete), COMMITS_AT_ONCE):
-            batch = complete[i : i + COMMITS_AT_ONCE]
+        for batch in _batches(complete):
             await self.store.commit([Put(keys.commit(one.job), encode(one)) for one in batch], (), self.fence)
             for one in batch:
                 self.jobs[one.job].commit = one
+
+    async def remove_nodes(self, names: Sequence[str]) -> None:
+        """Remove nodes that were lost, so that no later leader waits for them."""
+        for batch in _batches(names):
+            await self.store.commit([Delete(keys.node(name)) for name in batch], (), self.fence)
 
     def _mirror(
         self, state: JobState, job: JobRecord, run: RunRecord | None, plan: PlanRecord | None, revision: int

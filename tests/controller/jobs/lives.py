@@ -243,7 +243,7 @@ class Life:
                 self.sessions.leave(session)
             return
         if session is None:
-            session = AgentSession(agent.name, agent.record, 0, self._cluster.now_s)
+            session = AgentSession(agent.name, agent.record, self._cluster.now_s)
             self.sessions.admit(session)
         session.heard_s = self._cluster.now_s
         session.report([_copy(status) for status in agent.workers.values()], [29500])

@@ -39,7 +39,7 @@ class Clock:
 
 
 def session(id: str = "one", name: str = "a") -> AgentSession:
-    return AgentSession(id, node(name).record, 0, NOW_S)
+    return AgentSession(id, node(name).record, NOW_S)
 
 
 def status(state: int, **fields: object) -> common_pb2.WorkerStatus:
@@ -180,7 +180,7 @@ def test_a_new_leader_that_stands_still_gives_agents_their_time_to_come_back_nev
 async def test_the_end_of_a_lease_is_looked_at_when_it_comes() -> None:
     looked = asyncio.Event()
     sessions = AgentSessions(0.2, looked.set, time.monotonic)
-    sessions.admit(AgentSession("one", node("a").record, 0, time.monotonic()))
+    sessions.admit(AgentSession("one", node("a").record, time.monotonic()))
     looked.clear()
     watching = asyncio.create_task(sessions.watch())
     async with asyncio.timeout(30):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from losing import LosingAnswers
@@ -13,9 +15,8 @@ from atoll.controller.state import keys
 from atoll.controller.state.codec import encode
 from atoll.controller.state.election import Election
 from atoll.controller.state.etcd import EtcdStore
-from atoll.controller.state.leases import LeaseKeeper
 from atoll.controller.state.records import JobPhase, JobRecord
-from atoll.controller.state.store import Delete, DeletePrefix, Fence, Put
+from atoll.controller.state.store import Change, Delete, DeletePrefix, Fence, Put
 from atoll.errors import ControllerUnreachable
 
 GONE, NEW = "gone-0001", "new-0001"
@@ -38,7 +39,7 @@ async def story(store: EtcdStore, at: int) -> str:
     await put(store, GONE)
     losing = LosingAnswers(store, resets=True)
     settings = LeaderEpochSettings(controller="here", heartbeat_s=1.0, node_lease_s=3.0, private=True)
-    epoch = LeaderEpoch(losing, fence, LeaseKeeper(store, lambda lease: None), settings, lambda job: None)
+    epoch = LeaderEpoch(losing, fence, settings, lambda job: None)
     await epoch.load()
     await store.commit([Delete(keys.job(GONE))])
     losing.arm(at)
@@ -61,16 +62,17 @@ async def test_an_agent_is_not_admitted_to_an_epoch_that_ended_while_etcd_was_si
     key. The agent is sent away: in the ended epoch it would never hear of the next one, which takes it for lost."""
     fence = Fence(keys.LEADER, await store.commit([Put(keys.LEADER, b"me")]))
     settings = LeaderEpochSettings(controller="here", heartbeat_s=1.0, node_lease_s=3.0, private=True)
-    epoch = LeaderEpoch(store, fence, LeaseKeeper(store, lambda lease: None), settings, lambda job: None)
+    epoch = LeaderEpoch(store, fence, settings, lambda job: None)
     await epoch.load()
-    asked, answers, grant = asyncio.Event(), asyncio.Event(), store.grant_lease
+    asked, answers, commit = asyncio.Event(), asyncio.Event(), store.commit
 
-    async def grant_late(ttl_s: int) -> int:
-        asked.set()
-        await answers.wait()
-        return await grant(ttl_s)
+    async def commit_late(changes: Sequence[Change], *given: Any) -> int:
+        if changes == [Put(keys.node("a"), encode(node("a").record))]:
+            asked.set()
+            await answers.wait()
+        return await commit(changes, *given)
 
-    monkeypatch.setattr(store, "grant_lease", grant_late)
+    monkeypatch.setattr(store, "commit", commit_late)
     running = asyncio.create_task(epoch.run())
     joining = asyncio.create_task(epoch.join("session", node("a").record))
     async with asyncio.timeout(30):

@@ -9,6 +9,7 @@ from lives import Breaking, Cluster, Killed
 
 from atoll.controller.jobs.lifecycle import reconciler
 from atoll.controller.state import keys
+from atoll.controller.state.codec import encode
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import JobPhase, Level
 from atoll.controller.state.store import DeletePrefix, Put, StateStore
@@ -270,3 +271,28 @@ async def test_jobs_that_come_at_once_start_in_order_over_several_passes(
     assert started == [1, 2, 3]
     await cluster.tick()
     assert {state.job.status.phase for state in cluster.life.ledger.jobs.values()} == {JobPhase.RUNNING}
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+async def test_a_lost_node_is_removed_from_etcd_once_and_no_later_leader_waits_for_it(
+    store: StateStore, how: str
+) -> None:
+    """1. Agents a and b are in etcd. 2. b vanishes, and the write that removes it fails, or its answer is lost.
+    3. It is tried again, and one event says that b was lost. 4. The next leader waits for a alone."""
+    cluster = Cluster(store, "a", "b")
+    breaking = Breaking(store, how)
+    await cluster.elect(breaking)
+    assert cluster.life is not None
+    for name, agent in cluster.agents.items():
+        await store.commit([Put(keys.node(name), encode(agent.record))])
+    await cluster.ticks(1)
+    cluster.agents["b"].up = False
+    breaking.arm(1)
+    await cluster.ticks(5)
+    assert breaking.broke
+    told = await cluster.life.ledger.events(keys.CLUSTER, after=0)
+    assert [(event.kind, event.node) for event in told if event.kind is EventKind.NODE_LOST] == [
+        (EventKind.NODE_LOST, "b")
+    ]
+    await cluster.elect()
+    assert set(cluster.life.sessions.remembered) == {"a"}

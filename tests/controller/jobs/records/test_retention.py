@@ -15,7 +15,6 @@ from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state import keys
 from atoll.controller.state.codec import encode
 from atoll.controller.state.etcd import EtcdStore
-from atoll.controller.state.leases import LeaseKeeper
 from atoll.controller.state.records import JobPhase, PlacementRecord
 from atoll.controller.state.store import DeletePrefix, Fence, Put
 from atoll.errors import Conflict, StoreUnavailable
@@ -33,8 +32,7 @@ async def epoch_of(store: EtcdStore) -> LeaderEpoch:
     await store.commit([DeletePrefix(keys.LEADER)])
     fence = Fence(keys.LEADER, await store.commit([Put(keys.LEADER, b"me")]))
     settings = LeaderEpochSettings(controller="here", heartbeat_s=1.0, node_lease_s=3.0, private=True)
-    keeper = LeaseKeeper(store, lambda lease: None)
-    epoch = LeaderEpoch(store, fence, keeper, settings, lambda job: None)
+    epoch = LeaderEpoch(store, fence, settings, lambda job: None)
     await epoch.load()
     return epoch
 
