@@ -33,7 +33,6 @@ from atoll.controller.jobs.lifecycle.reconciler import RANKS_A_PASS, RANKS_A_SEC
 from atoll.controller.state.records import JobPhase
 from atoll.controller.state.store import (
     Change,
-    Condition,
     Delete,
     DeletePrefix,
     Entry,
@@ -41,6 +40,7 @@ from atoll.controller.state.store import (
     Put,
     StateStore,
     StoreSnapshot,
+    Unchanged,
     WatchBatch,
 )
 from atoll.jobs.worker_key import WorkerKey
@@ -62,12 +62,12 @@ class MemoryStore(StateStore):
     async def read(self, key: str) -> Entry | None:
         return self._entries.get(key)
 
-    async def read_prefix(self, prefix: str, limit: int | None = None, *, keys_only: bool = False) -> StoreSnapshot:
-        found = sorted(key for key in self._entries if key.startswith(prefix))[:limit]
+    async def read_prefix(self, prefix: str, *, keys_only: bool = False) -> StoreSnapshot:
+        found = sorted(key for key in self._entries if key.startswith(prefix))
         return StoreSnapshot(self._revision, {key: self._entries[key] for key in found})
 
     async def commit(
-        self, changes: Sequence[Change], conditions: Sequence[Condition] = (), fence: Fence | None = None
+        self, changes: Sequence[Change], conditions: Sequence[Unchanged] = (), fence: Fence | None = None
     ) -> int:
         self._revision += 1
         for change in changes:

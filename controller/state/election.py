@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import Final
 
 from atoll.controller.state.renewal import LeaseRenewal
-from atoll.controller.state.store import Absent, Deleted, Entry, Fence, Put, StateStore
+from atoll.controller.state.store import Deleted, Entry, Fence, Put, StateStore, Unchanged
 from atoll.errors import Conflict, NotFound, StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Election:
     async def _create_key(self, lease: int) -> Fence | None:
         """Create the leader key; None if another was faster. If cancelled halfway, the lease runs out by itself."""
         try:
-            revision = await self._store.commit([Put(self._key, self._value, lease)], [Absent(self._key)])
+            revision = await self._store.commit([Put(self._key, self._value, lease)], [Unchanged(self._key, 0)])
             return Fence(self._key, revision)
         except (Conflict, NotFound) as error:  # NotFound: so slow that the lease ran out before
             logger.debug("%s", error)

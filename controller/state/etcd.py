@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final
 
 import grpc.aio
 
 from atoll.controller.state.endpoints import HAS_LEADER, Endpoints, EtcdMember
 from atoll.controller.state.store import (
-    Absent,
     Change,
-    Condition,
     Delete,
     DeletePrefix,
     Entry,
-    Exists,
     Fence,
     Put,
     StoreSnapshot,
@@ -44,28 +41,27 @@ class EtcdStore:
         self.endpoints: Final = Endpoints(endpoints, tls, timeout_s)
 
     async def read(self, key: str) -> Entry | None:
-        reply = await self._range(wire.RangeRequest(key=key.encode()), f"reading {key}")
+        reply = await self._ask(_range, wire.RangeRequest(key=key.encode()), f"reading {key}")
         return entry_of(reply.kvs[0]) if reply.kvs else None
 
-    async def read_prefix(self, prefix: str, limit: int | None = None, *, keys_only: bool = False) -> StoreSnapshot:
+    async def read_prefix(self, prefix: str, *, keys_only: bool = False) -> StoreSnapshot:
         entries: dict[str, Entry] = {}
         start, revision = prefix.encode(), 0
         while True:
-            page = _PAGE_KEYS if limit is None else min(_PAGE_KEYS, limit - len(entries))
             request = wire.RangeRequest(
-                key=start, range_end=prefix_end(prefix), limit=page, revision=revision, keys_only=keys_only
+                key=start, range_end=prefix_end(prefix), limit=_PAGE_KEYS, revision=revision, keys_only=keys_only
             )
-            reply = await self._range(request, f"listing {prefix}")
+            reply = await self._ask(_range, request, f"listing {prefix}")
             revision = revision or reply.header.revision  # later pages show the same moment as the first
             for kv in reply.kvs:
                 entry = entry_of(kv)
                 entries[entry.key] = entry
-            if not reply.more or (limit is not None and len(entries) >= limit):
+            if not reply.more:
                 return StoreSnapshot(revision, entries)
             start = reply.kvs[-1].key + b"\0"
 
     async def commit(
-        self, changes: Sequence[Change], conditions: Sequence[Condition] = (), fence: Fence | None = None
+        self, changes: Sequence[Change], conditions: Sequence[Unchanged] = (), fence: Fence | None = None
     ) -> int:
         request = _txn(changes, conditions, fence)
         doing = f"writing {_name(changes)}"
@@ -85,14 +81,9 @@ class EtcdStore:
     async def grant_lease(self, ttl_s: int) -> int:
         if ttl_s < 1:
             raise BadInput(f"a lease of {ttl_s} s cannot be granted. Its time must be at least 1 s")
-
-        async def attempt(member: EtcdMember, timeout_s: float) -> Any:
-            return await member.lease.LeaseGrant(
-                wire.LeaseGrantRequest(TTL=ttl_s), timeout=timeout_s, metadata=HAS_LEADER
-            )
-
-        # Repeatable: a lease that was granted to nobody ends by itself.
-        reply = await self.endpoints.call(attempt, "granting a lease", repeatable=True)
+        # May be repeated: a lease that was granted to nobody ends by itself.
+        request = wire.LeaseGrantRequest(TTL=ttl_s)
+        reply = await self._ask(lambda member: member.lease.LeaseGrant, request, "granting a lease")
         return int(reply.ID)
 
     def refresh_lease(self, lease: int, timeout_s: float) -> float:
@@ -110,13 +101,9 @@ class EtcdStore:
         return float(reply.TTL)
 
     async def revoke_lease(self, lease: int) -> None:
-        async def attempt(member: EtcdMember, timeout_s: float) -> Any:
-            return await member.lease.LeaseRevoke(
-                wire.LeaseRevokeRequest(ID=lease), timeout=timeout_s, metadata=HAS_LEADER
-            )
-
+        request = wire.LeaseRevokeRequest(ID=lease)
         try:
-            await self.endpoints.call(attempt, f"revoking lease {lease:x}", repeatable=True)
+            await self._ask(lambda member: member.lease.LeaseRevoke, request, f"revoking lease {lease:x}")
         except NotFound:
             logger.debug("lease %x had ended already", lease)
 
@@ -126,11 +113,17 @@ class EtcdStore:
     async def close(self) -> None:
         await self.endpoints.close()
 
-    async def _range(self, request: Any, doing: str) -> Any:
+    async def _ask(self, method: Callable[[EtcdMember], Any], request: Any, doing: str) -> Any:
+        """Make a call that may be repeated."""
+
         async def attempt(member: EtcdMember, timeout_s: float) -> Any:
-            return await member.kv.Range(request, timeout=timeout_s, metadata=HAS_LEADER)
+            return await method(member)(request, timeout=timeout_s, metadata=HAS_LEADER)
 
         return await self.endpoints.call(attempt, doing, repeatable=True)
+
+
+def _range(member: EtcdMember) -> Any:
+    return member.kv.Range
 
 
 async def _until_kept(member: EtcdMember, raft_term: int, doing: str, timeout_s: float) -> None:
@@ -153,19 +146,21 @@ async def _until_kept(member: EtcdMember, raft_term: int, doing: str, timeout_s:
         raise lost
 
 
-def _txn(changes: Sequence[Change], conditions: Sequence[Condition], fence: Fence | None) -> Any:
-    """The transaction; where it is refused, it reads back every key it compared, the fence's first."""
-    compare = [_compare(condition) for condition in conditions]
-    compared = [condition.key for condition in conditions]
+def _txn(changes: Sequence[Change], conditions: Sequence[Unchanged], fence: Fence | None) -> Any:
+    """Make the transaction. Where it is refused, it reads back every key that it compared, the fence's first."""
+    equal, compare = wire.Compare.EQUAL, []
     if fence is not None:
-        compare.insert(0, _created_at(fence.key, fence.create_revision))
-        compared.insert(0, fence.key)
+        key, created = fence.key.encode(), fence.create_revision
+        compare.append(wire.Compare(result=equal, target=wire.Compare.CREATE, key=key, create_revision=created))
+    for condition in conditions:
+        key, revision = condition.key.encode(), condition.mod_revision
+        compare.append(wire.Compare(result=equal, target=wire.Compare.MOD, key=key, mod_revision=revision))
     if max(len(changes), len(compare)) > MAX_TXN_OPS:
         raise BadInput(
             f"a commit of {len(changes)} changes under {len(compare)} conditions exceeds the {MAX_TXN_OPS} that one "
             "etcd transaction may have of each. Split it"
         )
-    read_back = [wire.RequestOp(request_range=wire.RangeRequest(key=key.encode(), keys_only=True)) for key in compared]
+    read_back = [wire.RequestOp(request_range=wire.RangeRequest(key=one.key, keys_only=True)) for one in compare]
     request = wire.TxnRequest(compare=compare, success=[_operation(change) for change in changes], failure=read_back)
     if request.ByteSize() > MAX_TXN_BYTES:
         raise BadInput(
@@ -186,28 +181,8 @@ def _operation(change: Change) -> Any:
             return wire.RequestOp(request_delete_range=request)
 
 
-def _compare(condition: Condition) -> Any:
-    match condition:
-        case Unchanged(key, mod_revision):
-            return wire.Compare(
-                result=wire.Compare.EQUAL, target=wire.Compare.MOD, key=key.encode(), mod_revision=mod_revision
-            )
-        case Absent(key):
-            return _created_at(key, 0)
-        case Exists(key):
-            return wire.Compare(
-                result=wire.Compare.GREATER, target=wire.Compare.CREATE, key=key.encode(), create_revision=0
-            )
-
-
-def _created_at(key: str, create_revision: int) -> Any:
-    return wire.Compare(
-        result=wire.Compare.EQUAL, target=wire.Compare.CREATE, key=key.encode(), create_revision=create_revision
-    )
-
-
 def _raise_refusal(
-    doing: str, conditions: Sequence[Condition], fence: Fence | None, read_back: list[list[Any]]
+    doing: str, conditions: Sequence[Unchanged], fence: Fence | None, read_back: list[list[Any]]
 ) -> None:
     """Say which comparison failed, from what the transaction read in place of writing."""
     found = [entry_of(kvs[0]) if kvs else None for kvs in read_back]
@@ -220,16 +195,14 @@ def _raise_refusal(
                 f"{fence.create_revision}. Nothing was written; stop and campaign again"
             )
     for condition, entry in zip(conditions, found, strict=True):
-        match condition:
-            case Unchanged(key, mod_revision) if entry is None and mod_revision != 0:
-                raise Conflict(f"{doing}: {key} was deleted since revision {mod_revision}. Read it again")
-            case Unchanged(key, mod_revision) if entry is not None and entry.mod_revision != mod_revision:
-                changed = f"was changed at revision {entry.mod_revision}, after {mod_revision}"
-                raise Conflict(f"{doing}: {key} {changed}. Read it again")
-            case Absent(key) if entry is not None:
-                raise Conflict(f"{doing}: {key} exists already, since revision {entry.create_revision}")
-            case Exists(key) if entry is None:
-                raise Conflict(f"{doing}: {key} does not exist")
+        key, mod_revision = condition.key, condition.mod_revision
+        if entry is None and mod_revision:
+            raise Conflict(f"{doing}: {key} was deleted since revision {mod_revision}. Read it again")
+        if entry is not None and not mod_revision:
+            raise Conflict(f"{doing}: {key} exists already, since revision {entry.create_revision}")
+        if entry is not None and entry.mod_revision != mod_revision:
+            changed = f"was changed at revision {entry.mod_revision}, after {mod_revision}"
+            raise Conflict(f"{doing}: {key} {changed}. Read it again")
     raise Conflict(f"{doing}: a condition did not hold. Read again")
 
 

@@ -56,23 +56,10 @@ Change = Put | Delete | DeletePrefix
 
 @dataclass(frozen=True, slots=True)
 class Unchanged:
-    """Holds while nobody wrote `key` since it was read at `mod_revision`."""
+    """Holds while `key` is as it was at `mod_revision`; 0: while there is no such key."""
 
     key: str
     mod_revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class Absent:
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class Exists:
-    key: str
-
-
-Condition = Unchanged | Absent | Exists
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +93,12 @@ class StateStore(Protocol):
 
     async def read(self, key: str) -> Entry | None: ...
 
-    async def read_prefix(self, prefix: str, limit: int | None = None, *, keys_only: bool = False) -> StoreSnapshot:
-        """All entries under `prefix` at one revision, or the first `limit` of them in the order of their keys.
-
-        keys_only: their values are left out."""
+    async def read_prefix(self, prefix: str, *, keys_only: bool = False) -> StoreSnapshot:
+        """All entries under `prefix` at one revision. keys_only: their values are left out."""
         ...
 
     async def commit(
-        self, changes: Sequence[Change], conditions: Sequence[Condition] = (), fence: Fence | None = None
+        self, changes: Sequence[Change], conditions: Sequence[Unchanged] = (), fence: Fence | None = None
     ) -> int:
         """Make all changes in one step if the fence and all conditions hold, else none. Returns the revision.
 

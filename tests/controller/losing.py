@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing, suppress
 from typing import TypeVar
 
-from atoll.controller.state.store import Change, Condition, Entry, Fence, StateStore, StoreSnapshot, WatchBatch
+from atoll.controller.state.store import Change, Entry, Fence, StateStore, StoreSnapshot, Unchanged, WatchBatch
 from atoll.errors import AtollError, StoreUnavailable
 
 T = TypeVar("T")
@@ -44,11 +44,11 @@ class LosingAnswers:
     async def read(self, key: str) -> Entry | None:
         return await self._answer(f"reading {key}", self._inner.read(key))
 
-    async def read_prefix(self, prefix: str, limit: int | None = None, *, keys_only: bool = False) -> StoreSnapshot:
-        return await self._answer(f"listing {prefix}", self._inner.read_prefix(prefix, limit, keys_only=keys_only))
+    async def read_prefix(self, prefix: str, *, keys_only: bool = False) -> StoreSnapshot:
+        return await self._answer(f"listing {prefix}", self._inner.read_prefix(prefix, keys_only=keys_only))
 
     async def commit(
-        self, changes: Sequence[Change], conditions: Sequence[Condition] = (), fence: Fence | None = None
+        self, changes: Sequence[Change], conditions: Sequence[Unchanged] = (), fence: Fence | None = None
     ) -> int:
         return await self._answer("writing", self._inner.commit(changes, conditions, fence))
 

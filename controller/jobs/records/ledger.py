@@ -31,9 +31,7 @@ from atoll.controller.state.records import (
 )
 from atoll.controller.state.recovery import CommitRecord
 from atoll.controller.state.store import (
-    Absent,
     Change,
-    Condition,
     Delete,
     Deleted,
     DeletePrefix,
@@ -334,7 +332,7 @@ class Ledger:
         key = keys.job(job.id)
         changes: list[Change] = [Put(key, encode(job)), Put(keys.request(job.request_id), job.id.encode())]
         changes += self._event_changes(job.id, 0, 0, [event])
-        conditions: list[Condition] = [Absent(key), Absent(keys.request(job.request_id))]
+        conditions = [Unchanged(key, 0), Unchanged(keys.request(job.request_id), 0)]
         revision = await self.store.commit(changes, conditions, self.fence)
         state = self.jobs[job.id] = JobState(job, revision, revision, self._clock())
         return state

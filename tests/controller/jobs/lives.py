@@ -18,13 +18,13 @@ from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import DeviceRecord, JobRecord, NodeRecord
 from atoll.controller.state.store import (
     Change,
-    Condition,
     DeletePrefix,
     Entry,
     Fence,
     Put,
     StateStore,
     StoreSnapshot,
+    Unchanged,
     WatchBatch,
 )
 from atoll.errors import StoreUnavailable
@@ -53,7 +53,7 @@ class Breaking:
         self._at, self.commits = at, 0
 
     async def commit(
-        self, changes: Sequence[Change], conditions: Sequence[Condition] = (), fence: Fence | None = None
+        self, changes: Sequence[Change], conditions: Sequence[Unchanged] = (), fence: Fence | None = None
     ) -> int:
         self.commits += 1
         failing = 0 < self._at == self.commits
@@ -70,8 +70,8 @@ class Breaking:
     async def read(self, key: str) -> Entry | None:
         return await self._inner.read(key)
 
-    async def read_prefix(self, prefix: str, limit: int | None = None, *, keys_only: bool = False) -> StoreSnapshot:
-        return await self._inner.read_prefix(prefix, limit, keys_only=keys_only)
+    async def read_prefix(self, prefix: str, *, keys_only: bool = False) -> StoreSnapshot:
+        return await self._inner.read_prefix(prefix, keys_only=keys_only)
 
     async def grant_lease(self, ttl_s: int) -> int:
         return await self._inner.grant_lease(ttl_s)

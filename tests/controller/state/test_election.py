@@ -17,7 +17,7 @@ from atoll.controller.state.election import Election, Leadership, until_gone
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.keys import LEADER
 from atoll.controller.state.renewal import LeaseRenewal
-from atoll.controller.state.store import Absent, Change, Condition, Delete, Fence, Put
+from atoll.controller.state.store import Change, Delete, Fence, Put, Unchanged
 from atoll.errors import LeadershipLost, NotFound, StoreUnavailable
 
 
@@ -103,7 +103,7 @@ async def test_a_leader_whose_lease_ended_is_told_and_its_writes_are_refused(sto
     await asyncio.wait_for(first.lost.wait(), 30)
     second = await asyncio.wait_for(waiting, 30)
     with pytest.raises(LeadershipLost):
-        await store.commit([Put("/atoll/a", b"old")], [Absent("/atoll/a")], first.fence)
+        await store.commit([Put("/atoll/a", b"old")], [Unchanged("/atoll/a", 0)], first.fence)
     assert await store.read("/atoll/a") is None
     await first.resign()
     assert not second.lost.is_set()
@@ -173,7 +173,7 @@ class LosesTheAnswer(EtcdStore):
     """What is committed arrives; that it did is not heard."""
 
     async def commit(
-        self, changes: Sequence[Change], conditions: Sequence[Condition] = (), fence: Fence | None = None
+        self, changes: Sequence[Change], conditions: Sequence[Unchanged] = (), fence: Fence | None = None
     ) -> int:
         await super().commit(changes, conditions, fence)
         raise StoreUnavailable("the answer was lost")
