@@ -19,7 +19,7 @@ from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.deciding.given import Given, Policy
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.estimators.run import RunEstimators
-from atoll.controller.planners.batches.even import EvenInput, split_evenly
+from atoll.controller.planners.batches.splits import EvenInput, split_evenly
 from atoll.controller.state.records import PlanRecord
 from atoll.step_estimators.observed import ObservedStep
 

@@ -24,7 +24,7 @@ from lab.machine import processor
 from atoll.cli.render.terminal import aligned
 from atoll.controller.deciding.given import Given
 from atoll.controller.estimators.run import RunEstimators, StepEstimator
-from atoll.controller.planners.batches.bounds import Bounds
+from atoll.controller.planners.batches.water_filling import Bounds
 from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
 from atoll.controller.planners.time_to_accuracy.tta import SaturatingDevice, TtaInput, plan_tta
 from atoll.controller.simulator import presets

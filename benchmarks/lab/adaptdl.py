@@ -12,10 +12,10 @@ import numpy as np
 from atoll.controller.deciding.cost_model import NO_OVERLAP
 from atoll.controller.deciding.given import Given
 from atoll.controller.estimators.profile import node_model
-from atoll.controller.planners.batches.bounds import Bounds
-from atoll.controller.planners.batches.even import EvenInput, split_evenly
 from atoll.controller.planners.batches.goodput import GoodputInput, Rule, candidates_between, efficiency, plan_goodput
 from atoll.controller.planners.batches.optperf import NodeModel, Overlap, step_times
+from atoll.controller.planners.batches.splits import EvenInput, split_evenly
+from atoll.controller.planners.batches.water_filling import Bounds
 from atoll.controller.simulator.policies import MIN_BASELINE_GAIN, SimulatedPolicy, following
 from atoll.controller.simulator.scenario import Scenario
 from atoll.controller.state.records import PlanRecord

@@ -16,8 +16,8 @@ from atoll.controller.deciding.cost_model import NO_OVERLAP
 from atoll.controller.deciding.given import MAX_BATCH_CHANGE, MIN_GAIN, MIN_INTERVAL_S, Given, lead_steps
 from atoll.controller.estimators.profile import node_model
 from atoll.controller.jobs.lifecycle import reconcile
-from atoll.controller.planners.batches.even import EvenInput, split_evenly
 from atoll.controller.planners.batches.goodput import GoodputInput, candidates_between, plan_goodput
+from atoll.controller.planners.batches.splits import EvenInput, split_evenly
 from atoll.controller.state.records import PlanRecord
 from atoll.step_estimators.estimates import NodeEstimate
 

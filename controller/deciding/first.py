@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from atoll.controller.deciding.given import Pins
 from atoll.controller.deciding.words import changed, listed, ratios
-from atoll.controller.planners.batches.even import EvenInput
-from atoll.controller.planners.batches.inverse_time import InverseTimeInput, InverseTimePlan, TimedNode
+from atoll.controller.planners.batches.splits import EvenInput, InverseTimeInput, InverseTimePlan, TimedNode
 from atoll.controller.planners.registry import EVEN, INVERSE_TIME, Decision
 from atoll.controller.state.records import PlanRecord
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from atoll.controller.planners.batches.admission import AdmissionInput, plan_admission
-from atoll.controller.planners.batches.even import EvenInput, split_evenly
 from atoll.controller.planners.batches.gns import GnsInput, estimate_gns
 from atoll.controller.planners.batches.goodput import GoodputInput, plan_goodput
-from atoll.controller.planners.batches.inverse_time import InverseTimeInput, split_by_inverse_time
 from atoll.controller.planners.batches.optperf import OptPerfInput, plan_optperf
+from atoll.controller.planners.batches.splits import EvenInput, InverseTimeInput, split_by_inverse_time, split_evenly
 from atoll.controller.planners.checkpoint_placement.placement import PlacementInput, plan_placement
 from atoll.controller.planners.islands.exchange_density import ExchangeDensityInput, plan_exchange_density
 from atoll.controller.planners.islands.one_island import OneIslandInput, compare_one_island

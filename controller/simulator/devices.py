@@ -12,9 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from atoll.controller.planners.batches.bounds import Bounds
 from atoll.controller.planners.batches.optperf import NodeModel
-from atoll.controller.planners.batches.water_filling import F64
+from atoll.controller.planners.batches.water_filling import F64, Bounds
 from atoll.controller.simulator.scenario import DeviceSection
 
 FORWARD_SHARE: Final = 1 / 3

@@ -8,7 +8,7 @@ from typing import Final
 
 from atoll.controller.deciding.given import Given
 from atoll.controller.deciding.next import next_plan
-from atoll.controller.planners.batches.bounds import Bounds
+from atoll.controller.planners.batches.water_filling import Bounds
 from atoll.controller.simulator.scenario import Scenario
 from atoll.controller.simulator.strategy_steps import Params
 from atoll.controller.state.records import PlanRecord
@@ -70,7 +70,7 @@ def lb_bsp(given: Given, bounds: Sequence[Bounds], scenario: Scenario) -> PlanRe
         slope = times[slow] / batches[slow] + times[fast] / batches[fast]
         count = min(LB_BSP_STEP, round((times[slow] - times[fast]) / slope))
         count = min(count, batches[slow] - bounds[slow].min_batch)
-        count = min(count, int(bounds[fast].ceiling(sum(batches))) - batches[fast])
+        count = min(count, bounds[fast].ceiling(sum(batches)) - batches[fast])
         if count > 0:
             batches[slow], batches[fast], moved = batches[slow] - count, batches[fast] + count, moved + count
     if not moved:

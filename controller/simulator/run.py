@@ -12,8 +12,13 @@ from atoll.controller.deciding.given import Given, Policy, lead_steps
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.run import RunEstimators, StepEstimator
 from atoll.controller.jobs.admission.admitting import AdmissionQuestion, RatedDevice, answer
-from atoll.controller.planners.batches.even import EvenInput, split_evenly
-from atoll.controller.planners.batches.inverse_time import InverseTimeInput, TimedNode, split_by_inverse_time
+from atoll.controller.planners.batches.splits import (
+    EvenInput,
+    InverseTimeInput,
+    TimedNode,
+    split_by_inverse_time,
+    split_evenly,
+)
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.devices import Ranks, SimulatedDevice
 from atoll.controller.simulator.learning import Learning, SampledNorms

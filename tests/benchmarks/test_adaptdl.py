@@ -9,7 +9,7 @@ from lab.adaptdl import ADAPTDL
 
 from atoll.controller.deciding.given import Given, Policy
 from atoll.controller.estimators.profile import NoiseEstimate, OverlapEstimate, Profile
-from atoll.controller.planners.batches.bounds import Bounds
+from atoll.controller.planners.batches.water_filling import Bounds
 from atoll.controller.simulator.scenario import Scenario
 from atoll.controller.state.records import PlanRecord
 from atoll.step_estimators.estimates import NodeEstimate, RankProfile

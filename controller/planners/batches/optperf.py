@@ -13,8 +13,7 @@ from typing import Annotated, Any, Final, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from atoll.controller.planners.batches.bounds import Bounds
-from atoll.controller.planners.batches.water_filling import F64, Levels, PiecewiseTimes, whole
+from atoll.controller.planners.batches.water_filling import F64, Bounds, Levels, PiecewiseTimes, fill
 from atoll.planning.schemas import MAX_NODES, MAX_SECONDS, Schema, Seconds, Share, TotalBatch
 
 Bottleneck = Literal["compute", "communication"]
@@ -95,17 +94,13 @@ def plan_optperf(given: OptPerfInput) -> OptPerfPlan:
 
     A node with a batch of 0 still takes part in the step, with its fixed cost. Raises NoFeasiblePlan."""
     times = step_times(given.nodes, given)
-    times.require(given.total_batch)
-    levels = Levels(times)
-    level = levels.levels(np.array([given.total_batch], dtype=np.float64))
-    continuous = levels.split(level)[0]
-    batches = whole(times, continuous, given.total_batch)
-    compute, communication = times.slope_2N * np.array(batches) + times.offset_2N
+    filled = fill(times, given.total_batch)
+    compute, communication = times.slope_2N * np.array(filled.batches) + times.offset_2N
     return OptPerfPlan(
-        tuple(batches),
-        tuple(continuous.tolist()),
+        filled.batches,
+        filled.continuous,
         float(np.maximum(compute, communication).max()),
-        max(float(level[0]), times.floor_s()),
+        max(filled.level_s, times.floor_s()),
         tuple("compute" if slower else "communication" for slower in (compute >= communication).tolist()),
     )
 

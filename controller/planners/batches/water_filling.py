@@ -13,9 +13,10 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import model_validator
 
-from atoll.controller.planners.batches.bounds import Bounds
 from atoll.errors import NoFeasiblePlan
+from atoll.planning.schemas import Samples, Schema
 
 F64 = NDArray[np.float64]
 
@@ -23,6 +24,26 @@ _MAX_CELLS: Final = 1_000_000
 """Cells, nodes times totals, of one pass: a few arrays of this many float64."""
 _FLAT_RATIO: Final = 1e-11
 """Ratio of slopes below which the flatter line counts as flat: it changes the step by less than this part."""
+
+
+class Bounds(Schema):
+    """Smallest and, if the node has a limit, largest number of samples of a node."""
+
+    min_batch: Samples = 0
+    max_batch: Samples | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Bounds:
+        if self.max_batch is not None and self.max_batch < self.min_batch:
+            raise ValueError(
+                f"has max_batch = {self.max_batch}, less than its min_batch = {self.min_batch}. "
+                "Raise one or lower the other"
+            )
+        return self
+
+    def ceiling(self, total: int) -> int:
+        """Return the most samples of `total` that this node may get."""
+        return total if self.max_batch is None else self.max_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +73,11 @@ class PiecewiseTimes:
         """Return a lower bound of any split's seconds: the slowest node with its least batch."""
         return float(self.at(self.low_N).max())
 
-    def holds(self, total: float) -> bool:
-        return bool(self.low_N.sum() <= total <= self.high_N.sum())
-
     def require(self, total: int) -> None:
         """Raise NoFeasiblePlan if the bounds cannot hold `total` samples."""
-        if not self.holds(total):
-            low, high = self.low_N.sum(), np.where(np.isinf(self.high_N), total, self.high_N).sum()
+        low = self.low_N.sum()
+        if not low <= total <= self.high_N.sum():
+            high = np.where(np.isinf(self.high_N), total, self.high_N).sum()
             raise NoFeasiblePlan(
                 f"total_batch = {total} does not fit the bounds, which allow {low:g} to {high:g} together. "
                 "Choose a total between them or widen max_batch"
@@ -146,6 +165,25 @@ class Levels:
 
     def _held(self, level_C: F64) -> F64:
         return np.asarray(self.split(level_C).sum(axis=1), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Fastest split of a total. batches: whole samples per node. continuous: before rounding; level_s: seconds with
+    that."""
+
+    batches: tuple[int, ...]
+    continuous: tuple[float, ...]
+    level_s: float
+
+
+def fill(times: PiecewiseTimes, total: int) -> Filled:
+    """Split `total` samples so that the slowest node takes the least time. Raises NoFeasiblePlan."""
+    times.require(total)
+    levels = Levels(times)
+    level_1 = levels.levels(np.array([total], dtype=np.float64))
+    continuous_N = levels.split(level_1)[0]
+    return Filled(tuple(whole(times, continuous_N, total)), tuple(continuous_N.tolist()), float(level_1[0]))
 
 
 def whole(times: PiecewiseTimes, continuous_N: F64, total: int) -> list[int]:

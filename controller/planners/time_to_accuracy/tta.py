@@ -18,9 +18,8 @@ from typing import Annotated, Final
 import numpy as np
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from atoll.controller.planners.batches.bounds import Bounds
 from atoll.controller.planners.batches.optperf import NodeModel
-from atoll.controller.planners.batches.water_filling import F64, Levels, PiecewiseTimes, whole
+from atoll.controller.planners.batches.water_filling import F64, Bounds, Levels, PiecewiseTimes, whole
 from atoll.controller.planners.islands.wire_bytes import MIN_SPARSITY, UpdateTraffic, update_density
 from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
 from atoll.errors import NoFeasiblePlan

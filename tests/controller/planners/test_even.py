@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from atoll.controller.planners.batches.bounds import Bounds
-from atoll.controller.planners.batches.even import EvenInput, split_evenly
+from atoll.controller.planners.batches.splits import EvenInput, split_evenly
+from atoll.controller.planners.batches.water_filling import Bounds
 from atoll.controller.planners.registry import PLANNERS
 from atoll.errors import BadInput, NoFeasiblePlan
 

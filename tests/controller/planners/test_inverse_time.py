@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from atoll.controller.planners.batches.bounds import Bounds
-from atoll.controller.planners.batches.inverse_time import InverseTimeInput, TimedNode, split_by_inverse_time
+from atoll.controller.planners.batches.splits import InverseTimeInput, TimedNode, split_by_inverse_time
+from atoll.controller.planners.batches.water_filling import Bounds
 from atoll.controller.planners.registry import PLANNERS
 from atoll.errors import BadInput, NoFeasiblePlan
 

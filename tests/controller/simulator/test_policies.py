@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from atoll.controller.deciding.given import Given, Policy
 from atoll.controller.estimators.profile import Profile
-from atoll.controller.planners.batches.bounds import Bounds
+from atoll.controller.planners.batches.water_filling import Bounds
 from atoll.controller.simulator.policies import POLICIES, SimulatedPolicy
 from atoll.controller.simulator.scenario import Scenario
 from atoll.controller.state.records import PlanRecord
