@@ -7,11 +7,12 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
 from atoll.errors import BadInput
@@ -42,16 +43,6 @@ class ProfileRequest:
     learning_rate: Rule
     samples: int | None = None
     batches: tuple[int, int] | None = None
-
-
-class Watcher(Protocol):
-    """Display of the progress."""
-
-    def began(self, document: Document, trial: Trial) -> None: ...
-
-    def stepped(self, steps: int) -> None: ...
-
-    def ended(self, document: Document, made: BaselineTrial | ProbeTrial) -> None: ...
 
 
 def prepared_by(command: Command, workers: int) -> Mapping[str, Any]:
@@ -114,24 +105,24 @@ def resumed(old: Document, new: Document, path: Path) -> Document:
     return old.model_copy(update=changes)
 
 
-def profile(document: Document, path: Path, command: Command, watcher: Watcher) -> Document:
-    """Run the missing trials one after the other, and write the finished profile to `path`.
+def run_trials(
+    document: Document, path: Path, command: Command, progress: Callable[[Trial, int], None]
+) -> Iterator[tuple[Document, BaselineTrial | ProbeTrial]]:
+    """Run the missing trials one after the other; yield the profile, as written to `path`, and its newest trial.
 
-    Raises as `trials.run`, and BadInput for losses that cannot be compared."""
+    progress: called with the trial and its finished steps. Raises as `trials.run`, and BadInput for losses that cannot
+    be compared."""
     while (trial := next_trial(document)) is not None:
-        watcher.began(document, trial)
+        progress(trial, 0)
         began_s = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="atoll-profile-") as folder:
-            reports = trials.run(command, trial, Path(folder), watcher.stepped)
+            reports = trials.run(command, trial, Path(folder), partial(progress, trial))
         _check_model(document, reports, command)
         made = outcome(document, trial, reports, time.monotonic() - began_s)
         kind = "baselines" if isinstance(made, BaselineTrial) else "probes"
         document = document.model_copy(update={kind: (*getattr(document, kind), made)})
         write(document, path)
-        watcher.ended(document, made)
-    document = finished(document)
-    write(document, path)
-    return document
+        yield document, made
 
 
 def next_trial(document: Document) -> Trial | None:

@@ -6,17 +6,17 @@ import contextlib
 import json
 import math
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from atoll.agent.runtime.step.state.fingerprint import fingerprint_of
+from atoll.agent.supervisor.processes import exits
 from atoll.agent.supervisor.processes.environment import TORCHRUN_VARIABLES
 from atoll.agent.supervisor.rendezvous_ports import RendezvousPorts
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, JobFailed
@@ -34,6 +34,9 @@ SMOOTHING: Final = 0.99
 _POLL_S: Final = 0.5
 _QUOTED_LINES: Final = 8
 _QUOTED_BYTES: Final = 16 * 1024
+
+
+Worker = subprocess.Popen[bytes]
 
 
 class ScriptFailed(JobFailed):
@@ -91,24 +94,42 @@ class StepLoss:
     loss: float
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """Report of one worker: what it prepares, its losses, its end."""
+    """Report of one worker: what it prepares, its losses, and whether it came to the trial's end."""
 
     prepared: Mapping[str, Any] | None = None
-    steps: list[StepLoss] = field(default_factory=list)
-    judged: list[StepLoss] = field(default_factory=list)
-    ended: Mapping[str, Any] | None = None
+    steps: Sequence[StepLoss] = ()
+    judged: Sequence[StepLoss] = ()
+    ended: bool = False
 
-    def add(self, line: Mapping[str, Any]) -> None:
-        match line["event"]:
-            case "prepared":
-                self.prepared = line
-            case "step" | "judged" as event:
-                seen = StepLoss(line["step"], line["local"], line["loss"])
-                (self.steps if event == "step" else self.judged).append(seen)
-            case "end":
-                self.ended = line
+    @property
+    def done(self) -> int:
+        """Return the number of finished steps."""
+        return len(self.steps) + len(self.judged)
+
+    @classmethod
+    def read(cls, folder: Path, rank: int) -> WorkerReport:
+        """Read everything that the worker has written so far."""
+        path = folder / f"rank-{rank}.jsonl"
+        *written, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]  # the last line may be half written
+        prepared, ended = None, False
+        losses: dict[str, list[StepLoss]] = {"step": [], "judged": []}
+        for line in written:
+            try:
+                told = json.loads(line)
+                if told["event"] == "prepared":
+                    prepared = told
+                elif told["event"] == "end":
+                    ended = True
+                else:
+                    losses[told["event"]].append(StepLoss(told["step"], told["local"], told["loss"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise AtollError(
+                    f"a worker wrote {line[:80]!r} into {path.name}, which is no line of a trial. Does the "
+                    "script call atoll.init more than once at a time?"
+                ) from error
+        return cls(prepared, losses["step"], losses["judged"], ended)
 
 
 def run(command: Command, trial: Trial, folder: Path, progress: Callable[[int], None]) -> list[WorkerReport]:
@@ -117,8 +138,8 @@ def run(command: Command, trial: Trial, folder: Path, progress: Callable[[int], 
     folder: empty, for the workers' files. progress: called with the number of finished steps. Raises ScriptFailed,
     BadInput for a script that does not use Atoll, DeadlineExceeded for one that hangs. None of the processes is left
     afterwards."""
-    with _Workers(command, trial, folder) as workers:
-        reports = workers.until_ended(progress)
+    with _started(command, trial, folder) as workers:
+        reports = _watch(command, trial, folder, workers, progress)
     check(command, trial, reports)
     return reports
 
@@ -136,9 +157,9 @@ def check(command: Command, trial: Trial, reports: Sequence[WorkerReport]) -> No
                 f"{command.script} trained without run.backward(loss), so no loss was reported. Call it in place of "
                 "loss.backward()"
             )
-        if trial.steps and one.ended is None:
+        if trial.steps and not one.ended:
             raise BadInput(
-                f"{command.script} ended by itself after {len(one.steps) + len(one.judged)} of {trial.all_steps} steps "
+                f"{command.script} ended by itself after {one.done} of {trial.all_steps} steps "
                 f"({trial}). Let it train for more epochs, or give fewer --samples"
             )
 
@@ -187,137 +208,83 @@ def smoothed(batches: Sequence[tuple[int, float]], reference_batch: int) -> floa
     return average / weight if weight else math.nan
 
 
-class _Workers:
-    """Processes of one trial."""
-
-    def __init__(self, command: Command, trial: Trial, folder: Path) -> None:
-        self._command, self._trial, self._folder = command, trial, folder
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._pidfds: list[int] = []
-        self._files = [_ReportFile(folder / f"rank-{rank}.jsonl") for rank in range(trial.workers)]
-
-    def __enter__(self) -> _Workers:
-        with contextlib.ExitStack() as on_error:
-            on_error.callback(self._end)
-            with contextlib.closing(RendezvousPorts()) as ports:
-                port = ports.held[0]
-                ports.release(port)
-                for rank in range(self._trial.workers):
-                    self._start(rank, port)
-            on_error.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def _start(self, rank: int, port: int) -> None:
-        command, world_size = self._command, self._trial.workers
-        asked = asdict(self._trial) | {"directory": str(self._folder.absolute())}
-        del asked["workers"]
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
-        threads = str(max(1, (os.cpu_count() or 1) // world_size))
-        env = {"OMP_NUM_THREADS": threads, **inherited, **command.env, "PYTHONUNBUFFERED": "1"}
-        env = {name: value for name, value in env.items() if name not in TORCHRUN_VARIABLES} | {
-            "ATOLL_PROBE": json.dumps(asked)
-        }
-        if world_size > 1:
-            env |= {
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
-                "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            }  # fmt: skip
-        with command.log(rank).open("wb") as log:
-            process = subprocess.Popen(
-                die_with_parent.command([sys.executable, str(command.script), *command.args], signal.SIGKILL),
-                env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
-        self._processes.append(process)
-        self._pidfds.append(os.pidfd_open(process.pid))
-
-    def until_ended(self, progress: Callable[[int], None]) -> list[WorkerReport]:
-        steps = -1
-        deadline = time.monotonic() + PREPARE_TIMEOUT_S
-        while (left := self._running()) and not any(self._codes().values()):
-            select.select(left, [], [], _POLL_S)
-            reports = [file.read() for file in self._files]
-            done = min(len(one.steps) + len(one.judged) for one in reports)
-            if done > steps and all(one.prepared for one in reports):
-                steps = done
-                progress(done)
-                ending = self._trial.all_steps <= done
-                deadline = time.monotonic() + (ENDING_TIMEOUT_S if ending else SILENCE_TIMEOUT_S)
-            if time.monotonic() > deadline:
-                raise self._late(prepared=all(one.prepared for one in reports))
-        self._check_exits()
-        return [file.read() for file in self._files]
-
-    def _running(self) -> list[int]:
-        """Return the descriptors of the workers that have not ended."""
-        return [fd for fd, process in zip(self._pidfds, self._processes, strict=True) if process.poll() is None]
-
-    def _codes(self) -> dict[int, int | None]:
-        """Return each rank's exit code; None where it had not ended at the last look."""
-        return {rank: process.returncode for rank, process in enumerate(self._processes)}
-
-    def _check_exits(self) -> None:
-        if not any(self._codes().values()):
-            return
-        ends_s = time.monotonic() + ENDING_TIMEOUT_S
-        while (left := self._running()) and culprit(self._codes()) is None and time.monotonic() < ends_s:
-            select.select(left, [], [], _POLL_S)
-        codes = {rank: code for rank, code in self._codes().items() if code}
-        rank = culprit(codes)
-        assert rank is not None
-        how = f"exit code {codes[rank]}" if codes[rank] > 0 else f"signal {signal.Signals(-codes[rank]).name}"
-        log = self._command.log(rank)
-        raise ScriptFailed(
-            f"{self._command.script} ended with {how} ({self._trial}, worker {rank}). Its output: {log}",
-            last_lines(log),
-        )
-
-    def _late(self, *, prepared: bool) -> AtollError:
-        script, log = self._command.script, self._command.log(0)
-        if prepared:
-            return DeadlineExceeded(
-                f"{script} finished no step for {SILENCE_TIMEOUT_S:.0f} s ({self._trial}). Its output: {log}"
-            )
-        return BadInput(
-            f"{script} did not come to run.prepare within {PREPARE_TIMEOUT_S:.0f} s. Does it use atoll? Its output: "
-            f"{log}"
-        )
-
-    def _end(self) -> None:
-        for process in self._processes:
+@contextlib.contextmanager
+def _started(command: Command, trial: Trial, folder: Path) -> Iterator[list[Worker]]:
+    """Start the workers, by rank; kill what is left of them and their children at the end."""
+    workers: list[Worker] = []
+    try:
+        with contextlib.closing(RendezvousPorts()) as ports:
+            port = ports.held[0]
+            ports.release(port)
+            workers.extend(_start(command, trial, folder, rank, port) for rank in range(trial.workers))
+        yield workers
+    finally:
+        for worker in workers:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # also children of the script, such as a loader's workers
-        for process in self._processes:
-            process.wait(timeout=10)
-        for fd in self._pidfds:
-            os.close(fd)
+                os.killpg(worker.pid, signal.SIGKILL)  # also children of the script, such as a loader's workers
+        for worker in workers:
+            worker.wait(timeout=10)
 
 
-class _ReportFile:
-    """File of a worker that grows line by line."""
+def _start(command: Command, trial: Trial, folder: Path, rank: int, port: int) -> Worker:
+    asked = asdict(trial) | {"directory": str(folder.absolute())}
+    size = asked.pop("workers")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
+    threads = str(max(1, (os.cpu_count() or 1) // size))
+    env = {"OMP_NUM_THREADS": threads, **inherited, **command.env, "PYTHONUNBUFFERED": "1"}
+    env = {name: value for name, value in env.items() if name not in TORCHRUN_VARIABLES}
+    env["ATOLL_PROBE"] = json.dumps(asked)
+    if size > 1:
+        env |= {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        }  # fmt: skip
+    with command.log(rank).open("wb") as log:
+        return subprocess.Popen(
+            die_with_parent.command([sys.executable, str(command.script), *command.args], signal.SIGKILL),
+            env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
 
-    def __init__(self, path: Path) -> None:
-        self._report, self._path, self._read_bytes = WorkerReport(), path, 0
 
-    def read(self) -> WorkerReport:
-        """Return everything so far."""
-        if not self._path.exists():
-            return self._report
-        with self._path.open("rb") as file:
-            file.seek(self._read_bytes)
-            *lines, _ = file.read().split(b"\n")
-        for line in lines:
-            self._read_bytes += len(line) + 1
-            try:
-                self._report.add(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
-                raise AtollError(
-                    f"a worker wrote {line[:80]!r} into {self._path.name}, which is no line of a trial. Does the "
-                    "script call atoll.init more than once at a time?"
-                ) from error
-        return self._report
+def _watch(
+    command: Command, trial: Trial, folder: Path, workers: Sequence[Worker], progress: Callable[[int], None]
+) -> list[WorkerReport]:
+    """Wait until all workers have ended; return their reports. Raises ScriptFailed and DeadlineExceeded."""
+    steps, failed, deadline_s = -1, False, time.monotonic() + PREPARE_TIMEOUT_S
+    while any(running := [worker for worker in workers if worker.poll() is None]):
+        codes = {rank: worker.returncode for rank, worker in enumerate(workers)}
+        if any(codes.values()) and not failed:
+            failed, deadline_s = True, time.monotonic() + ENDING_TIMEOUT_S
+        if failed and (culprit(codes) is not None or time.monotonic() > deadline_s):
+            break
+        reports = [WorkerReport.read(folder, rank) for rank in range(trial.workers)]
+        prepared, done = all(one.prepared for one in reports), min(one.done for one in reports)
+        if prepared and done > steps:
+            steps = done
+            progress(done)
+            if not failed:
+                deadline_s = time.monotonic() + (ENDING_TIMEOUT_S if trial.all_steps <= done else SILENCE_TIMEOUT_S)
+        if time.monotonic() > deadline_s:
+            raise _late(command, trial, prepared=prepared)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running[0].wait(_POLL_S)
+    failures = {rank: worker.returncode for rank, worker in enumerate(workers) if worker.returncode}
+    if (rank := culprit(failures)) is not None:
+        code, log = failures[rank], command.log(rank)
+        how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
+        raise ScriptFailed(
+            f"{command.script} ended with {how} ({trial}, worker {rank}). Its output: {log}", last_lines(log)
+        )
+    return [WorkerReport.read(folder, rank) for rank in range(trial.workers)]
+
+
+def _late(command: Command, trial: Trial, *, prepared: bool) -> AtollError:
+    script, log = command.script, command.log(0)
+    if prepared:
+        return DeadlineExceeded(f"{script} finished no step for {SILENCE_TIMEOUT_S:.0f} s ({trial}). Its output: {log}")
+    return BadInput(
+        f"{script} did not come to run.prepare within {PREPARE_TIMEOUT_S:.0f} s. Does it use atoll? Its output: {log}"
+    )
 
 
 def culprit(codes: Mapping[int, int | None]) -> int | None:
@@ -335,5 +302,4 @@ def last_lines(log: Path) -> list[str]:
     """Return the end of a worker's output."""
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _QUOTED_BYTES))
-        text = file.read().decode(errors="replace")
-    return [line for line in text.splitlines() if line.strip()][-_QUOTED_LINES:]
+        return exits.last_lines(file.read(), _QUOTED_LINES)

@@ -43,7 +43,6 @@ def profile(
     config: Annotated[
         Path | None, typer.Option(help="Job file (TOML): gives script, args, env, seed and the strategy's settings.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the profile with its uncertainty.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure how compression and the total batch change a model's convergence.
@@ -63,8 +62,6 @@ def profile(
         raise BadInput(f"--samples {samples} must be at least 1. Leave it out for half the dataset")
     wanted_batches = batch_range("--batch", batch)
     need("skopt", "profile")
-    if plot is not None:
-        _check_plot(plot)
     job = _job(config, script, args)
     path = out if out is not None else Path(f"{Path(str(job.script)).stem}.profile.json")
     _check_devices(workers)
@@ -81,22 +78,11 @@ def profile(
     command = _command(job, path)
     document = _begin(command, wanted, path)
     document = _run(document, path, command)
-    if plot is not None:
-        from atoll.profiling.plot import draw
-
-        draw(document, plot)
-        terminal.note(f"plot: {plot}")
     if as_json:
         terminal.print_json(document.model_dump(mode="json"))
     else:
         _show(document)
     terminal.note(f'profile: {path}   in a job file: [adapt] profile = "{path}"')
-
-
-def _check_plot(path: Path) -> None:
-    need("matplotlib", "profile")
-    if path.suffix not in {".png", ".svg", ".pdf"} or not path.absolute().parent.is_dir():
-        raise BadInput(f"--plot {path} must end in .png, .svg or .pdf, in a folder that is there. Name another file")
 
 
 def _job(config: Path | None, script: Path | None, args: list[str] | None) -> JobFile:
@@ -168,13 +154,19 @@ def _begin(command: Command, wanted: ProfileRequest, path: Path) -> Document:
 def _run(document: Document, path: Path, command: Command) -> Document:
     from atoll.cli.render.trial_progress import shown
     from atoll.profiling import profiler
+    from atoll.profiling.document import write
     from atoll.profiling.trials import ScriptFailed
 
     if document.complete:
         return document
     try:
-        with shown(document) as watcher:
-            return profiler.profile(document, path, command, watcher)
+        with shown(document) as display:
+            tried = document
+            for tried, made in profiler.run_trials(document, path, command, display.stepped):
+                display.ended(tried, made)
+        done = profiler.finished(tried)
+        write(done, path)
+        return done
     except ScriptFailed as error:
         for line in error.last_lines:
             terminal.note(f"  | {terminal.printable(line)}")

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 @contextmanager
 def shown(document: Document) -> Iterator[TrialProgress]:
     """Show the progress while the profile is made."""
-    if not sys.stderr.isatty():
-        yield TrialProgress()
-        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -32,23 +29,13 @@ def shown(document: Document) -> Iterator[TrialProgress]:
         TimeElapsedColumn(),
         console=Console(stderr=True, highlight=False),
         transient=True,
+        disable=not sys.stderr.isatty(),
     )
     with bars:
-        yield TrialBars(bars, document)
+        yield TrialProgress(bars, document)
 
 
 class TrialProgress:
-    """Prints each trial that has ended."""
-
-    def began(self, document: Document, trial: Trial) -> None: ...
-
-    def stepped(self, steps: int) -> None: ...
-
-    def ended(self, document: Document, made: BaselineTrial | ProbeTrial) -> None:
-        terminal.note(in_words(document, made))
-
-
-class TrialBars(TrialProgress):
     """Bars of all probes and of the current trial's steps, below the trials that have ended."""
 
     def __init__(self, bars: Progress, document: Document) -> None:
@@ -56,14 +43,15 @@ class TrialBars(TrialProgress):
         self._all = bars.add_task("probes", total=document.wanted_probes, completed=len(document.probes))
         self._steps = bars.add_task("starting", total=None)
 
-    def began(self, document: Document, trial: Trial) -> None:
-        self._bars.reset(self._steps, total=trial.all_steps, description=str(trial))
-
-    def stepped(self, steps: int) -> None:
+    def stepped(self, trial: Trial, steps: int) -> None:
+        """Show the finished steps of a trial."""
+        if steps == 0:
+            self._bars.reset(self._steps, total=trial.all_steps, description=str(trial))
         self._bars.update(self._steps, completed=steps)
 
     def ended(self, document: Document, made: BaselineTrial | ProbeTrial) -> None:
-        self._bars.console.print(in_words(document, made))
+        """Print the document's newest trial."""
+        terminal.note(in_words(document, made))
         self._bars.update(self._all, completed=len(document.probes))
 
 

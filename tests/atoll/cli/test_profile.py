@@ -36,8 +36,8 @@ def run(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
 
 
 def test_interrupted_at_the_probe_the_same_command_goes_on(tmp_path: Path) -> None:
-    """1. Ctrl-C while the probe runs: exit code 130, its baseline is on disk. 2. The same command makes the probe and a
-    plot. 3. No checkpoint was made: the script asks for one at every step, but a trial leaves nothing but the profile
+    """1. Ctrl-C while the probe runs: exit code 130, its baseline is on disk. 2. The same command makes the
+    probe. 3. No checkpoint was made: the script asks for one at every step, but a trial leaves nothing but the profile
     and its logs. (Each trial imports torch twice, which is what this test's time goes to.)"""
     path = tmp_path / "p.json"
     first = command(tmp_path, str(SCRIPT), *QUICK, "--out", "p.json")
@@ -55,16 +55,15 @@ def test_interrupted_at_the_probe_the_same_command_goes_on(tmp_path: Path) -> No
     begun = read(path)
     assert [len(begun.baselines), len(begun.probes)] == [1, 0]
 
-    code, out, err = run(tmp_path, str(SCRIPT), *QUICK, "--out", "p.json", "--plot", "p.png")
+    code, out, err = run(tmp_path, str(SCRIPT), *QUICK, "--out", "p.json")
     assert code == 0, err
     assert "p.json has 0 of 1 probes; going on" in err
     assert out.splitlines()[1].split() == ["SPARSITY", "12"]
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     done = read(path)
     assert done.baselines == begun.baselines
     assert len(done.probes) == 1
     assert load_profile(path)["surrogate"]["batches"] == [12]
-    assert {one.name for one in tmp_path.iterdir()} == {"p.json", "p.png", "p.logs"}
+    assert {one.name for one in tmp_path.iterdir()} == {"p.json", "p.logs"}
 
 
 def test_a_script_that_dies_is_quoted_and_its_log_named(tmp_path: Path) -> None:
@@ -97,8 +96,6 @@ def test_a_script_without_atoll_is_told_so(tmp_path: Path) -> None:
         (["t.py", "--batch", "64"], "--batch '64' is not MIN:MAX"),
         (["t.py", "--batch", "64:32"], "--batch '64:32' is not MIN:MAX"),
         (["t.py", "--config", "gone.toml"], "job file gone.toml is not there"),
-        (["t.py", "--plot", "p.gif"], "--plot p.gif must end in .png"),
-        (["t.py", "--plot", "gone/p.png"], "--plot gone/p.png must end in .png, .svg or .pdf, in a folder that is"),
         (["t.py", "--out", "t.py"], "profile t.py, as a whole"),
     ],
 )

@@ -56,7 +56,7 @@ def test_nothing_is_left_when_all_probes_are_there_and_more_may_be_asked_for() -
 def told(losses: list[float], judged: list[float]) -> list[WorkerReport]:
     steps = [StepLoss(number, 4, loss) for number, loss in enumerate(losses)]
     behind = [StepLoss(len(losses) + number, 4, loss) for number, loss in enumerate(judged)]
-    return [WorkerReport(prepared={}, steps=steps, judged=behind, ended={})]
+    return [WorkerReport(prepared={}, steps=steps, judged=behind, ended=True)]
 
 
 TRIAL = Trial(workers=2, steps=2, judged_steps=1, batch=8, sparsity=0.9)

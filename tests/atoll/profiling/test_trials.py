@@ -17,7 +17,7 @@ STEPS = [StepLoss(step, 24, 1.0) for step in range(10)]
 
 
 def test_one_that_did_what_was_asked_is_fine() -> None:
-    trials.check(COMMAND, TRIAL, [WorkerReport(prepared={}, steps=STEPS, judged=STEPS[:2], ended={})])
+    trials.check(COMMAND, TRIAL, [WorkerReport(prepared={}, steps=STEPS, judged=STEPS[:2], ended=True)])
     trials.check(COMMAND, Trial(workers=1), [WorkerReport(prepared={})])
 
 
@@ -25,7 +25,7 @@ def test_one_that_did_what_was_asked_is_fine() -> None:
     ("told", "said"),
     [
         (WorkerReport(), "train.py ended without run.prepare; only scripts that train through atoll.init"),
-        (WorkerReport(prepared={}, ended={}), "train.py trained without run.backward"),
+        (WorkerReport(prepared={}, ended=True), "train.py trained without run.backward"),
         (
             WorkerReport(prepared={}, steps=STEPS),
             r"after 10 of 12 steps \(batch 24, dense\). Let it train for",
