@@ -173,7 +173,7 @@ class Strategy:
     help. From session, model and EngineParts to an exit code."""
 
     controller: str = ""
-    """The controller half, atoll.controller.deciding.controller_half; empty where the split of the batch is all there
+    """The controller half, atoll.controller.deciding.given; empty where the split of the batch is all there
     is to decide."""
 
     steps_for_one: float = 0.0

@@ -8,23 +8,28 @@ from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeEstimate:
-    """A rank with a local batch of b loads, forwards and updates for q b + s seconds and goes backward for k b + m.
+class StepLine:
+    """Time of a step with a local batch of b: load, forward and update take q b + s seconds, backward k b + m.
 
-    error: relative standard error of the predicted q b + s + k b + m at a fifth below and above the newest batch.
-    low_batch, high_batch: between which it was fitted.
-    """
+    error: relative standard error of the whole."""
 
     q: float
     s: float
     k: float
     m: float
     error: float
-    low_batch: int
-    high_batch: int
 
     def compute_s(self, batch: float) -> float:
         return (self.q + self.k) * batch + self.s + self.m
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEstimate(StepLine):
+    """Line of a measured rank. error: at a fifth below and above the newest batch. low_batch, high_batch: range of the
+    batches that it was fitted to."""
+
+    low_batch: int
+    high_batch: int
 
 
 class BatchPoint(NamedTuple):

@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 
 from atoll.controller.estimators.profile import OverlapEstimate, Profile
-from atoll.step_estimators.estimates import NodeEstimate, RankProfile
+from atoll.controller.planners.batches.optperf import step_lines
+from atoll.step_estimators.estimates import NodeEstimate, RankProfile, StepLine
 
 NO_OVERLAP: Final = OverlapEstimate(gamma=0.0, t_o=0.0, t_u=0.0, error_s=0.0)
 ERROR_DISTANCE: Final = 0.2
@@ -28,22 +29,13 @@ _LOG_2: Final = math.log(2)
 _SQRT_2_PI: Final = math.sqrt(2 * math.pi)
 
 
-def rank_times(
-    estimates: Sequence[NodeEstimate], overlap: OverlapEstimate | None, batches: Sequence[int]
-) -> list[float]:
-    """Return the time until each rank's step ends, were it alone with its communication, in seconds:
-
-        T_i(b) = max(q b + s + k b + m + t_u,  q b + s + gamma (k b + m) + t_o + t_u)
-
-    Source: Cannikin, Eq. 7."""
+def rank_times(lines: Sequence[StepLine], overlap: OverlapEstimate | None, batches: Sequence[int]) -> list[float]:
+    """Return the time until each rank's step ends, were it alone with its communication, in seconds (Eq. 7)."""
     known = overlap or NO_OVERLAP
-    return [
-        max(
-            e.compute_s(b) + known.t_u,
-            e.q * b + e.s + known.gamma * (e.k * b + e.m) + known.t_o + known.t_u,
-        )
-        for e, b in zip(estimates, batches, strict=True)
-    ]
+    qskm_N4 = np.array([(e.q, e.s, e.k, e.m) for e in lines], dtype=np.float64)
+    slope_2N, offset_2N = step_lines(qskm_N4, known.gamma, known.t_o, known.t_u)
+    times_s: list[float] = (slope_2N * np.array(batches) + offset_2N).max(axis=0).tolist()
+    return times_s
 
 
 def expected_step_s(ranks: Sequence[RankProfile], times_s: Sequence[float]) -> float:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from atoll.controller.deciding.controller_half import ControllerHalf
 from atoll.controller.estimators.profile import Profile
+from atoll.controller.estimators.run import StepEstimator
 from atoll.controller.planners.registry import Decision
 from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
 from atoll.controller.state.records import PlanRecord
 from atoll.step_estimators.estimates import RankProfile
+from atoll.strategies import registry
+from atoll.strategies.declaration import load
 
 MIN_GAIN: Final = 0.05
 """Least share by which a new plan must promise to shorten the step. It must also exceed two standard errors of what was
@@ -30,6 +32,29 @@ def lead_steps(step_s: float) -> int:
 
     Two are enough for long steps, and each further one runs under a plan that no longer fits."""
     return min(2 + int(DELIVERY_S / step_s), MAX_LEAD_STEPS) if step_s > 0 else MAX_LEAD_STEPS
+
+
+class ControllerHalf(Protocol):
+    """Made from a strategy's settings. Pure: time is an argument."""
+
+    def estimator(self) -> StepEstimator | None:
+        """Make the estimator of one run's steps for what only this strategy needs; None if it needs nothing."""
+        ...
+
+    def next_plan(self, given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
+        """Return the plan after the present one; None if only the split of the batch is to be decided.
+
+        ranks: all ranks, as measured under the present plan. Raises NoFeasiblePlan."""
+        ...
+
+
+def controller_half(strategy: str, settings: Mapping[str, Any]) -> ControllerHalf | None:
+    """Make a strategy's controller half, None if it has none. settings: as recorded."""
+    declared = registry.find(strategy)
+    if not declared.controller:
+        return None
+    half: ControllerHalf = load(declared.controller)(declared.settings.model_validate(dict(settings)))
+    return half
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,38 @@
-"""Decides when a run gets a new plan, and which. The planner's input and output are recorded with every plan."""
+"""Decides when a run gets a new plan, and which. The planner's input and output are recorded with every plan.
+
+A fixed total batch is split by Eq. 8 until every rank was measured with two batches, then by OptPerf."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Final
+
 from atoll.controller.deciding.batch import explore_batch, next_batch
-from atoll.controller.deciding.given import MIN_INTERVAL_S, Given
-from atoll.controller.deciding.split import next_split
+from atoll.controller.deciding.cost_model import (
+    NO_OVERLAP,
+    change_uncertainty_s,
+    expected_step_s,
+    is_near_best,
+    least_step_s,
+    predicted_step_s,
+    rank_times,
+)
+from atoll.controller.deciding.first import by_time, least_batch
+from atoll.controller.deciding.given import MIN_GAIN, MIN_INTERVAL_S, Given, plan_after
+from atoll.controller.deciding.words import listed, ratios
+from atoll.controller.estimators.profile import node_model
+from atoll.controller.planners.batches.optperf import NodeModel, OptPerfInput
+from atoll.controller.planners.registry import OPTPERF
 from atoll.controller.state.records import PlanRecord
 from atoll.errors import NoFeasiblePlan
-from atoll.step_estimators.estimates import RankProfile
+from atoll.step_estimators.estimates import NodeEstimate, RankProfile
+
+NEARER_CHANGES: Final = (1.2, 1.1)
+"""Largest factors by which batches change if the best split is too far to be sure of. A rank's time is less uncertain
+the less its batch changes, and steps with the nearer split teach more about it."""
+MIN_SPLIT_GAIN: Final = 0.03
+"""MIN_GAIN where the step's model is known: its plans do not lead away from the best split."""
 
 
 def next_plan(given: Given) -> PlanRecord | None:
@@ -38,7 +63,102 @@ def next_plan(given: Given) -> PlanRecord | None:
     return _split(given, ranks)
 
 
-def _split(given: Given, ranks: list[RankProfile]) -> PlanRecord | None:
+def _split(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
+    """Return the plan with a better split, None while the present one is good enough."""
     if given.policy.fixed_split or len(ranks) < 2:
         return None
-    return next_split(given, ranks)
+    estimates = [rank.estimate for rank in ranks if rank.estimate is not None]
+    if len(estimates) < len(ranks) or given.policy.split == "inverse-time":
+        return _by_inverse_time(given, ranks)
+    return _by_optperf(given, ranks, estimates)
+
+
+def _by_inverse_time(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
+    total = sum(rank.local_batch for rank in ranks)
+    if total < len(ranks) or any(rank.local_batch == 0 for rank in ranks):
+        return None
+    times = [rank.compute_s / rank.local_batch for rank in ranks]
+    if is_near_best([rank.compute_s for rank in ranks], total / sum(1 / time for time in times), MIN_GAIN):
+        return None
+    decision = by_time(times, total)
+    batches = decision.plan.batches
+    before = [rank.local_batch for rank in ranks]
+    old_s = expected_step_s(ranks, [rank.compute_s for rank in ranks])
+    new_s = expected_step_s(ranks, [time * batch for time, batch in zip(times, batches, strict=True)])
+    unsure_s = 2 * max(rank.compute_error_s for rank in ranks)
+    if not new_s < old_s - max(MIN_GAIN * old_s, unsure_s) or _won_nothing(given.current, old_s):
+        return None
+    reason = (
+        f"device speeds {ratios(times)}: local batches {listed(before)} → {listed(batches)}, "
+        f"step {old_s:.3g} → {new_s:.3g} s predicted"
+    )
+    return plan_after(
+        given,
+        decision,
+        shares=tuple(map(float, batches)),
+        reason=reason,
+        measured_s=old_s,
+        predicted_s=predicted_step_s(given.profile, old_s, new_s),
+    )
+
+
+def _won_nothing(current: PlanRecord, measured_s: float) -> bool:
+    """Return True if `current` left the step as long as it was.
+
+    Then the time does not follow the batch (a fixed cost rules), and more of the same would only starve the slower
+    ranks. A step that became much longer is another matter."""
+    return current.measured_s * (1 - MIN_GAIN / 2) < measured_s < current.measured_s * (1 + 2 * MIN_GAIN)
+
+
+def _by_optperf(given: Given, ranks: Sequence[RankProfile], estimates: Sequence[NodeEstimate]) -> PlanRecord | None:
+    """Return the plan with the best split, or with the best near the present one if the former is too uncertain."""
+    before = [rank.local_batch for rank in ranks]
+    low, overlap = least_batch(sum(before), len(ranks)), given.profile.overlap or NO_OVERLAP
+    times_s = rank_times(estimates, overlap, before)
+    if is_near_best(times_s, least_step_s(estimates, sum(before)) + overlap.t_u, MIN_SPLIT_GAIN):
+        return None
+    old_s = expected_step_s(ranks, times_s)
+    unsure_s = 2 * max(ranks, key=lambda rank: rank.compute_s).compute_error_s
+    for max_change in (None, *NEARER_CHANGES):
+        decision = OPTPERF.decide(
+            OptPerfInput.of_measured(
+                total_batch=sum(before),
+                nodes=tuple(_within(max_change, low, e, b) for e, b in zip(estimates, before, strict=True)),
+                gamma=overlap.gamma,
+                t_o=overlap.t_o,
+                t_u=overlap.t_u,
+            )
+        )
+        batches = decision.plan.batches
+        then_s = rank_times(estimates, overlap, batches)
+        new_s = expected_step_s(ranks, then_s)
+        if not new_s < old_s * (1 - MIN_SPLIT_GAIN):
+            return None
+        unsure = change_uncertainty_s(ranks, estimates, batches)
+        if expected_step_s(ranks, [a + b for a, b in zip(then_s, unsure, strict=True)]) < old_s - unsure_s:
+            break
+    else:
+        return None
+    bound = decision.plan.bottlenecks.count("communication")
+    reason = (
+        f"device speeds {ratios([e.compute_s(sum(before) / len(ranks)) for e in estimates])}: local batches "
+        f"{listed(before)} → {listed(batches)}, step {old_s:.3g} → {new_s:.3g} s predicted"
+        + (f" ({bound} of {len(ranks)} ranks wait for communication)" if bound else "")
+    )
+    return plan_after(
+        given,
+        decision,
+        shares=tuple(map(float, batches)),
+        reason=reason,
+        measured_s=max(rank.compute_s for rank in ranks),
+        predicted_s=predicted_step_s(given.profile, old_s, new_s),
+    )
+
+
+def _within(max_change: float | None, low: int, estimate: NodeEstimate, batch: int) -> NodeModel:
+    """Return the rank's model, its batch within the factor `max_change` of the present one."""
+    if max_change is None:
+        return node_model(estimate, low)
+    return node_model(
+        estimate, max(min(low, batch), math.floor(batch / max_change)), max(low, math.ceil(batch * max_change))
+    )

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from atoll.controller.deciding.controller_half import controller_half
-from atoll.controller.deciding.given import Given, Policy, lead_steps
+from atoll.controller.deciding.given import Given, Policy, controller_half, lead_steps
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.run import RunEstimators, StepEstimator
 from atoll.controller.jobs.admission.admitting import AdmissionQuestion, RatedDevice, answer

@@ -24,7 +24,7 @@ MAX_SHOWN_RUNS: Final = 3
 
 
 class CompressedController:
-    """Controller half of one job. See atoll.controller.deciding.controller_half."""
+    """Controller half of one job. See atoll.controller.deciding.given."""
 
     def __init__(self, settings: Compressed) -> None:
         self._settings = settings

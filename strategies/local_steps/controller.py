@@ -49,7 +49,7 @@ MOST_EVERY: Final = 8
 
 
 class LocalStepsController:
-    """Controller half of one job. See atoll.controller.deciding.controller_half."""
+    """Controller half of one job. See atoll.controller.deciding.given."""
 
     def __init__(self, settings: LocalSteps) -> None:
         self._settings = settings

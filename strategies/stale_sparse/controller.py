@@ -44,7 +44,7 @@ costs the workers. It knows too little of a model to send more than its user req
 
 
 class StaleSparseController:
-    """Controller half of one job. See atoll.controller.deciding.controller_half."""
+    """Controller half of one job. See atoll.controller.deciding.given."""
 
     def __init__(self, settings: StaleSparse) -> None:
         self._value_bytes = VALUE_BYTES[settings.values]

@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from atoll.controller.deciding.cost_model import NO_OVERLAP, rank_times
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.planners.batches.admission import AdmissionInput, AdmissionPlan, Offer
 from atoll.controller.planners.batches.goodput import candidates_between
 from atoll.controller.planners.batches.optperf import NodeModel, Overlap
 from atoll.controller.planners.registry import ADMISSION, Decision
 from atoll.errors import NoFeasiblePlan
-from atoll.step_estimators.estimates import NodeEstimate, RankProfile
+from atoll.step_estimators.estimates import NodeEstimate, RankProfile, StepLine
 
 LEARNED_ERROR: Final = 0.05
 WORK_ERROR: Final = 0.1
@@ -81,23 +82,18 @@ class AdmissionAnswer:
     planned: AdmissionDecision | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """NodeModel and its error: relative, of its time with its part of the batch in a larger run. coarse:
-    what a step costs whatever its batch is not known, and counted as none."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model(StepLine):
+    """Model of a worker or an offer. error: with its part of the batch in a larger run. coarse: the fixed cost of a
+    step is not known, and counted as none."""
 
-    q: float
-    s: float
-    k: float
-    m: float
-    error: float
     coarse: bool = False
 
     def per_sample_s(self, batch: float) -> float:
         return self.q + self.k + (self.s + self.m) / batch
 
     def times(self, factor: float, error: float) -> _Model:
-        return _Model(self.q * factor, self.s * factor, self.k * factor, self.m * factor, error)
+        return _Model(q=self.q * factor, s=self.s * factor, k=self.k * factor, m=self.m * factor, error=error)
 
 
 def answer(question: AdmissionQuestion) -> AdmissionAnswer | None:
@@ -215,9 +211,10 @@ def _model(rank: RankProfile, smaller: float) -> _Model:
     if known is not None and known.q + known.k > 0:
         error = known.error * _reach(known, rank.local_batch * smaller)
         if error <= UNSURE:
-            return _Model(known.q, known.s, known.k, known.m, error)
+            return _Model(q=known.q, s=known.s, k=known.k, m=known.m, error=error)
     per_sample_s = rank.compute_s / rank.local_batch
-    return _Model(per_sample_s, 0.0, 0.0, 0.0, rank.compute_error_s / rank.compute_s, coarse=True)
+    error = rank.compute_error_s / rank.compute_s
+    return _Model(q=per_sample_s, s=0.0, k=0.0, m=0.0, error=error, coarse=True)
 
 
 def _reach(known: NodeEstimate, batch: float) -> float:
@@ -261,13 +258,9 @@ def _uncertainty(profile: Profile, models: Sequence[_Model]) -> float:
 def _overlaps(profile: Profile, models: Sequence[_Model]) -> tuple[Overlap, Overlap]:
     """Return the overlap of the run, and with one more worker: a ring carries (n - 1) / n of the gradients twice.
     Time beyond what the models explain is the same on both sides, so it counts as time after everything."""
-    ranks, overlap = len(models), profile.overlap
-    gamma, t_o, t_u = (overlap.gamma, overlap.t_o, overlap.t_u) if overlap else (0.0, 0.0, 0.0)
-    step_s = 0.0
-    for rank, model in enumerate(models):
-        batch = profile.ranks[rank].local_batch
-        own_s, backward_s = (model.q * batch + model.s), (model.k * batch + model.m)
-        step_s = max(step_s, own_s + backward_s + t_u, own_s + gamma * backward_s + t_o + t_u)
+    ranks, overlap = len(models), profile.overlap or NO_OVERLAP
+    gamma, t_o, t_u = overlap.gamma, overlap.t_o, overlap.t_u
+    step_s = max(rank_times(models, overlap, [profile.ranks[rank].local_batch for rank in range(ranks)]))
     rest_s = max(profile.step_s - step_s, 0.0)
     more = ranks**2 / (ranks**2 - 1) if ranks > 1 else 1.0
     return (

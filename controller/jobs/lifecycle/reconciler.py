@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from atoll.controller.deciding.controller_half import controller_half
+from atoll.controller.deciding.given import controller_half
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.admission.free_devices import FreeDevices, find_free, has_orphans, seats_by_job
 from atoll.controller.jobs.agents.orphans import orphan_actions

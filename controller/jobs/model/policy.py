@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from atoll.controller.deciding.controller_half import controller_half
-from atoll.controller.deciding.given import Pins, Policy
+from atoll.controller.deciding.given import Pins, Policy, controller_half
 from atoll.controller.jobs.model.offline_profile import offline_profile
 from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
 from atoll.controller.state.records import Adapted, JobRecord, PlanRecord

@@ -119,13 +119,16 @@ def optperf_of_totals(nodes: Sequence[NodeModel], overlap: Overlap, totals: Sequ
 
 
 def step_times(nodes: Sequence[NodeModel], overlap: Overlap) -> PiecewiseTimes:
-    """Return the time of each node as the higher of two lines:
+    """Return the time of each node within its bounds: `step_lines`."""
+    qskm_N4 = np.array([(n.q, n.s, n.k, n.m) for n in nodes], dtype=np.float64)
+    return PiecewiseTimes.of(*step_lines(qskm_N4, overlap.gamma, overlap.t_o, overlap.t_u), nodes)
+
+
+def step_lines(qskm_N4: F64, gamma: float, t_o: float, t_u: float) -> tuple[F64, F64]:
+    """Return the time of each node as slopes and offsets [2, N] of two lines, of which the higher counts:
 
         T_i(b) = max(q b + s + k b + m + t_u,  q b + s + gamma (k b + m) + t_o + t_u)
 
     The first is bound by the node's computing, the second by communication. Source: Cannikin, Eq. 7."""
-    q, s, k, m = np.array([(n.q, n.s, n.k, n.m) for n in nodes], dtype=np.float64).T  # [N] each
-    gamma, t_o, t_u = overlap.gamma, overlap.t_o, overlap.t_u
-    slope = np.stack([q + k, q + gamma * k])
-    offset = np.stack([s + m + t_u, s + gamma * m + t_o + t_u])
-    return PiecewiseTimes.of(slope, offset, nodes)
+    q, s, k, m = qskm_N4.T
+    return np.stack([q + k, q + gamma * k]), np.stack([s + m + t_u, s + gamma * m + t_o + t_u])

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from measured_runs import given, ranks
 
-from atoll.controller.deciding.controller_half import controller_half
-from atoll.controller.deciding.given import Given, Policy
+from atoll.controller.deciding.given import Given, Policy, controller_half
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.state.records import PlanRecord

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atoll.controller.deciding.controller_half import controller_half
 from atoll.controller.deciding.first import Place, first_plan
-from atoll.controller.deciding.given import Given, Policy
+from atoll.controller.deciding.given import Given, Policy, controller_half
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.run import RunEstimators

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from measured_runs import EVEN, PLACES, given, measured, ranks
 
-from atoll.controller.deciding import split
+from atoll.controller.deciding import next as deciding
 from atoll.controller.deciding.first import Place, first_plan, pinned_plan
 from atoll.controller.deciding.given import Given, Pins, Policy, lead_steps
 from atoll.controller.deciding.next import next_plan
@@ -228,12 +228,12 @@ def test_where_the_planner_is_not_asked_it_had_nothing_to_offer(modelled: bool) 
         asked = given(profiles, current=current, policy=policy)
         with_check = next_plan(asked)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(split, "is_near_best", lambda *_: False)
+            patch.setattr(deciding, "is_near_best", lambda *_: False)
             assert (with_check is None) == (next_plan(asked) is None)
         totals = sum(profile.local_batch for profile in profiles.values())
         lines = [profile.estimate for profile in profiles.values() if profile.estimate]
-        least_s = split.least_step_s(lines, totals) if lines else 0.0
-        skipped += bool(lines) and split.is_near_best(
+        least_s = deciding.least_step_s(lines, totals) if lines else 0.0
+        skipped += bool(lines) and deciding.is_near_best(
             [profile.compute_s for profile in profiles.values()], least_s, 0.03
         )
     assert (skipped > 50) == modelled
