@@ -35,7 +35,6 @@ MAX_SENTENCE_WORDS = 20.0
 
 RECORDED: dict[str, set[str]] = {
     "agent/runtime/checkpoints/memory/shards/shard_state.py": {"owed"},
-    "strategies/shared_params/residuals.py": {"held back", "owed"},
 }
 """Retired words in names that files of users have: they stay as long as those are read."""
 

@@ -42,8 +42,7 @@ class CompressedState:
         if directory is None:
             return None
         held = {name: one.cpu() for name, one in self._own().items()}
-        state = own_files.state_of(held, [], own_files.AggregatorSums({}, {}, {}), None, own_files.FlushLog(()))
-        packed = pack_state(state, copy=copy)
+        packed = pack_state({"residuals": held, "parts": [], "optimizer": None}, copy=copy)
         return partial(own_files.write, directory, header, self._session.place.rank, packed)
 
     def own_at_boundary(self) -> Tensors:

@@ -9,7 +9,7 @@ from typing import Final
 from atoll.strategies.declaration import Strategy
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import LocalSteps
-from atoll.strategies.shared_params.metrics import METRICS
+from atoll.strategies.shared_params.measures import METRICS
 
 STRATEGY: Final = Strategy(
     name="local-steps",
@@ -20,7 +20,7 @@ STRATEGY: Final = Strategy(
     exchanges=True,
     relayed=True,
     steps_for_one=1.0,
-    steps_of_plan="atoll.strategies.local_steps.learning:steps_of_plan",
+    steps_of_plan="atoll.strategies.local_steps.controller:steps_of_plan",
     worker="atoll.strategies.local_steps.worker:build",
     controller="atoll.strategies.local_steps.controller:LocalStepsController",
     view="atoll.strategies.local_steps.view:status",

@@ -9,12 +9,17 @@ from typing import Final
 from atoll.controller.deciding.cost_model import expected_step_s, predicted_step_s
 from atoll.controller.deciding.given import Given, plan_after
 from atoll.controller.deciding.words import changed, mbit, percent
-from atoll.controller.planners.islands.exchange_density import Drift, ExchangeDensityInput, ExchangeDensityPlan, HeldBy
+from atoll.controller.planners.islands.exchange_density import (
+    Drift,
+    ExchangeDensityInput,
+    ExchangeDensityPlan,
+    HeldBy,
+    steps_for_one_at,
+)
 from atoll.controller.planners.islands.wire_bytes import VALUE_BYTES
 from atoll.controller.planners.registry import EXCHANGE_DENSITY, Decision
 from atoll.controller.state.records import PlanRecord
 from atoll.step_estimators.estimates import RankProfile
-from atoll.strategies.local_steps import learning
 from atoll.strategies.local_steps.exchange_estimator import ExchangeEstimate, ExchangeEstimator
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import RETURNED, LocalSteps
@@ -34,6 +39,9 @@ SURE: Final = 1.25
 SPARE: Final = 0.15
 """Share of a step by which an exchange must be shorter than it may be before it counts as shorter for good."""
 NOTHING_SEEN: Final = ExchangeEstimate(dense_s=None, drift=None)
+LATE: Final = 0.05
+"""Share of a step that is lost for each step by which others' updates come later than one."""
+_TOLD_FROM: Final = 1.05
 _MOST_TOLD: Final = 4.6  # a hundred times
 _WHY: Final = {
     "links": "as much as the thinnest uplink carries in {used:.0f} % of a step",
@@ -204,7 +212,7 @@ def _reason(
             f"gradients at the shared parameters, for on their own data islands' own weights have a loss {times} times "
             "smaller: what each learns there the others take back. One island with all the data may be sooner"
         )
-    return f"{changed('bandwidth', before, link, ' Mbit/s')}: {'; '.join([*said, *learning.told(after)])}"
+    return f"{changed('bandwidth', before, link, ' Mbit/s')}: {'; '.join([*said, *told(after)])}"
 
 
 def _drift(asked: ExchangeDensityInput, now: float, then: float) -> str:
@@ -214,3 +222,22 @@ def _drift(asked: ExchangeDensityInput, now: float, then: float) -> str:
         return ""
     moved = changed("drift", f"{before:.3g}", f"{after:.3g}", " steps")
     return f"; {moved}{', islands learn late of each other' if after > asked.most_drift else ''}"
+
+
+def steps_for_one(pace: LocalSteps) -> float:
+    """Return the steps that teach as much as one step by the defaults; at least 1. Turns count as a step's bytes.
+
+    The race measured it (docs/performance.md, "Late updates and turns") on one small model, so it is rather too low
+    than too high."""
+    return steps_for_one_at(pace.density / pace.every) * (1 + LATE * max(0, pace.staleness - 1))
+
+
+def told(pace: LocalSteps) -> list[str]:
+    """Return 'learning takes about 1.7 times the steps'; nothing below _TOLD_FROM."""
+    steps = steps_for_one(pace)
+    return [f"learning takes about {steps:.2g} times the steps"] if steps >= _TOLD_FROM else []
+
+
+def steps_of_plan(settings: LocalSteps, planned: LocalStepsPlan | None) -> float:
+    """Return `steps_for_one` of a job's newest plan."""
+    return steps_for_one(settings if planned is None else planned.over_settings(settings))

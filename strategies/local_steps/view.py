@@ -5,7 +5,7 @@ from __future__ import annotations
 from atoll.strategies.declaration import Shown
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import LocalSteps
-from atoll.strategies.shared_params.metrics import drift_of
+from atoll.strategies.shared_params.measures import drift_of
 
 
 def status(shown: Shown) -> list[str]:

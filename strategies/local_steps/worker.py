@@ -6,7 +6,7 @@ from atoll.agent.runtime.strategy_interface.capabilities import WorkerContext, W
 from atoll.strategies.declaration import PlanParameters
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import RETURNED, LocalSteps
-from atoll.strategies.shared_params.options import ExchangeOptions, ExchangePace
+from atoll.strategies.shared_params.exchange import ExchangeOptions, ExchangePace
 from atoll.strategies.shared_params.update_exchange import UpdateExchange
 
 

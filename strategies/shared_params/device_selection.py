@@ -17,7 +17,7 @@ from atoll.kernels import _native, compress
 from atoll.kernels.compress import BLOCK_ENTRIES, Selection, block_count
 from atoll.kernels.exchange_engine import ExchangeEngine
 from atoll.kernels.exchange_engine import Selection as Rule
-from atoll.strategies.shared_params.publication import write_blocks
+from atoll.strategies.shared_params.layout import write_blocks
 
 SAMPLED_BLOCKS: Final = 4096
 Room = tuple[torch.Tensor, torch.Tensor]

@@ -1,9 +1,10 @@
-"""Exchange of one rank's layers: the native engine that selects, sums and updates, and the copies from a GPU that feed
-it."""
+"""Exchange of one rank's layers: the native engine that selects, sums and updates, the copies from a GPU that feed it,
+and the aggregators and turns of layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, Final, NamedTuple
@@ -16,17 +17,42 @@ from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.staging import CopyStream, CudaCopyStream, PinnedUploads, StagingRing
 from atoll.errors import DeadlineExceeded, PeerLost
 from atoll.kernels.cuda_device import why_on_cpu
-from atoll.kernels.exchange_engine import ExchangeEngine, Selection
-from atoll.strategies.shared_params.aggregators import aggregators_of, turns_of
+from atoll.kernels.exchange_engine import Exchange, ExchangeEngine, Selection, Values
 from atoll.strategies.shared_params.device_selection import DeviceDifference, SelectionRoom
 from atoll.strategies.shared_params.engine_tensors import EngineTensor
 from atoll.strategies.shared_params.layout import Layer, zeros
 from atoll.strategies.shared_params.offload import Offload
-from atoll.strategies.shared_params.options import MOST_STALENESS, ExchangeOptions, ExchangePace
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
+MOST_STALENESS: Final = 15
+"""Largest staleness, in sync rounds. It also bounds messages received ahead and proposals that are kept."""
 _REMEMBERED: Final = 4
 """Sync rounds whose parts are kept for a checkpoint after a loss, at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeOptions:
+    """Options that are fixed for the whole run."""
+
+    exchange: Exchange
+    values: Values
+    selection: Selection
+    digest_every: int  # sync rounds
+    error_feedback: bool = False  # exchanging gradients; of updates it is in the live weights
+    aggregators: bool = False
+    """True: an island is one replica. It sends each layer's sums to the layer's aggregator, which returns the total."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangePace:
+    """Amount that is sent in a sync round, how often, and how late it may come. A plan may change it."""
+
+    sparsity: float  # as reported: the share that all ranks together leave out
+    sent: float  # the share of its blocks that a rank sends of a layer
+    returned: float = 1.0  # the share that a layer's aggregator sends back
+    every: int = 1  # a layer is exchanged in each so-many-th sync round
+    staleness: int = 1  # sync rounds that a forward pass may begin without
+    at_shared_params: bool = False  # exchanging updates: forward and backward passes are at the shared parameters
 
 
 class _Turns(NamedTuple):
@@ -300,3 +326,49 @@ class LayerExchange:
         before_engine()
         if self._engine is not None:
             self._engine.close()
+
+
+def aggregators_of(entries: Sequence[int], aggregators: int, before: Sequence[int | None] = ()) -> list[int]:
+    """Return the aggregator of each layer, below `aggregators`. Each aggregates about as many entries.
+
+    before: by layer, the aggregator that has its sum; None, or empty: there is none. It stays the aggregator unless
+    loads would differ by more than the largest layer."""
+    found, loads = [-1] * len(entries), [0] * aggregators
+    for layer, aggregator in enumerate(before):
+        if aggregator is not None:
+            found[layer] = aggregator
+            loads[aggregator] += entries[layer]
+    for layer in _largest_first(entries):
+        if found[layer] < 0:
+            found[layer] = aggregator = min(range(aggregators), key=lambda one: (loads[one], one))
+            loads[aggregator] += entries[layer]
+    while (gap := max(loads, default=0) - min(loads, default=0)) > max(entries, default=0):
+        most, least = loads.index(max(loads)), loads.index(min(loads))
+        of_most = [layer for layer, aggregator in enumerate(found) if aggregator == most]
+        moved = min(of_most, key=lambda layer: (abs(entries[layer] - gap / 2), layer))
+        found[moved] = least
+        loads[most] -= entries[moved]
+        loads[least] += entries[moved]
+    return found
+
+
+def turns_of(entries: Sequence[int], aggregator_of: Sequence[int], every: int) -> list[int]:
+    """Return the turn of each layer, below `every`.
+
+    Turns carry about as many entries of each aggregator, and so in all."""
+    found, in_all = [0] * len(entries), [0] * every
+    of_aggregator: dict[int, list[int]] = {aggregator: [0] * every for aggregator in aggregator_of}
+    for layer in _largest_first(entries):
+        own = of_aggregator[aggregator_of[layer]]
+        turn = min(range(every), key=lambda one: (own[one], in_all[one], one))
+        found[layer] = turn
+        own[turn] += entries[layer]
+        in_all[turn] += entries[layer]
+    return found
+
+
+def _largest_first(entries: Sequence[int]) -> list[int]:
+    """Return layers from the largest to the smallest, each for the least loaded aggregator or turn.
+
+    Source: longest processing time first (Graham, 1969)."""
+    return sorted(range(len(entries)), key=lambda one: (-entries[one], one))

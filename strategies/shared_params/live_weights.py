@@ -13,8 +13,8 @@ from atoll.errors import AtollError, DeadlineExceeded, PeerLost
 from atoll.strategies.shared_params.engine_tensors import EngineTensor, forward_tensors
 from atoll.strategies.shared_params.exchange import LayerExchange
 from atoll.strategies.shared_params.forward_weights import ForwardWeights
+from atoll.strategies.shared_params.layout import add_blocks, write_blocks
 from atoll.strategies.shared_params.measures import Tally
-from atoll.strategies.shared_params.publication import add_blocks, write_blocks
 
 
 class LiveWeights:

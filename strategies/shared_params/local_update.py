@@ -41,15 +41,14 @@ from atoll.agent.runtime.model.as_one import as_one
 from atoll.agent.runtime.model.durable import Origin, OwnState
 from atoll.agent.runtime.session.kernel_notice import announce_cpu_kernels
 from atoll.agent.runtime.session.session import Session
-from atoll.agent.runtime.strategy_interface.capabilities import LocalUpdate, Norms, Pass, WorkerContext
+from atoll.agent.runtime.strategy_interface.capabilities import LocalUpdate, Pass, WorkerContext
 from atoll.strategies.declaration import PlanParameters
 from atoll.strategies.shared_params.engine_tensors import EngineTensor
-from atoll.strategies.shared_params.exchange import LayerExchange
+from atoll.strategies.shared_params.exchange import ExchangeOptions, ExchangePace, LayerExchange
 from atoll.strategies.shared_params.finite_updates import Incidents
 from atoll.strategies.shared_params.forward_weights import ForwardWeights
 from atoll.strategies.shared_params.live_weights import LiveWeights
 from atoll.strategies.shared_params.measures import Tally
-from atoll.strategies.shared_params.options import ExchangeOptions, ExchangePace
 from atoll.strategies.shared_params.replica import Replica, ReplicaWeights
 from atoll.strategies.shared_params.rolling import ResidualPlace
 from atoll.strategies.shared_params.state import SharedParamsState
@@ -61,8 +60,6 @@ PaceOf: TypeAlias = Callable[[PlanParameters | None], ExchangePace]
 
 class SharedParamsUpdate(LocalUpdate, ABC):
     """Base of both kinds of exchange. All methods run on the training thread."""
-
-    flush_changes: bool  # of the exchange
 
     def __init__(
         self,
@@ -108,9 +105,9 @@ class SharedParamsUpdate(LocalUpdate, ABC):
 
     # --- what the kinds of exchange differ in
 
-    @abstractmethod
     def _adopt_optimizer(self) -> int:
         """Restore the optimizer's state; shared parameters are set. Returns how many updates were made before."""
+        return 0
 
     @abstractmethod
     def _adopt_residuals(self, states: Sequence[OwnState]) -> None:
@@ -121,21 +118,6 @@ class SharedParamsUpdate(LocalUpdate, ABC):
 
         Empty: no island has any."""
         return ()
-
-    @abstractmethod
-    def expect_local(self) -> None: ...
-
-    @abstractmethod
-    def before_update(self) -> None: ...
-
-    @abstractmethod
-    def after_update(self) -> None: ...
-
-    @abstractmethod
-    def clip(self, max_norm: float) -> bool: ...
-
-    @abstractmethod
-    def flush(self) -> None: ...
 
     # --- the run
 
@@ -200,18 +182,11 @@ class SharedParamsUpdate(LocalUpdate, ABC):
     def backward_done(self) -> None:
         self._open = False
 
-    def combined(self) -> Norms:
-        """Return no norms of others: the sparse parts that they send do not give the norm of the whole gradient."""
-        return Norms()
-
     def boundary(self, *, wait: bool) -> None:
         self._forward.release()
         self._channel.compare(self._exchange.engine.digests())
         self._channel.deliver_up_to(self._ordered if wait else self._required)
         self._weights.boundary(wait_for=self._ordered if wait else None)
-
-    @abstractmethod
-    def send_update(self) -> None: ...
 
     def show_shared(self) -> None:
         taken = self._forward.taken

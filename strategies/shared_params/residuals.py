@@ -10,11 +10,12 @@ does not return to the residual, even if the shared parameters lack it. A total 
 A flush sends everything at once, and ranks may be lost in the middle of one. So each rank counts its flushes, as the
 checkpoint does, and stores what it gave into the last one until all ranks are known to have it.
 
-State of one rank, as `state_of` builds it for a checkpoint or a survivor. N entries of a layer, k blocks of a part:
+State of one rank, as `SharedParamsState` builds it for a checkpoint or a survivor; strategy `compressed` has the first
+three keys. N entries of a layer, k blocks of a part:
 
 | key               | type                   | meaning                                                             |
 | ----------------- | ---------------------- | ------------------------------------------------------------------- |
-| `owed`            | {layer: float32 [N]}   | residual r; empty where another rank sends for this one             |
+| `residuals`       | {layer: float32 [N]}   | residual r; empty where another rank sends for this one             |
 | `parts`           | [row], as of `as_rows` | newest parts sent: `pass` (sync round), `name`, `index` int32 [k],  |
 |                   |                        | `values` float32 [k, 16], `total` (True: sent by the aggregator)    |
 | `optimizer`       | state_dict or None     | optimizer of a rank whose residual is in its live weights; None for |
@@ -60,7 +61,7 @@ from atoll.errors import CheckpointError
 from atoll.kernels.compress import BLOCK_ENTRIES
 from atoll.kernels.exchange_engine import RecentPart
 from atoll.strategies.shared_params.engine_tensors import EngineTensor
-from atoll.strategies.shared_params.publication import add_blocks
+from atoll.strategies.shared_params.layout import add_blocks
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 FOLDER: Final = "residuals"
@@ -68,14 +69,6 @@ KEPT: Final = 2
 
 
 Packed = tuple[Mapping[str, torch.Tensor], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """One rank's residual of the run before, in this rank's directory."""
-
-    rank: int
-    path: Path
 
 
 class FlushLog:
@@ -111,17 +104,6 @@ class FlushLog:
 
 
 @dataclass(frozen=True, slots=True)
-class AggregatorSums:
-    """An aggregator's sums by layer.
-
-    versions: the newest sync round in each. following: the next sync round in which the layer is exchanged."""
-
-    sums: Mapping[str, torch.Tensor]
-    versions: Mapping[str, int]
-    following: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
 class _Contained:
     """Contents of the checkpoint that a run resumes from, by layer of the previous run."""
 
@@ -153,25 +135,11 @@ def as_rows(tensors: Sequence[EngineTensor], parts: Sequence[RecentPart]) -> lis
     return rows
 
 
-def state_of(
-    held: Mapping[str, torch.Tensor],
-    parts: Sequence[Mapping[str, Any]],
-    sums: AggregatorSums,
-    optimizer: Mapping[str, Any] | None,
-    flushes: FlushLog,
-) -> dict[str, Any]:
-    """Return this rank's residuals, the parts that it sent last and its sums."""
-    state: dict[str, Any] = {"owed": dict(held), "parts": list(parts), "optimizer": optimizer}
-    state |= {"aggregator_sums": dict(sums.sums), "versions": {name: sums.versions[name] for name in sums.sums}}
-    state |= {"following": {name: sums.following[name] for name in sums.sums}}
-    return {**state, "flushes": dict(flushes.counts), "given": dict(flushes.given)}
-
-
 def copied(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of such a state that `as_of` may change."""
+    """Return a copy of a rank's state that `as_of` may change."""
     return {
         **state,
-        **{what: {name: one.clone() for name, one in state[what].items()} for what in ("owed", "aggregator_sums")},
+        **{what: {name: one.clone() for name, one in state[what].items()} for what in ("residuals", "aggregator_sums")},
     }
 
 
@@ -194,14 +162,14 @@ def take_over(session: Session, origin: Origin, sizes: Mapping[str, int]) -> lis
     def skipped(why: str) -> None:
         session.notice(LEVEL_WARNING, f"rank {rank}: {why}")
 
-    found = {one.rank: one for one in _find(directory, origin, skipped)}
+    found = _find(directory, origin, skipped)
     mine = [int(old in found) for old in range(origin.world_size)]
     rows = gathered_rows(session.group, mine)
     held = [[old for old, there in enumerate(row) if there] for row in rows]
     whole: list[tuple[int, dict[str, Any]]] = []
     for old, aggregator in enumerate(_shared_out(held, origin.world_size)):
         if aggregator == rank:
-            state = _whole(found[old], sizes, skipped)
+            state = _whole(old, found[old], sizes, skipped)
             whole += [(old, state)] if state is not None else []
         elif aggregator is None and session.place.is_main:
             text = f"the residual of rank {old} of run {origin.run} is lost with its machine; training goes on"
@@ -217,13 +185,13 @@ def as_of(
 ) -> list[OwnState]:
     """Reconcile states with the shared parameters that `shared` describes. Collective; raises PeerLost.
 
-    whole: states as `state_of` returned them, with the rank that each is from; they are changed. sizes: entries by
+    whole: states, with the rank that each is from; they are changed. sizes: entries by
     layer, in the order of layers."""
 
     def skipped(why: str) -> None:
         session.notice(LEVEL_WARNING, f"rank {session.place.rank}: {why}")
 
-    none = torch.zeros(len(sizes), dtype=torch.int64)  # written before flushes were counted
+    none = torch.zeros(len(sizes), dtype=torch.int64)  # of strategy `compressed`
     versions, flushes = (
         dict(zip(sizes, shared.get(what, none).tolist(), strict=True)) for what in ("versions", "flushes")
     )
@@ -234,7 +202,7 @@ def as_of(
     return [_read(old, state, contained, skipped) for old, state in whole]
 
 
-def _find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> list[_Found]:
+def _find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> dict[int, Path]:
     """Find the residuals here that belong to the checkpoint this run resumes from, one per rank, by rank."""
 
     def apart(candidate: CheckpointFolder) -> int:
@@ -247,13 +215,13 @@ def _find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> li
         written = candidate.header
         return (written.run, written.view) == (origin.run, origin.view) and apart(candidate) <= spread
 
-    nearest: dict[int, CheckpointFolder] = {}
+    nearest: dict[int, Path] = {}
     for rank in range(origin.world_size):
         folder = directory / FOLDER / f"rank-{rank}"
         near = [one for one in listing.newest(folder, on_skip) if belongs(one)] if folder.is_dir() else []
         if near:
-            nearest[rank] = min(near, key=apart)
-    return [_Found(rank, candidate.path) for rank, candidate in nearest.items()]
+            nearest[rank] = min(near, key=apart).path
+    return nearest
 
 
 def _shared_out(held: Sequence[Sequence[int]], ranks: int) -> list[int | None]:
@@ -268,16 +236,16 @@ def _shared_out(held: Sequence[Sequence[int]], ranks: int) -> list[int | None]:
     return aggregators
 
 
-def _whole(found: _Found, sizes: Mapping[str, int], on_skip: Callable[[str], None]) -> dict[str, Any] | None:
+def _whole(rank: int, path: Path, sizes: Mapping[str, int], on_skip: Callable[[str], None]) -> dict[str, Any] | None:
     """Read and check the state of a rank of the previous run.
 
     sizes: entries by layer. Returns None where it cannot be used, and reports why through on_skip."""
     try:
-        checkpoint: LoadedCheckpoint = files.read(found.path)
+        checkpoint: LoadedCheckpoint = files.read(path)
         state: dict[str, Any] = {"flushes": {}, "given": {}, "aggregator_sums": {}, "versions": {}}
         state |= unpack_state(checkpoint.tensors, checkpoint.scalars)
-        owed = _shapes(state["owed"])  # nothing of a rank that another sent for
-        if (owed and owed != {name: (size,) for name, size in sizes.items()}) or any(
+        shapes = _shapes(state["residuals"])  # nothing of a rank that another sent for
+        if (shapes and shapes != {name: (size,) for name, size in sizes.items()}) or any(
             part["name"] not in sizes for part in state["parts"]
         ):
             raise CheckpointError("it is of another model")
@@ -285,13 +253,8 @@ def _whole(found: _Found, sizes: Mapping[str, int], on_skip: Callable[[str], Non
             raise CheckpointError("its aggregator's sums are of another model")
         return state
     except (CheckpointError, KeyError) as error:
-        on_skip(f"the residual of rank {found.rank} cannot be read from {found.path}: {error}")
+        on_skip(f"the residual of rank {rank} cannot be read from {path}: {error}")
         return None
-
-
-def _following(state: Mapping[str, Any], name: str) -> int:
-    """Return a layer's first sync round that is not in its aggregator's sum. Earlier releases did not write it."""
-    return int(state.get("following", {}).get(name, state["versions"][name] + 1))
 
 
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
@@ -300,7 +263,7 @@ def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
 
 def _read(old: int, state: Mapping[str, Any], contained: _Contained, on_skip: Callable[[str], None]) -> OwnState:
     """Return the state of a rank of the previous run, as of the checkpoint that the run resumes from."""
-    residual: dict[str, torch.Tensor] = state["owed"]
+    residual: dict[str, torch.Tensor] = state["residuals"]
     sums: dict[str, torch.Tensor] = state["aggregator_sums"]
     for name, missed in residual.items():
         behind = contained.flushes[name] - state["flushes"].get(name, 0)
@@ -310,11 +273,11 @@ def _read(old: int, state: Mapping[str, Any], contained: _Contained, on_skip: Ca
                 sums[name].zero_()
         elif behind < 0:
             missed.add_(state["given"][name])
-        elif name in sums and _following(state, name) <= contained.versions[name]:
+        elif name in sums and state["following"][name] <= contained.versions[name]:
             sums[name].zero_()  # it is not known which of it the shared parameters took since
             on_skip(f"what rank {old} had summed of {name} is of an earlier step than the checkpoint, and lost")
     for part in state["parts"]:
-        name, is_total = part["name"], part.get("total", False)
+        name, is_total = part["name"], part["total"]
         if part["pass"] > (contained.versions if is_total else contained.summed)[name]:
             into = sums if is_total else residual
             add_blocks(into[name], part["index"].numpy(), part["values"].numpy())

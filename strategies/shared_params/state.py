@@ -17,7 +17,7 @@ from atoll.agent.runtime.transport.frames import Kind
 from atoll.kernels.exchange_engine import RecentPart
 from atoll.strategies.shared_params import residuals
 from atoll.strategies.shared_params.exchange import LayerExchange
-from atoll.strategies.shared_params.residuals import AggregatorSums, FlushLog
+from atoll.strategies.shared_params.residuals import FlushLog
 from atoll.strategies.shared_params.rolling import ResidualPlace, RollingSharedParams
 
 FREEZE_DEADLINE_S: Final = 5.0
@@ -85,13 +85,22 @@ class SharedParamsState:
         return partial(residuals.write, directory, header, self._session.place.rank, packed)
 
     def _own(self, optimizer: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return this rank's state as residuals.py lists it."""
         recent = self._exchange.engine.recent_parts()
-        parts = residuals.as_rows(self._exchange.tensors, recent)
         summed = self._summed(recent)
-        layers = self._exchange.layers
-        following = {layer.name: self._exchange.exchanged_after(layer, summed[layer.name]) for layer in layers}
-        sums = AggregatorSums(self.aggregator_sums(), summed, following)
-        return residuals.state_of(self.residuals(), parts, sums, optimizer, self.flushes)
+        aggregated = [layer for layer in self._exchange.layers if layer.aggregator_sum is not None]
+        return {
+            "residuals": dict(self.residuals()),
+            "parts": residuals.as_rows(self._exchange.tensors, recent),
+            "optimizer": optimizer,
+            "aggregator_sums": dict(self.aggregator_sums()),
+            "versions": {layer.name: summed[layer.name] for layer in aggregated},
+            "following": {
+                layer.name: self._exchange.exchanged_after(layer, summed[layer.name]) for layer in aggregated
+            },
+            "flushes": dict(self.flushes.counts),
+            "given": dict(self.flushes.given),
+        }
 
     def survivor_state(self) -> SurvivorState | None:
         if self._place != "live" or not self.adopted:
@@ -172,7 +181,7 @@ class _LiveResiduals:
     """A SurvivorState of residuals in the live weights, as they were when the view ended."""
 
     def __init__(self, session: Session, state: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-        """state: as `residuals.state_of` returns it. sizes: entries by layer."""
+        """state: as residuals.py lists it. sizes: entries by layer."""
         self._session, self._state, self._sizes = session, state, sizes
 
     def relative_to(self, shared: Tensors) -> OwnState:

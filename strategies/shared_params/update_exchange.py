@@ -32,11 +32,11 @@ from atoll.agent.runtime.strategy_interface.capabilities import Norms, Pass, Wor
 from atoll.agent.runtime.transport.process_groups import gathered_rows
 from atoll.errors import BadInput
 from atoll.strategies.shared_params.engine_tensors import MIN_TENSORS_PER_AGGREGATOR, EngineTensor, joined
+from atoll.strategies.shared_params.exchange import ExchangeOptions
 from atoll.strategies.shared_params.finite_updates import FiniteUpdates, reset_state_not_finite
 from atoll.strategies.shared_params.layout import Layer, lay_out_for_updates, trained
 from atoll.strategies.shared_params.local_fit_gap import LocalFitGap
 from atoll.strategies.shared_params.local_update import PaceOf, SharedParamsUpdate
-from atoll.strategies.shared_params.options import ExchangeOptions
 from atoll.strategies.shared_params.second_moments import MomentSync, SecondMoments
 
 
@@ -44,8 +44,6 @@ class UpdateExchange(SharedParamsUpdate):
     """LocalUpdate that exchanges updates. A sync round has what all optimizers did in a batch.
 
     Any of torch's optimizers, several too, gradient clipping and scalers work as in single-rank training."""
-
-    flush_changes = True
 
     def __init__(self, context: WorkerContext, options: ExchangeOptions, pace: PaceOf) -> None:
         """Raises BadInput for what cannot be trained so."""
@@ -91,9 +89,6 @@ class UpdateExchange(SharedParamsUpdate):
         begun, *placed_then = origin.shared["telling"].tolist() if origin and "telling" in origin.shared else [0]
         told.begin(self.state.updates, begun if self._is_as_before and placed_then == placed else None)
         return told.begun, *placed
-
-    def _adopt_optimizer(self) -> int:
-        return 0
 
     @torch.no_grad()
     def _adopt_residuals(self, states: Sequence[OwnState]) -> None:
@@ -299,9 +294,6 @@ class UpdateExchange(SharedParamsUpdate):
         for tensor in self._tensors:
             if not self._exchange.on_cpu(tensor) and self._exchange.is_due(tensor, self._round):
                 self._exchange.send_live(tensor, self._round, self._share, self._k_blocks[tensor.number])
-
-    def clip(self, max_norm: float) -> bool:
-        return False  # torch's own, of this rank's gradient
 
     def _on_gradient(self, layer: Layer, gradient: torch.Tensor) -> torch.Tensor | None:
         """Return the gradient as this rank's optimizer takes it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Final
 
 from atoll.strategies.declaration import Strategy
-from atoll.strategies.shared_params.metrics import METRICS
+from atoll.strategies.shared_params.measures import METRICS
 from atoll.strategies.stale_sparse.plan import StaleSparsePlan
 from atoll.strategies.stale_sparse.settings import StaleSparse
 

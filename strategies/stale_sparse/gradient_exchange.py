@@ -22,14 +22,12 @@ from atoll.errors import BadInput
 from atoll.kernels.cuda_device import why_on_cpu
 from atoll.strategies.shared_params.device_selection import DeviceSelector, SelectionRoom
 from atoll.strategies.shared_params.engine_tensors import EngineTensor
+from atoll.strategies.shared_params.exchange import ExchangeOptions
 from atoll.strategies.shared_params.layout import Layer
 from atoll.strategies.shared_params.local_update import PaceOf, SharedParamsUpdate
-from atoll.strategies.shared_params.options import ExchangeOptions
-from atoll.strategies.stale_sparse.gradient_layout import adopt_optimizer_state, lay_out_for_gradients
-from atoll.strategies.stale_sparse.optimizer_rules import Rates
+from atoll.strategies.stale_sparse.optimizer_rules import Rates, adopt_optimizer_state, lay_out_for_gradients
+from atoll.strategies.stale_sparse.script_access import TakenGradient, WrittenWeights
 from atoll.strategies.stale_sparse.settings import StaleSparse
-from atoll.strategies.stale_sparse.taken import TakenGradient
-from atoll.strategies.stale_sparse.written_weights import WrittenWeights
 
 ON_DEVICE: Final = frozenset({"float32", "float16", "bfloat16"})
 """Values of the wire with which blocks are chosen on the gradient's device."""
@@ -38,7 +36,9 @@ ON_DEVICE: Final = frozenset({"float32", "float16", "bfloat16"})
 class GradientExchange(SharedParamsUpdate):
     """LocalUpdate that exchanges gradients.
 
-    A sync round is a backward pass that is not local: without run.no_sync an accumulation has several."""
+    A sync round is a backward pass that is not local: without run.no_sync an accumulation has several. The sparse parts
+    of others do not give the norm of the whole gradient. A flush does nothing: residuals stay with the checkpoint, and
+    the shared parameters are the same on every rank."""
 
     flush_changes = False
 
@@ -82,9 +82,6 @@ class GradientExchange(SharedParamsUpdate):
                     assert kept is not None
                     kept += state.residual[layer.name].to(kept.device)
 
-    def flush(self) -> None:
-        """Residuals stay with the checkpoint; the shared parameters are the same on every rank."""
-
     def break_off(self) -> None:
         super().break_off()
         self._clear_taken()
@@ -126,8 +123,6 @@ class GradientExchange(SharedParamsUpdate):
                 if layer.number not in self._came:
                     self._send_earlier(layer)
 
-    def send_update(self) -> None: ...  # its gradients left in the pass
-
     def before_update(self) -> None:
         if self._round == self._resolved:
             return  # a second step() without a backward pass between has nothing to apply
@@ -144,9 +139,6 @@ class GradientExchange(SharedParamsUpdate):
         )
         self._clip_norm = 0.0
         self._resolved = self._round
-
-    def after_update(self) -> None:
-        """The engine makes the update."""
 
     def clip(self, max_norm: float) -> bool:
         self._clip_norm = max_norm

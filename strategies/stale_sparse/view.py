@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.strategies.declaration import Shown
-from atoll.strategies.shared_params.metrics import drift_of
+from atoll.strategies.shared_params.measures import drift_of
 from atoll.strategies.stale_sparse.plan import StaleSparsePlan
 from atoll.strategies.stale_sparse.settings import StaleSparse
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from atoll.agent.runtime.strategy_interface.capabilities import WorkerContext, WorkerHalf
 from atoll.strategies.declaration import PlanParameters
+from atoll.strategies.shared_params.exchange import ExchangeOptions, ExchangePace
 from atoll.strategies.shared_params.local_update import SharedParamsUpdate
-from atoll.strategies.shared_params.options import ExchangeOptions, ExchangePace
 from atoll.strategies.shared_params.update_exchange import UpdateExchange
 from atoll.strategies.stale_sparse.gradient_exchange import GradientExchange
 from atoll.strategies.stale_sparse.plan import StaleSparsePlan

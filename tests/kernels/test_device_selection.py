@@ -27,8 +27,7 @@ from atoll.kernels.cuda_device import CudaQueue, NoCode
 from atoll.kernels.exchange_engine import ExchangeEngine
 from atoll.strategies.shared_params import exchange
 from atoll.strategies.shared_params.device_selection import DeviceDifference, DeviceSelector, SelectionRoom
-from atoll.strategies.shared_params.layout import Layer
-from atoll.strategies.shared_params.publication import write_blocks
+from atoll.strategies.shared_params.layout import Layer, write_blocks
 from atoll.strategies.stale_sparse import gradient_exchange
 
 Rule = Literal["threshold", "topk", "random"]

@@ -17,9 +17,8 @@ from atoll.agent.runtime.model.durable import OwnState
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.kernels.exchange_engine import Outgoing
 from atoll.strategies.shared_params.engine_tensors import EngineTensor
-from atoll.strategies.shared_params.exchange import LayerExchange
+from atoll.strategies.shared_params.exchange import ExchangeOptions, ExchangePace, LayerExchange
 from atoll.strategies.shared_params.layout import lay_out_for_updates
-from atoll.strategies.shared_params.options import ExchangeOptions, ExchangePace
 from atoll.strategies.shared_params.state import SharedParamsState
 
 ENTRIES = 1 << 20  # a task takes a millisecond or more, time enough to stop the engine before the next

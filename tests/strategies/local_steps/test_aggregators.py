@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.strategies.shared_params.aggregators import aggregators_of, turns_of
+from atoll.strategies.shared_params.exchange import aggregators_of, turns_of
 
 
 @given(st.lists(st.integers(1, 1000), max_size=60), st.integers(1, 5), st.integers(1, 6), st.randoms())

@@ -7,7 +7,7 @@ import pytest
 from atoll.controller.planners.islands.exchange_density import STEPS_BY_DENSITY
 from atoll.strategies import registry
 from atoll.strategies.declaration import load
-from atoll.strategies.local_steps.learning import steps_for_one, steps_of_plan, told
+from atoll.strategies.local_steps.controller import steps_for_one, steps_of_plan, told
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import LocalSteps
 

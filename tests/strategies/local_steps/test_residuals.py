@@ -1,4 +1,4 @@
-"""Residuals on disk between two runs, also those that an earlier release wrote."""
+"""Residuals on disk between two runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from atoll.agent.runtime.model.durable import Origin, OwnState
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.kernels.exchange_engine import RecentPart
 from atoll.strategies.shared_params import residuals
-from atoll.strategies.shared_params.residuals import AggregatorSums
 
-NO_SUMS = AggregatorSums({}, {}, {})
-NO_FLUSHES: Any = SimpleNamespace(counts={}, given={})
+NO_SUMS: dict[str, Any] = {"aggregator_sums": {}, "versions": {}, "following": {}}
 
 
 @pytest.fixture
@@ -35,12 +33,13 @@ def write(
     rank: int = 0,
     *,
     parts: Sequence[Mapping[str, Any]] = (),
-    sums: AggregatorSums = NO_SUMS,
+    sums: Mapping[str, Any] = NO_SUMS,
     view: int = 1,
 ) -> None:
     at: dict[str, Any] = {"run": 1, "view": view, "step": step, "epoch": 0, "consumed": 0, "loader_step": step}
     header = Header(job="tiny", **at, world_size=2, seed=7, model=Fingerprint({}))
-    state = residuals.state_of({"layer": torch.full((3,), value)}, parts, sums, None, NO_FLUSHES)
+    own = {"residuals": {"layer": torch.full((3,), value)}, "parts": list(parts), "optimizer": None}
+    state = {**own, **sums, "flushes": {"layer": 0}, "given": {}}
     residuals.write(directory, header, rank, pack_state(state, copy=True))
 
 
@@ -59,7 +58,7 @@ def own(directory: Path, step: int, told: list[str], shared: Mapping[str, torch.
 
 def taken_over(directory: Path, step: int, told: list[str]) -> dict[int, float]:
     """The first value of each residual."""
-    return {rank: float(one.residual["layer"][0]) for rank, one in own(directory, step, told, {}).items()}
+    return {rank: float(one.residual["layer"][0]) for rank, one in own(directory, step, told, of_round(7)).items()}
 
 
 def part(sync_round: int, value: float, *, total: bool = False) -> dict[str, Any]:
@@ -85,7 +84,12 @@ def test_one_that_is_not_there_is_told_of(tmp_path: Path, told: list[str]) -> No
 
 
 def of_round(number: int) -> dict[str, torch.Tensor]:
-    return {"versions": torch.tensor([number]), "flushes": torch.tensor([0])}
+    return {"versions": torch.tensor([number]), "flushes": torch.tensor([0]), "staleness": torch.tensor(1)}
+
+
+def summed(version: int, *, following: int) -> dict[str, Any]:
+    sums = {"layer": torch.full((3,), 5.0)}
+    return {"aggregator_sums": sums, "versions": {"layer": version}, "following": {"layer": following}}
 
 
 def test_a_part_that_its_aggregator_has_is_no_residual_again(tmp_path: Path, told: list[str]) -> None:
@@ -93,7 +97,7 @@ def test_a_part_that_its_aggregator_has_is_no_residual_again(tmp_path: Path, tol
     round 8 is in the aggregator's sum and stays there; that of round 9 is rank 0's again. 3. The shared parameters lack
     the total of round 8: it is in the sum again."""
     write(tmp_path, 10, 1.0, rank=0, parts=[part(7, 10.0), part(8, 20.0), part(9, 40.0)])
-    sums = AggregatorSums({"layer": torch.full((3,), 5.0)}, {"layer": 8}, {"layer": 9})
+    sums = summed(8, following=9)
     write(tmp_path, 10, 2.0, rank=1, parts=[part(7, 0.25, total=True), part(8, 0.5, total=True)], sums=sums)
     found = own(tmp_path, 10, told, of_round(7))
     assert found[0].residual["layer"].tolist() == [41.0] * 3
@@ -106,7 +110,7 @@ def test_a_part_that_its_aggregator_has_is_no_residual_again(tmp_path: Path, tol
 def test_a_sum_that_is_older_than_the_checkpoint_is_lost_aloud(tmp_path: Path, told: list[str]) -> None:
     """The aggregator was killed and left what it wrote a step before: the shared parameters took some of it since, and
     nobody knows which."""
-    write(tmp_path, 9, 1.0, rank=0, sums=AggregatorSums({"layer": torch.full((3,), 5.0)}, {"layer": 6}, {"layer": 7}))
+    write(tmp_path, 9, 1.0, rank=0, sums=summed(6, following=7))
     write(tmp_path, 9, 2.0, rank=1)
     found = own(tmp_path, 9, told, of_round(7))
     assert not found[0].aggregator_sums["layer"].any()
@@ -115,7 +119,7 @@ def test_a_sum_that_is_older_than_the_checkpoint_is_lost_aloud(tmp_path: Path, t
 
 def test_a_sum_is_whole_while_its_layer_had_no_turn_since(tmp_path: Path, told: list[str]) -> None:
     """The aggregator stopped a step before the checkpoint, in whose sync round this layer was not exchanged."""
-    write(tmp_path, 9, 1.0, rank=0, sums=AggregatorSums({"layer": torch.full((3,), 5.0)}, {"layer": 6}, {"layer": 8}))
+    write(tmp_path, 9, 1.0, rank=0, sums=summed(6, following=8))
     write(tmp_path, 9, 2.0, rank=1)
     assert own(tmp_path, 9, told, of_round(7))[0].aggregator_sums["layer"].tolist() == [5.0] * 3
     assert told == []

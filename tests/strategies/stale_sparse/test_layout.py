@@ -7,8 +7,7 @@ from torch import nn
 from atoll.agent.runtime.model.memory_order import flat_view
 from atoll.errors import BadInput
 from atoll.strategies.shared_params.engine_tensors import EngineTensor, forward_tensors
-from atoll.strategies.stale_sparse.gradient_layout import adopt_optimizer_state, lay_out_for_gradients
-from atoll.strategies.stale_sparse.optimizer_rules import Rates
+from atoll.strategies.stale_sparse.optimizer_rules import Rates, adopt_optimizer_state, lay_out_for_gradients
 from atoll.strategies.stale_sparse.worker import pace_of
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.strategies.shared_params import publication
-from atoll.strategies.shared_params.publication import add_blocks, write_blocks
+from atoll.strategies.shared_params import layout
+from atoll.strategies.shared_params.layout import add_blocks, write_blocks
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -45,7 +45,7 @@ def test_adding_blocks_asks_nothing_of_the_device(entries: int) -> None:
 def test_shared_params_come_to_weights_on_a_device_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Index and values were the host's, beside weights on a GPU: no exchange of gradients trained there."""
     came: list[torch.Tensor] = []
-    monkeypatch.setattr(publication, "scatter_blocks", lambda *buffers: came.extend(buffers))
+    monkeypatch.setattr(layout, "scatter_blocks", lambda *buffers: came.extend(buffers))
     live = torch.empty(70, device="meta")
     write_blocks(live, np.array([0, 4], np.uint32), np.ones((2, 16), np.float32))
     assert [(one.device.type, one.dtype) for one in came[1:]] == [("meta", torch.int32), ("meta", torch.float32)]

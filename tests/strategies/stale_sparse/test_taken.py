@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from atoll.errors import BadInput
-from atoll.strategies.stale_sparse.taken import TakenGradient
+from atoll.strategies.stale_sparse.script_access import TakenGradient
 
 
 def model() -> nn.Linear:
