@@ -18,8 +18,7 @@ from atoll.agent.supervisor.processes.leftover_processes import end_leftovers
 from atoll.agent.supervisor.settings import AgentSettings
 from atoll.agent.supervisor.shell import Supervisor
 from atoll.agent.telemetry.devices import Device, find_devices
-from atoll.agent.telemetry.gauges import gauges_of
-from atoll.agent.telemetry.sampler import Sampler
+from atoll.agent.telemetry.gauges import Sampler, gauges_of
 from atoll.agent.telemetry.shared_gpu import lock_files
 from atoll.agent.telemetry.work import measured
 from atoll.errors import BadInput, Conflict

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -49,7 +49,7 @@ def find_devices(speed: float = 1.0, sharers: int = 1) -> tuple[Device, ...]:
     """Return this node's GPUs that CUDA_VISIBLE_DEVICES leaves to the agent, else its CPU as one device. Never empty.
 
     sharers: agents that share each GPU. Raises BadInput where several are to share one and there is none."""
-    gpus = _gpus(speed, os.environ)
+    gpus = _gpus(speed, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if sharers > 1 and not gpus:
         raise BadInput(NO_GPU_TO_SHARE)
     parts = (replace(gpu, sharers=sharers, memory_bytes=gpu.memory_bytes // sharers) for gpu in gpus)
@@ -73,7 +73,7 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return platform.machine() or "CPU"
 
 
-def _gpus(speed: float, environ: Mapping[str, str]) -> tuple[Device, ...]:
+def _gpus(speed: float, allowed: str | None) -> tuple[Device, ...]:
     try:
         import pynvml
     except ImportError:
@@ -85,7 +85,6 @@ def _gpus(speed: float, environ: Mapping[str, str]) -> tuple[Device, ...]:
         return ()
     found: list[Device] = []
     try:
-        allowed = environ.get("CUDA_VISIBLE_DEVICES")
         for ordinal in range(pynvml.nvmlDeviceGetCount()):
             try:
                 found += _usable(pynvml, ordinal, allowed, speed)
@@ -100,57 +99,45 @@ def _gpus(speed: float, environ: Mapping[str, str]) -> tuple[Device, ...]:
 
 def _usable(pynvml: Any, ordinal: int, allowed: str | None, speed: float) -> Iterator[Device]:
     """Yield a GPU, or each of its MIG parts, as far as CUDA_VISIBLE_DEVICES = `allowed` names it."""
-    handle = pynvml.nvmlDeviceGetHandleByIndex(ordinal)
-    uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
+    gpu = pynvml.nvmlDeviceGetHandleByIndex(ordinal)
+    uuid = pynvml.nvmlDeviceGetUUID(gpu)
+    place = nvml_answer(pynvml.nvmlDeviceGetPciInfo, gpu)  # None: it is on no PCI bus
+    near = numa_node_of(place.busId) if place is not None else None
+
+    def device(handle: object, visible_as: str, uuid: str) -> Device:
+        memory = nvml_answer(pynvml.nvmlDeviceGetMemoryInfo, handle)  # None: it shares the machine's
+        memory_bytes = int(memory.total) if memory is not None else total_bytes()
+        model = pynvml.nvmlDeviceGetName(handle)
+        return Device(0, "cuda", model, memory_bytes, speed, visible_as, uuid=uuid, numa_node=near)
+
     named = allowed is None or is_visible(allowed, ordinal, uuid)
-    near = _numa_node(pynvml, handle)
-    in_parts = _in_parts(pynvml, handle)
-    parts = list(_parts(pynvml, handle)) if in_parts else []
+    mode = nvml_answer(pynvml.nvmlDeviceGetMigMode, gpu)
+    in_parts = mode is not None and bool(mode[0])
+    parts = list(_parts(pynvml, gpu)) if in_parts else []
     for part in parts:
-        its = _text(pynvml.nvmlDeviceGetUUID(part))
+        its = pynvml.nvmlDeviceGetUUID(part)
         if named or (allowed is not None and is_visible(allowed, -1, its)):
-            yield _device(pynvml, part, visible_as=its, uuid=its, near=near, speed=speed)
-    if named and not parts:
-        known = "" if in_parts else uuid
-        yield _device(pynvml, handle, visible_as=str(ordinal), uuid=known, near=near, speed=speed)
+            yield device(part, its, its)
+    if named and not parts:  # agents in containers may have a part each: nobody is refused for the same UUID
+        yield device(gpu, str(ordinal), "" if in_parts else uuid)
 
 
-def _device(pynvml: Any, handle: object, *, visible_as: str, uuid: str, near: int | None, speed: float) -> Device:
-    model = _text(pynvml.nvmlDeviceGetName(handle))
-    return Device(0, "cuda", model, _memory_bytes(pynvml, handle), speed, visible_as, uuid=uuid, numa_node=near)
-
-
-def _memory_bytes(pynvml: Any, handle: object) -> int:
-    """Return the memory of a GPU; that of the machine where the GPU has none of its own for NVML to report."""
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except pynvml.NVMLError as error:
-        logger.info("NVML does not report a GPU's memory (%s): the machine's is taken for it", error)
-        return total_bytes()
-
-
-def _numa_node(pynvml: Any, handle: object) -> int | None:
-    try:
-        return numa_node_of(_text(pynvml.nvmlDeviceGetPciInfo(handle).busId))
-    except pynvml.NVMLError:  # it is on no PCI bus
-        return None
-
-
-def _in_parts(pynvml: Any, handle: object) -> bool:
-    """Return whether the GPU is partitioned (MIG): agents in containers may have a part each."""
-    try:
-        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
-    except pynvml.NVMLError:  # a GPU that cannot be
-        return False
-
-
-def _parts(pynvml: Any, handle: object) -> Iterator[object]:
+def _parts(pynvml: Any, gpu: object) -> Iterator[object]:
     """Yield the handles of a GPU's MIG parts that this container or machine has. Their numbers may have gaps."""
-    for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        try:
-            yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-        except pynvml.NVMLError:
-            continue
+    for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+        if (part := nvml_answer(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, number)) is not None:
+            yield part
+
+
+def nvml_answer(ask: Callable[..., Any], *arguments: object) -> Any:
+    """Return NVML's answer; None if it is not supported here, or the device is gone."""
+    import pynvml
+
+    try:
+        return ask(*arguments)
+    except pynvml.NVMLError as error:
+        logger.debug("NVML: %s", error)
+        return None
 
 
 def numa_node_of(bus_id: str, devices: Path = Path("/sys/bus/pci/devices")) -> int | None:
@@ -168,7 +155,3 @@ def is_visible(allowed: str, ordinal: int, uuid: str) -> bool:
     names = [name.strip() for name in allowed.split(",")]
     by_number = ordinal >= 0 and str(ordinal) in names
     return by_number or any(name.startswith(("GPU-", MIG)) and uuid.startswith(name) for name in names)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -6,16 +6,20 @@ driver is being replaced) has a sample with nothing in it, until it is back."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
+from types import TracebackType
 from typing import Any, Final, Protocol
 
 import psutil
 
-from atoll.agent.telemetry.devices import Device
+from atoll.agent.telemetry.devices import Device, nvml_answer
 from atoll.v1.common_pb2 import DeviceSample
 
 logger = logging.getLogger(__name__)
 
+SAMPLE_S: Final = 1.0
+_STOP_S: Final = 2.0
 _CPU_SENSORS: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal")
 
 
@@ -86,7 +90,7 @@ class NvmlGauges:
 
         if self._open:
             self._open, self._handles = False, {}
-            _answer(pynvml.nvmlShutdown)
+            nvml_answer(pynvml.nvmlShutdown)
 
     def _find(self) -> dict[int, Any]:
         import pynvml
@@ -98,9 +102,9 @@ class NvmlGauges:
             return {}
         self._open = True
         found = {
-            d.index: _answer(pynvml.nvmlDeviceGetHandleByIndex, int(d.visible_as))
+            d.index: nvml_answer(pynvml.nvmlDeviceGetHandleByIndex, int(d.visible_as))
             if d.visible_as.isdigit()
-            else _answer(pynvml.nvmlDeviceGetHandleByUUID, d.visible_as)  # a MIG part
+            else nvml_answer(pynvml.nvmlDeviceGetHandleByUUID, d.visible_as)  # a MIG part
             for d in self._devices
         }
         return {index: handle for index, handle in found.items() if handle is not None}
@@ -112,14 +116,14 @@ class NvmlGauges:
         if index not in self._handles:
             return DeviceSample(index=index)
         handle = self._handles[index]
-        rates = _answer(pynvml.nvmlDeviceGetUtilizationRates, handle)
-        memory = _answer(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        rates = nvml_answer(pynvml.nvmlDeviceGetUtilizationRates, handle)
+        memory = nvml_answer(pynvml.nvmlDeviceGetMemoryInfo, handle)
         return DeviceSample(
             index=index,
             utilisation=min(max(rates.gpu / 100, 0.0), 1.0) if rates is not None else None,
             # Each agent of a shared GPU reports an equal part, so that their sum is what is used.
             memory_used_bytes=int(memory.used) // device.sharers if memory is not None else None,
-            temperature_c=_answer(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+            temperature_c=nvml_answer(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
         )
 
     def _note(self, silent: set[int]) -> None:
@@ -135,12 +139,41 @@ def _tells(sample: DeviceSample) -> bool:
     return any(sample.HasField(name) for name in ("utilisation", "memory_used_bytes", "temperature_c"))
 
 
-def _answer(ask: Callable[..., Any], *arguments: object) -> Any:
-    """Return NVML's answer; None if it is not supported here, or the device is gone."""
-    import pynvml
+class Sampler:
+    """Reads the gauges once a second on a thread of its own: a driver in trouble can block whoever asks it.
 
-    try:
-        return ask(*arguments)
-    except pynvml.NVMLError as error:
-        logger.debug("NVML: %s", error)
-        return None
+    `take` never waits. The thread ends with the `with` block."""
+
+    def __init__(self, gauges: Gauges, every_s: float = SAMPLE_S) -> None:
+        self._gauges, self._every_s = gauges, every_s
+        self._newest: Sequence[DeviceSample] = ()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        # A daemon: a driver that never answers must not keep the agent from ending.
+        self._thread = threading.Thread(target=self._run, name="atoll-sampler", daemon=True)
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._closing.set()
+        self._thread.join(timeout=_STOP_S)
+        if self._thread.is_alive():
+            logger.warning("the devices' driver did not answer within %.0f s; leaving without it", _STOP_S)
+
+    def take(self) -> Sequence[DeviceSample]:
+        """One sample for each device; none where nothing is newer than the last call."""
+        with self._lock:
+            newest, self._newest = self._newest, ()
+        return newest
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                samples = self._gauges.read()
+                with self._lock:
+                    self._newest = samples
+                self._closing.wait(self._every_s)
+        finally:
+            self._gauges.close()

@@ -47,21 +47,10 @@ def bindings(nodes: Mapping[int, Collection[int]], devices: Sequence[Device]) ->
 
 
 def read_nodes(folder: Path = _NODES) -> dict[int, frozenset[int]]:
-    """The processors of each NUMA node that this process may use; empty where the kernel does not tell."""
+    """Return the processors of each NUMA node that this process may use; empty if the kernel does not list any."""
     allowed = os.sched_getaffinity(0)
     found = {}
     for node in folder.glob("node[0-9]*"):
-        try:
-            found[int(node.name.removeprefix("node"))] = frozenset(listed((node / "cpulist").read_text()) & allowed)
-        except (OSError, ValueError):
-            return {}
+        cpus = {int(cpu.name.removeprefix("cpu")) for cpu in node.glob("cpu[0-9]*")}
+        found[int(node.name.removeprefix("node"))] = frozenset(cpus & allowed)
     return found
-
-
-def listed(text: str) -> set[int]:
-    """The numbers in the kernel's notation: "0-3,8" is 0, 1, 2, 3 and 8. Raises ValueError."""
-    numbers: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        numbers.update(range(int(first), int(last or first) + 1))
-    return numbers

@@ -30,12 +30,12 @@ def fake_nvml(count: int) -> SimpleNamespace:
         nvmlDeviceGetCount=lambda: count,
         nvmlDeviceGetHandleByIndex=lambda ordinal: ordinal,
         nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}{handle}aa",
-        nvmlDeviceGetName=lambda handle: b"NVIDIA GeForce RTX 3090",
+        nvmlDeviceGetName=lambda handle: "NVIDIA GeForce RTX 3090",
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=24 << 30),
         nvmlDeviceGetMigMode=_no_parts,
         nvmlDeviceGetMaxMigDeviceCount=lambda handle: 7,
         nvmlDeviceGetMigDeviceHandleByIndex=_no_part,
-        nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=f"00000000:F{handle}:1D.7".encode()),
+        nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=f"00000000:F{handle}:1D.7"),
     )
 
 

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from atoll.agent.telemetry import sampler
-from atoll.agent.telemetry.sampler import Sampler
+from atoll.agent.telemetry import gauges as sampler
+from atoll.agent.telemetry.gauges import Sampler
 from atoll.v1.common_pb2 import DeviceSample
 
 
