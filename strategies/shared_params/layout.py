@@ -16,7 +16,6 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from atoll.agent.runtime.model.memory_order import flat_view
 from atoll.agent.runtime.model.model_state import plain_parameters
 from atoll.errors import BadInput
-from atoll.kernels import scatter_blocks
 from atoll.kernels.compress import BLOCK_ENTRIES, block_count
 from atoll.kernels.exchange_engine import Rule
 from atoll.kernels.pages import use_huge_pages
@@ -124,24 +123,33 @@ def write_blocks(live: torch.Tensor, index: NDArray[np.uint32], values: NDArray[
 
     The tensor's version does not change, on any device: only the script's writes count it up."""
     with _unsafe_preserve_version_counter(live):
-        scatter_blocks(live, on_device(index.view(np.int32), live.device), on_device(values, live.device))
+        _change_blocks(live, index, values, add=False)
 
 
-@torch.no_grad()
 def add_blocks(live: torch.Tensor, index: NDArray[np.integer[Any]], values: NDArray[np.float32]) -> None:
     """Add values [k, 16] to blocks of `live` (flat, [n], any device and floating type).
 
     index: [k], ascending, each below ceil(n / 16). Values beyond the end of a shorter last block are ignored. Returns
     once the work is queued on torch's current stream."""
+    _change_blocks(live, index, values, add=True)
+
+
+@torch.no_grad()
+def _change_blocks(
+    live: torch.Tensor, index: NDArray[np.integer[Any]], values: NDArray[np.float32], *, add: bool
+) -> None:
+    """Change blocks. Sums are rounded once, where live has 16 bits."""
     whole = live.numel() // BLOCK_ENTRIES
-    blocks, added = on_device(index.astype(np.int64), live.device), on_device(values, live.device)
+    blocks, given = on_device(index.astype(np.int64), live.device), on_device(values, live.device)
     if len(index) and int(index[-1]) == whole:  # checked on the CPU: a check on the GPU would wait for its queue
         tail = live[whole * BLOCK_ENTRIES :]
-        tail.copy_(tail.float() + added[-1][: tail.numel()])  # rounded once, where live has 16 bits
-        blocks, added = blocks[:-1], added[:-1]
+        last = given[-1][: tail.numel()]
+        tail.copy_(tail.float() + last if add else last)
+        blocks, given = blocks[:-1], given[:-1]
     if blocks.numel():
         matrix = live[: whole * BLOCK_ENTRIES].view(whole, BLOCK_ENTRIES)
-        matrix.index_copy_(0, blocks, (matrix.index_select(0, blocks).float() + added).to(live.dtype))
+        rows = matrix.index_select(0, blocks).float() + given if add else given
+        matrix.index_copy_(0, blocks, rows.to(live.dtype))
 
 
 def on_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:

@@ -14,7 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from atoll.errors import BadInput
 from atoll.strategies.compressed.algorithms import compressor_of, density_at
 from atoll.strategies.compressed.codes.compressors import CodePlace, Compressor
-from atoll.strategies.compressed.codes.sparse_codes import compress_with_momentum, random_places
+from atoll.strategies.compressed.codes.sparse_codes import (
+    MIN_SAMPLED_ENTRIES,
+    chosen_of,
+    compress_with_momentum,
+    largest_places,
+    random_places,
+)
 from atoll.strategies.compressed.settings import Compressed
 from atoll.strategies.compressed.worker import CompressedReducer
 
@@ -109,6 +115,41 @@ def test_indices_that_cannot_be_are_refused() -> None:
         )
         with pytest.raises(BadInput, match="its indices do not ascend, or reach beyond the last"):
             made("dgc").decompress(payload.data, torch.zeros(ENTRIES), at())
+
+
+@pytest.mark.parametrize("entries", [0, 1, 33, 1025, MIN_SAMPLED_ENTRIES + 1, 400_003])
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.3, 1.0])
+@pytest.mark.parametrize("kind", ["normal", "rounded", "one large part", "mostly zeros"])
+def test_the_largest_entries_are_chosen_of_equals_the_first_and_never_zeros(
+    entries: int, density: float, kind: str
+) -> None:
+    """Compared with a stable sort. A sample misjudges entries whose size depends on their place, as of one large
+    part."""
+    entry_N = normal(4, entries)
+    if kind == "rounded":
+        entry_N = (2 * entry_N).round()  # thousands of equals
+    elif kind == "one large part":
+        entry_N[entries // 3 : entries // 2] *= 1e4
+    elif kind == "mostly zeros":
+        entry_N[normal(5, entries) < 2.5] = 0
+    count = chosen_of(entries, density)
+    ranked = entry_N.abs().sort(descending=True, stable=True)
+    expected = ranked.indices[:count][ranked.values[:count] > 0].sort().values
+    assert largest_places(entry_N, count).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("name", ["dgc", "threshold"])
+@pytest.mark.parametrize("entries", [0, 31, 1025, MIN_SAMPLED_ENTRIES + 1])
+def test_sent_entries_leave_the_residual_and_keep_their_bits(name: str, entries: int) -> None:
+    value, residual = normal(1, entries), normal(2, entries)
+    whole, place, decoded = residual + value, at(shapes=((entries,),)), torch.zeros(entries)
+    compressor = made(name)
+    compressor.decompress(compressor.compress(value, residual, place).data, decoded, place)
+    sent = decoded != 0
+    assert sent.any() == (entries > 0)
+    assert torch.equal(torch.where(sent, decoded, residual), whole)
+    assert not residual[sent].any()
+    assert not sent.any() or whole[sent].abs().min() >= residual.abs().max()
 
 
 def test_momentum_is_corrected_and_masked_where_it_was_sent() -> None:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
-from atoll.strategies.shared_params import layout
 from atoll.strategies.shared_params.layout import add_blocks, write_blocks
 
 
@@ -33,22 +34,27 @@ def test_nothing_to_add_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("entries", [64, 70])
-def test_adding_blocks_asks_nothing_of_the_device(entries: int) -> None:
+@pytest.mark.parametrize("change", [add_blocks, write_blocks])
+def test_changing_blocks_asks_nothing_of_the_device(change: Callable[..., None], entries: int) -> None:
     """A tensor on the meta device has no entries that could be looked at. To see whether the last block was the shorter
     one, the host waited for all that the GPU still had to do, layer by layer."""
     index = np.array([0, -(-entries // 16) - 1], np.uint32)
     live = torch.empty(entries, device="meta")
-    add_blocks(live, index, np.ones((2, 16), np.float32))
+    change(live, index, np.ones((2, 16), np.float32))
     assert live.shape == (entries,)
 
 
-def test_shared_params_come_to_weights_on_a_device_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Index and values were the host's, beside weights on a GPU: no exchange of gradients trained there."""
-    came: list[torch.Tensor] = []
-    monkeypatch.setattr(layout, "scatter_blocks", lambda *buffers: came.extend(buffers))
-    live = torch.empty(70, device="meta")
-    write_blocks(live, np.array([0, 4], np.uint32), np.ones((2, 16), np.float32))
-    assert [(one.device.type, one.dtype) for one in came[1:]] == [("meta", torch.int32), ("meta", torch.float32)]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("entries", [0, 1, 16, 1025])
+def test_written_blocks_arrive_rounded_as_torch_rounds_and_the_others_stay(entries: int, dtype: torch.dtype) -> None:
+    live = torch.full((entries,), 5.0, dtype=dtype)
+    blocks = -(-entries // 16)
+    index = np.arange(0, blocks, 2, dtype=np.uint32)  # of 65 blocks also the last, of one entry
+    values = torch.randn(len(index), 16, generator=torch.Generator().manual_seed(1)) * 1e5
+    write_blocks(live, index, values.numpy())
+    expected = torch.full((blocks, 16), 5.0, dtype=dtype)
+    expected[torch.from_numpy(index.astype(np.int64))] = values.to(dtype)
+    assert torch.equal(live, expected.flatten()[:entries])
 
 
 def test_shared_params_are_written_where_they_belong() -> None:
