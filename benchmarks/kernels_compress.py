@@ -34,6 +34,7 @@ from sparse_rules import adam_blocks, sgd_blocks
 from atoll import kernels
 from atoll.kernels import compress
 from atoll.kernels.pages import use_huge_pages
+from atoll.strategies.compressed.codes.sparse_codes import largest_places
 
 Call = Callable[[], object]
 
@@ -58,10 +59,10 @@ class Rig:
     def clear(self) -> None:
         self.residual.zero_()
 
-    def room(self, sparsity: float, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def room(self, sparsity: float) -> tuple[torch.Tensor, torch.Tensor]:
         """For 5 % more than the sparsity leaves: what a threshold finds is never exactly that."""
-        count = int(self.entries / width * (1 - sparsity) * 1.05) + 1
-        return torch.zeros(count, dtype=torch.int32), torch.zeros(count * width)
+        count = int(self.entries / 16 * (1 - sparsity) * 1.05) + 1
+        return torch.zeros(count, dtype=torch.int32), torch.zeros(count * 16)
 
 
 def measure(call: Call, before: Call, rounds: int) -> list[float]:
@@ -82,18 +83,12 @@ def compressions(rig: Rig, sparsity: float) -> dict[str, Callable[[int], object]
     sample = np.zeros(min(2**17, rig.blocks), np.float32)
     compress.sample_scores(rig.gradient, None, 0, sample)
     block_v = float(np.quantile(sample, sparsity))
-    element_v = float(rig.gradient[: 2**22].abs().sort().values[int(min(2**22, rig.entries) * sparsity)])
-    blocks, elements = rig.room(sparsity, 16), rig.room(sparsity, 1)
+    blocks = rig.room(sparsity)
     g, r = rig.gradient, rig.residual
     return {
         "threshold_block, feedback": lambda threads: compress.threshold_block(g, r, block_v, *blocks, threads=threads),
-        "threshold_element, feedback": lambda threads: compress.threshold_element(
-            g, r, element_v, *elements, threads=threads
-        ),
         "threshold_block": lambda threads: compress.threshold_block(g, None, block_v, *blocks, threads=threads),
-        "threshold_element": lambda threads: compress.threshold_element(g, None, element_v, *elements, threads=threads),
         "topk_block, feedback": lambda threads: compress.topk_block(g, r, *blocks, threads=threads),
-        "topk_element, feedback": lambda threads: compress.topk_element(g, r, *elements, threads=threads),
         "random_block, feedback": lambda threads: compress.random_block(g, r, 1, *blocks, threads=threads),
         # The residual, all zeros, stands for live weights.
         "difference_block": lambda threads: native_parts.load().difference_block(g, r, 1.0, block_v, *blocks, threads),
@@ -112,7 +107,12 @@ def torch_compressions(rig: Rig, sparsity: float) -> dict[str, Call]:
         norms = torch.linalg.vector_norm(rows, ord=1, dim=1)
         return rows[(norms > element_v * 7).nonzero()[:, 0]]
 
+    def largest() -> torch.Tensor:
+        rig.residual.add_(rig.gradient)
+        return largest_places(rig.residual, int(rig.entries * (1 - sparsity)))
+
     return {
+        "largest entries, of strategy `compressed`, feedback": largest,
         "torch.topk of abs": lambda: rig.gradient.abs().topk(int(rig.entries * (1 - sparsity))),
         "torch abs > v, nonzero, gather": threshold,
         "torch block norms, nonzero, gather": blocks,
@@ -123,8 +123,7 @@ def print_compression(rig: Rig, sparsities: list[float], rounds: int) -> None:
     print("\n| compression | sparsity | 1 thread, ms | 2 threads, ms |\n|---|---|---|---|")
     for sparsity in sparsities:
         for name, call in compressions(rig, sparsity).items():
-            few = min(rounds, 2) if name.startswith("topk_element") else rounds
-            cells = [cell(measure(partial(call, t), rig.clear, few)) for t in (1, 2)]
+            cells = [cell(measure(partial(call, t), rig.clear, rounds)) for t in (1, 2)]
             print(f"| {name} | {sparsity:g} | {cells[0]} | {cells[1]} |", flush=True)
     for name in torch_compressions(rig, 0.99):
         cells = []

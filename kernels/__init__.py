@@ -1,8 +1,8 @@
 """Native kernels on float32 buffers; zero-copy from torch and NumPy, GIL released.
 
 A buffer is a dense, contiguous float32 torch tensor, NumPy array or anything else that shares its memory through
-DLPack or the buffer protocol, of any shape (it is read as one flat row of entries) and alignment. Selections, signs and
-scattered blocks also take torch tensors on a CUDA device (`atoll.kernels.cuda_device`); all buffers of a call are on
+DLPack or the buffer protocol, of any shape (it is read as one flat row of entries) and alignment. Selections and signs
+also take torch tensors on a CUDA device (`atoll.kernels.cuda_device`); all buffers of a call are on
 one device. Whatever does not fit raises `atoll.errors.BadInput` and changes nothing.
 """
 
@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from atoll.kernels import _native
 from atoll.kernels.cuda_device import built_with_cuda, has_cuda
 from atoll.kernels.refusals import refusals
-from atoll.kernels.scatter import scatter_blocks
 
 if TYPE_CHECKING:
     from atoll.kernels._native import CpuFeatures
 
-__all__ = ["built_with_cuda", "cpu_features", "has_cuda", "scatter_blocks", "squared_norm"]
+__all__ = ["built_with_cuda", "cpu_features", "has_cuda", "squared_norm"]
 
 
 def squared_norm(x: Any, threads: int = 0) -> float:

@@ -20,28 +20,7 @@ def threshold_block(
     *,
     portable: bool = False,
 ) -> tuple[int, int, int]: ...
-def threshold_element(
-    gradient: object,
-    residual: object,
-    weight: float,
-    threshold: float,
-    index: object,
-    values: object,
-    threads: int = 0,
-    *,
-    portable: bool = False,
-) -> tuple[int, int, int]: ...
 def topk_block(
-    gradient: object,
-    residual: object,
-    weight: float,
-    index: object,
-    values: object,
-    threads: int = 0,
-    *,
-    portable: bool = False,
-) -> tuple[int, int, int]: ...
-def topk_element(
     gradient: object,
     residual: object,
     weight: float,

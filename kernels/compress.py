@@ -54,14 +54,6 @@ def threshold_block(
     return Selection(*run("threshold_block", _native.threshold_block, *call, threads=threads))
 
 
-def threshold_element(
-    gradient: Any, residual: Any, threshold: float, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
-) -> Selection:
-    """Select the entries whose magnitude exceeds threshold: vanilla threshold-v."""
-    call = gradient, residual, weight, threshold, index, values
-    return Selection(*run("threshold_element", _native.threshold_element, *call, threads=threads))
-
-
 def topk_block(
     gradient: Any, residual: Any, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
 ) -> Selection:
@@ -70,14 +62,6 @@ def topk_block(
     Blocks of zeros are never chosen, even if fewer than K are left, and do not count as found."""
     call = gradient, residual, weight, index, values
     return Selection(*run("topk_block", _native.topk_block, *call, threads=threads))
-
-
-def topk_element(
-    gradient: Any, residual: Any, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
-) -> Selection:
-    """Select the K entries of the largest magnitude; of equals the first, and never a zero."""
-    call = gradient, residual, weight, index, values
-    return Selection(*run("topk_element", _native.topk_element, *call, threads=threads))
 
 
 def random_block(

@@ -27,9 +27,7 @@ ARGUMENTS: Final = {
     name: arguments.split()
     for name, arguments in {
         "threshold_block": "gradient *residual weight threshold *index *values",
-        "threshold_element": "gradient *residual weight threshold *index *values",
         "topk_block": "gradient *residual weight *index *values",
-        "topk_element": "gradient *residual weight *index *values",
         "random_block": "gradient *residual weight seed *index *values",
         "sample_scores": "gradient residual weight seed *scores",
         "sign_encode": "*values *bits *scales two_sided",

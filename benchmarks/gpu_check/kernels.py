@@ -45,19 +45,10 @@ class Buffers:
         self.gradient, self.start = normal(entries), normal(entries)
         self.residual = self.start.clone()
         chosen = max(1, int(self.blocks * (1 - SPARSITY)))
-        score = (self.gradient + self.start)[: 1 << 22].abs()
-        self.element_v = float(score.sort().values[int(len(score) * SPARSITY)])
         self.block_v = 20.0  # of 16 magnitudes of a normal number with variance 2: about one block in a hundred
-        index = torch.zeros(chosen, dtype=torch.int32)
-        compress.random_block(torch.zeros(entries), None, 1, index, torch.zeros(chosen * 16))
-        self.index = index.to(device)
         self.scores = torch.zeros(min(1 << 17, self.blocks), device=device)
-        self.values = normal(chosen * 16)
-        self.live = torch.zeros(entries, dtype=torch.bfloat16, device=device)
         room = min(self.blocks, 2 * chosen + 1)
         self.block_room = torch.zeros(room, dtype=torch.int32, device=device), torch.zeros(room * 16, device=device)
-        wide = min(entries, room * 16)
-        self.element_room = torch.zeros(wide, dtype=torch.int32, device=device), torch.zeros(wide, device=device)
         self.sign_bits = torch.randint(256, (signs.sign_bytes(entries),), dtype=torch.uint8, generator=generator).to(
             device
         )
@@ -65,7 +56,7 @@ class Buffers:
 
     def reset(self) -> None:
         self.residual.copy_(self.start)
-        for output in (*self.block_room, *self.element_room):
+        for output in self.block_room:
             output.fill_(7)  # what an earlier call left there would look like a result
 
 
@@ -78,7 +69,7 @@ class Operation:
 
 
 def _selected(one: Buffers) -> list[torch.Tensor]:
-    return [one.residual, *one.block_room, *one.element_room]
+    return [one.residual, *one.block_room]
 
 
 def _of_twelve(one: Buffers) -> int:
@@ -90,15 +81,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
         lambda one: compress.threshold_block(one.gradient, one.residual, one.block_v, *one.block_room),
         _selected, _of_twelve,
     ),
-    "threshold_element": Operation(
-        lambda one: compress.threshold_element(one.gradient, one.residual, one.element_v, *one.element_room),
-        _selected, _of_twelve,
-    ),
     "topk_block": Operation(
         lambda one: compress.topk_block(one.gradient, one.residual, *one.block_room), _selected, _of_twelve
-    ),
-    "topk_element": Operation(
-        lambda one: compress.topk_element(one.gradient, one.residual, *one.element_room), _selected, _of_twelve
     ),
     "random_block": Operation(
         lambda one: compress.random_block(one.gradient, one.residual, 7, *one.block_room), _selected, _of_twelve
@@ -107,10 +91,6 @@ OPERATIONS: Final[dict[str, Operation]] = {
         lambda one: compress.sample_scores(one.gradient, one.residual, 3, one.scores),
         lambda one: [one.scores],
         lambda one: 132 * len(one.scores),
-    ),
-    "scatter_blocks to bfloat16": Operation(
-        lambda one: kernels.scatter_blocks(one.live, one.index, one.values),
-        lambda one: [one.live], lambda one: 100 * len(one.index),
     ),
     "sign_encode": Operation(
         lambda one: signs.sign_encode(one.residual, one.sign_bits, one.sign_scales, two_sided=True),

@@ -32,4 +32,11 @@ class GilReleased {
     PyThreadState* state_;
 };
 
+// Returns what `work` returns, with the GIL released meanwhile.
+template <typename Work>
+auto without_gil(std::size_t entries, const Work& work) {
+    const GilReleased released(entries);
+    return work();
+}
+
 }  // namespace atoll_kernels

@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "../cpu/codec/signs.hpp"
 #include "../cpu/select/compress.hpp"
 #include "loaded.hpp"
 
@@ -30,13 +31,15 @@ inline void check_apart(std::initializer_list<const Loaded*> buffers) {
     refuse_overlap(buffers);
 }
 
-inline float checked_threshold(double threshold) {
+// Check the number that a selection's rule has: a threshold, or a seed.
+inline float checked_rule(double threshold) {
     const auto narrow = static_cast<float>(threshold);
     if (!(narrow >= 0) || !std::isfinite(narrow))
         refuse("threshold = " + std::to_string(threshold) +
                " is not a finite number from 0 on; start from sample_scores");
     return narrow;
 }
+inline std::uint64_t checked_rule(std::uint64_t seed) { return seed; }
 
 // The arguments of every selection.
 struct SelectionCall {
@@ -45,7 +48,7 @@ struct SelectionCall {
     Chosen to;
 
     SelectionCall(int device_type, nb::handle gradient_object, nb::handle residual_object, double weight,
-                  nb::handle index_object, nb::handle values_object, std::size_t width)
+                  nb::handle index_object, nb::handle values_object)
         : gradient(required(gradient_object, "gradient", Access::read, float32_entries, device_type)),
           residual(residual_object, "residual", Access::write, float32_entries, device_type),
           index(required(index_object, "index", Access::write, index_entries, device_type)),
@@ -53,8 +56,8 @@ struct SelectionCall {
           from{gradient.data, residual.data, checked_weight(weight), gradient.entries},
           to{index.as<std::uint32_t>(), values.data, index.entries} {
         check_entries(residual, gradient.entries, "it must be as long as gradient");
-        check_entries(values, index.entries * width, "it must hold the values of every index there is room for");
-        if ((from.n + width - 1) / width > std::size_t{1} << 32)
+        check_entries(values, index.entries * block_entries, "it must hold the values of every index there is room for");
+        if (block_count(from.n) > std::size_t{1} << 32)
             refuse("gradient has " + number(from.n) + " entries, more than indices of 32 bits reach; split it");
         check_apart({&gradient, &residual, &index, &values});
     }
@@ -82,6 +85,24 @@ struct SampleCall {
                    number(block_count(gradient.entries)) + " blocks; pass a shorter one");
         }
         check_apart({&gradient, &residual, &scores});
+    }
+};
+
+// The arguments of sign_encode (values are written) and sign_add (they are added to).
+struct SignCall {
+    Loaded values, bits, scales;
+    SignCode code;
+
+    SignCall(int device_type, nb::handle values_object, nb::handle bits_object, nb::handle scales_object,
+             bool two_sided, Access access)
+        : values(required(values_object, "values", Access::write, float32_entries, device_type)),
+          bits(required(bits_object, "bits", access, byte_entries, device_type)),
+          scales(required(scales_object, "scales", access, float32_entries, device_type)),
+          code{bits.as<std::uint8_t>(), scales.data, two_sided} {
+        check_entries(bits, sign_bytes(values.entries), "it must hold a bit for each value");
+        check_entries(scales, sign_blocks(values.entries) * (two_sided ? 2 : 1),
+                      "it must hold one scale, or two, for each block of 1024 values");
+        check_apart({&values, &bits, &scales});
     }
 };
 

@@ -62,19 +62,6 @@ Selection threshold_block_cuda(const Source& from, float threshold, const Chosen
     return result(read_back(progress.get(), stream), to.capacity);
 }
 
-Selection threshold_element_cuda(const Source& from, float threshold, const Chosen& to, const Queue& queue) {
-    if (from.n == 0) return {0, 0, 0};
-    const OnDevice on_device(queue.device);
-    const cudaStream_t stream = stream_of(queue);
-    const Scratch<std::uint32_t> marks((from.n + 31) / 32, queue.device, stream);
-    const Scratch<Progress> progress(1, queue.device, stream);
-    launch("starting begin", begin, 1, 1, stream, progress.get(), Cutoff{0, 0});
-    queue_entry_scan(from, threshold, Mark::above, marks.get(), progress.get(), stream);
-    choose(MarkKeys{marks.get()}, from.n, progress.get(), to, queue.device, stream);
-    queue_take_entries(from, to, progress.get(), stream);
-    return result(read_back(progress.get(), stream), to.capacity);
-}
-
 void random_blocks_cuda(std::uint64_t seed, std::size_t blocks, std::size_t count, std::uint32_t* index,
                         const Queue& queue) {
     if (count == 0) return;

@@ -9,7 +9,6 @@ namespace {
 constexpr unsigned quarter_entries = 4;
 constexpr unsigned lanes_per_block = block_entries / quarter_entries;
 constexpr unsigned quarters_at_once = 4;  // per thread, loaded before the first is used, which hides latency
-constexpr unsigned entries_at_once = 8;
 
 struct Quarter {
     float x[quarter_entries];
@@ -97,39 +96,6 @@ __global__ void scan_blocks(Source from, float* scores, Progress* progress, bool
     add_to(&progress->nonfinite, nonfinite);
 }
 
-// The same entry by entry: bit i % 32 of marks[i / 32] says whether entry i is finite with a magnitude above
-// `threshold` (Mark::above), or whether it is not finite (Mark::nonfinite).
-//   marks: uint32 [ceil(n / 32)], device, overwritten
-// Bound by memory: reads 8n, writes 4.125n bytes with a residual; reads 4n, writes 0.125n without.
-__global__ void scan_entries(Source from, float threshold, Mark mark, std::uint32_t* marks, Progress* progress) {
-    const bool feedback = from.residual != nullptr;
-    const std::size_t per_turn = std::size_t{block_threads} * entries_at_once;
-    unsigned nonfinite = 0;
-    for (std::size_t turn = blockIdx.x * per_turn; turn < from.n; turn += gridDim.x * per_turn) {
-        float gradient[entries_at_once], residual[entries_at_once];
-#pragma unroll
-        for (unsigned u = 0; u < entries_at_once; ++u) {
-            const std::size_t i = turn + u * block_threads + threadIdx.x;
-            gradient[u] = i < from.n ? from.gradient[i] : 0.0F;
-            residual[u] = feedback && i < from.n ? from.residual[i] : 0.0F;
-        }
-#pragma unroll
-        for (unsigned u = 0; u < entries_at_once; ++u) {
-            const std::size_t i = turn + u * block_threads + threadIdx.x;
-            float sum = from.weight * gradient[u];
-            if (feedback) sum = residual[u] + sum;
-            const float magnitude = fabsf(sum);
-            const bool finite = magnitude <= FLT_MAX;
-            if (feedback && finite && i < from.n) from.residual[i] = sum;
-            nonfinite += !finite;
-            const unsigned word =
-                __ballot_sync(all_lanes, mark == Mark::above ? finite && magnitude > threshold : !finite);
-            if (i % 32 == 0 && i < from.n) marks[i / 32] = word;
-        }
-    }
-    add_to(&progress->nonfinite, nonfinite);
-}
-
 __device__ std::size_t taken(const Chosen& to, const Progress* progress) {
     return progress == nullptr ? to.capacity : smaller(to.capacity, chosen_count(*progress));
 }
@@ -155,16 +121,6 @@ __global__ void take_blocks(Source from, const float* scores, Chosen to, const P
     }
 }
 
-// values[k] = v of entry index[k], which becomes 0 in the residual.
-// Bound by memory latency: touches a sector of 32 bytes an entry.
-__global__ void take_entries(Source from, Chosen to, const Progress* progress) {
-    const std::size_t values = taken(to, progress);
-    for (std::size_t at = std::size_t{blockIdx.x} * block_threads + threadIdx.x; at < values;
-         at += std::size_t{gridDim.x} * block_threads) {
-        to.values[at] = take(from, to.index[at]);
-    }
-}
-
 }  // namespace
 
 void queue_scan(const Source& from, float* scores, Progress* progress, cudaStream_t stream) {
@@ -174,21 +130,10 @@ void queue_scan(const Source& from, float* scores, Progress* progress, cudaStrea
            stream, from, scores, progress, aligned);
 }
 
-void queue_entry_scan(const Source& from, float threshold, Mark mark, std::uint32_t* marks, Progress* progress,
-                      cudaStream_t stream) {
-    launch("starting scan_entries", scan_entries, blocks_for(from.n, block_threads * entries_at_once), block_threads,
-           stream, from, threshold, mark, marks, progress);
-}
-
 void queue_take_blocks(const Source& from, const float* scores, const Chosen& to, const Progress* progress,
                        cudaStream_t stream) {
     launch("starting take_blocks", take_blocks, blocks_for(to.capacity * block_entries, block_threads), block_threads,
            stream, from, scores, to, progress);
-}
-
-void queue_take_entries(const Source& from, const Chosen& to, const Progress* progress, cudaStream_t stream) {
-    launch("starting take_entries", take_entries, blocks_for(to.capacity, block_threads), block_threads, stream, from,
-           to, progress);
 }
 
 }  // namespace atoll_kernels

@@ -10,18 +10,10 @@ namespace atoll_kernels {
 // progress->nonfinite. Bound by memory: reads 8n, writes 4.25n bytes with error feedback; reads 4n without.
 void queue_scan(const Source& from, float* scores, Progress* progress, cudaStream_t stream);
 
-enum class Mark { above, nonfinite };
-
-// Updates the residual; bit i % 32 of marks[i / 32] tells whether entry i is finite and exceeds `threshold`, or whether
-// it is not finite; adds how many are not to progress->nonfinite.
-void queue_entry_scan(const Source& from, float threshold, Mark mark, std::uint32_t* marks, Progress* progress,
-                      cudaStream_t stream);
-
 // Fills to.values with the blocks of to.index, and 0 into the residual: what is sent leaves the residual. As many as
 // `progress` chose and there is room for; with none given, to.capacity. Where `scores` (may be null) tells that a block
 // is not finite, zeros are emitted and the residual stays.
 void queue_take_blocks(const Source& from, const float* scores, const Chosen& to, const Progress* progress,
                        cudaStream_t stream);
-void queue_take_entries(const Source& from, const Chosen& to, const Progress* progress, cudaStream_t stream);
 
 }  // namespace atoll_kernels

@@ -51,25 +51,6 @@ struct BlockKeys {
     }
 };
 
-__device__ inline bool bit_at(const std::uint32_t* words, std::size_t i) {
-    return (words[i / 32] >> (i % 32) & 1) != 0;
-}
-
-struct MarkKeys {
-    const std::uint32_t* marks;
-    __device__ std::uint32_t operator()(std::size_t i) const { return bit_at(marks, i) ? 1 : 0; }
-};
-
-struct EntryKeys {
-    Source from;
-    const std::uint32_t* nonfinite;
-    __device__ std::uint32_t operator()(std::size_t i) const {
-        if (bit_at(nonfinite, i)) return 0;
-        const float value = from.residual != nullptr ? from.residual[i] : from.weight * from.gradient[i];
-        return __float_as_uint(value) & 0x7fffffff;
-    }
-};
-
 // A warp's view of 32 keys: bit k stands for lane k.
 struct Flags {
     unsigned above, equal;

@@ -79,19 +79,19 @@ __global__ void add_signs(const std::uint8_t* bits, const float* scales, bool tw
 
 }  // namespace
 
-void sign_encode_cuda(float* values, std::size_t n, const SignCode& code, int device, void* stream_handle) {
+void sign_encode_cuda(float* values, std::size_t n, const SignCode& code, const Queue& queue) {
     if (n == 0) return;
-    const OnDevice on_device(device);
+    const OnDevice on_device(queue.device);
     const std::size_t blocks = sign_blocks(n);
     launch("starting encode_signs", encode_signs, blocks_for(blocks, block_threads / lanes), block_threads,
-           static_cast<cudaStream_t>(stream_handle), values, n, code.bits, code.scales, code.two_sided, blocks);
+           static_cast<cudaStream_t>(queue.stream), values, n, code.bits, code.scales, code.two_sided, blocks);
 }
 
-void sign_add_cuda(const SignCode& code, float* out, std::size_t n, int device, void* stream_handle) {
+void sign_add_cuda(const SignCode& code, float* out, std::size_t n, const Queue& queue) {
     if (n == 0) return;
-    const OnDevice on_device(device);
+    const OnDevice on_device(queue.device);
     launch("starting add_signs", add_signs, blocks_for(n, block_threads), block_threads,
-           static_cast<cudaStream_t>(stream_handle), code.bits, code.scales, code.two_sided, out, n);
+           static_cast<cudaStream_t>(queue.stream), code.bits, code.scales, code.two_sided, out, n);
 }
 
 }  // namespace atoll_kernels

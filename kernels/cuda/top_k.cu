@@ -1,5 +1,5 @@
-// Exact top-k: the k-th largest key by counting three digits (radix select), as kernels/cpu/select/top_k.cpp does it,
-// then the same writing of indices as for a threshold.
+// Exact top-k: the k-th largest key by counting three digits (radix select on the bits of a float32), then the same
+// writing of indices as for a threshold.
 #include "block_scan.cuh"
 #include "compress.hpp"
 #include "scan.cuh"
@@ -107,23 +107,6 @@ Selection topk_block_cuda(const Source& from, const Chosen& to, const Queue& que
     find_cutoff(keys, blocks, progress.get(), counts.get(), stream);
     choose(keys, blocks, progress.get(), to, queue.device, stream);
     queue_take_blocks(from, nullptr, to, progress.get(), stream);
-    return result(read_back(progress.get(), stream));
-}
-
-Selection topk_element_cuda(const Source& from, const Chosen& to, const Queue& queue) {
-    if (from.n == 0) return {0, 0, 0};
-    const OnDevice on_device(queue.device);
-    const auto stream = static_cast<cudaStream_t>(queue.stream);
-    const Scratch<std::uint32_t> nonfinite((from.n + 31) / 32, queue.device, stream);
-    const Scratch<std::uint64_t> counts(bins, queue.device, stream);
-    const Scratch<Progress> progress(1, queue.device, stream);
-    launch("starting begin_top_k", begin_top_k, 1, block_threads, stream, progress.get(), counts.get(), to.capacity);
-    queue_entry_scan(from, 0.0F, Mark::nonfinite, nonfinite.get(), progress.get(), stream);
-    if (to.capacity == 0) return {0, 0, read_back(progress.get(), stream).nonfinite};
-    const EntryKeys keys{from, nonfinite.get()};
-    find_cutoff(keys, from.n, progress.get(), counts.get(), stream);
-    choose(keys, from.n, progress.get(), to, queue.device, stream);
-    queue_take_entries(from, to, progress.get(), stream);
     return result(read_back(progress.get(), stream));
 }
 

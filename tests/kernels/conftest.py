@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from atoll import kernels
-from atoll.kernels import cuda_device, scatter
+from atoll.kernels import cuda_device
 from atoll.kernels.cuda_device import CudaQueue, NoCode
 
 sys.path.insert(0, str(Path(__file__).parent))  # for cuda_on_cpu, kernels_of, exchange_job, own_threads
@@ -40,8 +40,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if name != "cuda on cpu":
         return name
     queue = CudaQueue(request.getfixturevalue("cuda_kernels_on_cpu"), 0)
-    for module in (cuda_device, scatter):
-        monkeypatch.setattr(module, "queue_of", lambda _arguments: queue)
+    monkeypatch.setattr(cuda_device, "queue_of", lambda _arguments: queue)
     return "cpu"
 
 

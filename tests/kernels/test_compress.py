@@ -19,22 +19,16 @@ from atoll.kernels import _native, compress
 from atoll.kernels.compress import BLOCK_ENTRIES, Selection, block_count
 
 SIZES = [0, 1, 15, 16, 17, 31, 32, 33, 1023, 1025, 2**17 + 1]
-OVER_A_SCAN = 2**20 + 1
-"""Entries by themselves: one more tile of 1,024 than a device's scan of tiles takes in one turn."""
 F32 = NDArray[np.float32]
 NATIVE = {
     "threshold_block": lambda g, r, i, v, **how: _native.threshold_block(g, r, 0.75, 8.0, i, v, **how),
-    "threshold_element": lambda g, r, i, v, **how: _native.threshold_element(g, r, 0.75, 1.0, i, v, **how),
     "topk_block": lambda g, r, i, v, **how: _native.topk_block(g, r, 0.75, i, v, **how),
-    "topk_element": lambda g, r, i, v, **how: _native.topk_element(g, r, 0.75, i, v, **how),
     "random_block": lambda g, r, i, v, **how: _native.random_block(g, r, 0.75, 5, i, v, **how),
 }
 
 SELECT: dict[str, Callable[..., Selection]] = {
     "threshold_block": lambda g, r, i, v: compress.threshold_block(g, r, 8.0, i, v, weight=0.75),
-    "threshold_element": lambda g, r, i, v: compress.threshold_element(g, r, 1.0, i, v, weight=0.75),
     "topk_block": lambda g, r, i, v: compress.topk_block(g, r, i, v, weight=0.75),
-    "topk_element": lambda g, r, i, v: compress.topk_element(g, r, i, v, weight=0.75),
     "random_block": lambda g, r, i, v: compress.random_block(g, r, 5, i, v, weight=0.75),
 }
 
@@ -87,21 +81,6 @@ def test_blocks_above_the_threshold_move_out_and_the_rest_stays(entries: int, we
     assert (emitted(entries, chosen, values[: selection.chosen]) + residual == expected).all()
 
 
-@pytest.mark.parametrize("entries", [*SIZES[:-1], OVER_A_SCAN])
-@pytest.mark.usefixtures("everywhere")
-def test_entries_above_the_threshold_move_out_and_the_rest_stays(entries: int) -> None:
-    gradient, residual = normal(entries), normal(entries, seed=1)
-    expected = residual + gradient
-    index, values = room(entries, 1)
-    selection = compress.threshold_element(gradient, residual, 2.0, index, values)
-    chosen = (expected.abs() > 2.0).nonzero()[:, 0]
-    assert selection == Selection(len(chosen), len(chosen), 0)
-    assert index[: len(chosen)].tolist() == chosen.tolist()
-    assert same_bits(values[: len(chosen), 0], expected[chosen])
-    assert not residual[chosen].any()
-    assert (emitted(entries, chosen, values[: len(chosen)]) + residual == expected).all()
-
-
 @pytest.mark.parametrize("entries", SIZES)
 @pytest.mark.usefixtures("everywhere")
 def test_the_best_blocks_are_those_of_torch_topk(entries: int) -> None:
@@ -117,20 +96,6 @@ def test_the_best_blocks_are_those_of_torch_topk(entries: int) -> None:
     assert (emitted(entries, chosen, values) + residual == expected).all()
 
 
-@pytest.mark.parametrize("entries", SIZES)
-@pytest.mark.usefixtures("everywhere")
-def test_the_best_entries_are_those_of_torch_topk(entries: int) -> None:
-    gradient, residual = normal(entries), normal(entries, seed=1)
-    expected = residual + gradient
-    count = entries // 10
-    index, values = room(count, 1)
-    assert compress.topk_element(gradient, residual, index, values).chosen == count
-    # Equal magnitudes are common in 2^20 float32, and torch takes any of them: compare what they are worth.
-    assert expected[index.long()].abs().sort().values.tolist() == expected.abs().topk(count).values.flip(0).tolist()
-    assert (index[1:] > index[:-1]).all()
-    assert (emitted(entries, index, values) + residual == expected).all()
-
-
 @pytest.mark.usefixtures("everywhere")
 def test_of_equals_the_first_are_chosen_and_zeros_never() -> None:
     gradient = torch.zeros(160)
@@ -138,9 +103,6 @@ def test_of_equals_the_first_are_chosen_and_zeros_never() -> None:
     index, values = room(2, BLOCK_ENTRIES)
     assert compress.topk_block(gradient, None, index, values) == Selection(2, 4, 0)
     assert index.tolist() == [1, 2]
-    index, values = room(3, 1)
-    assert compress.topk_element(gradient, None, index, values) == Selection(3, 4, 0)
-    assert (index.tolist(), values[:, 0].tolist()) == ([20, 40, 100], [-2.0, 2.0, 2.0])
     index, values = room(9, BLOCK_ENTRIES)
     assert compress.topk_block(gradient, None, index, values) == Selection(4, 4, 0)
 
@@ -173,14 +135,13 @@ def test_every_block_is_drawn_about_as_often_as_any_other() -> None:
 @pytest.mark.parametrize("kind", list(NATIVE))
 @pytest.mark.parametrize(("entries", "feedback"), [(0, True), (1, False), (17, True), (1025, False), (2**18 + 1, True)])
 def test_the_bits_do_not_depend_on_threads_or_processor(kind: str, entries: int, feedback: bool) -> None:
-    width = 1 if "element" in kind else BLOCK_ENTRIES
     gradient = normal(entries, seed=3)
     if entries > 100:
         gradient[50] = torch.inf
     results = set()
     for how in ({"threads": 1}, {"threads": 2}, {"threads": 7}, {"portable": True}, {"portable": True, "threads": 3}):
         residual = normal(entries, seed=4) if feedback else None
-        index, values = room(-(-entries // width) // 3, width)
+        index, values = room(block_count(entries) // 3, BLOCK_ENTRIES)
         values.zero_()
         selection = NATIVE[kind](gradient, residual, index, values, **how)
         buffers = [index, values] if residual is None else [index, values, residual]
@@ -188,16 +149,16 @@ def test_the_bits_do_not_depend_on_threads_or_processor(kind: str, entries: int,
     assert len(results) == 1
 
 
-@pytest.mark.parametrize(("kind", "offset"), [*zip(SELECT, (1, 3, 7, 13, 1), strict=True)])
+@pytest.mark.parametrize(("kind", "offset"), [*zip(SELECT, (1, 7, 13), strict=True)])
 @pytest.mark.usefixtures("everywhere")
 def test_misaligned_slices_touch_nothing_around_them(kind: str, offset: int) -> None:
-    width, entries = 1 if "element" in kind else BLOCK_ENTRIES, 1025
+    entries = 1025
     gradient, residual = (torch.full((entries + 32,), torch.nan) for _ in range(2))
     inside = slice(offset, offset + entries)
     gradient[inside], residual[inside] = normal(entries, 1), normal(entries, 2)
     plain_residual = residual[inside].clone()
-    index, values = room(20, width)
-    plain_index, plain_values = room(20, width)
+    index, values = room(20, BLOCK_ENTRIES)
+    plain_index, plain_values = room(20, BLOCK_ENTRIES)
     selection = SELECT[kind](gradient[inside], residual[inside], index, values)
     assert SELECT[kind](gradient[inside].clone(), plain_residual, plain_index, plain_values) == selection
     assert selection[2] == 0
@@ -243,27 +204,6 @@ def test_a_block_that_is_not_finite_is_counted_and_keeps_its_old_residual(bad: f
     assert compress.random_block(gradient, residual, 1, index, values) == Selection(65, 65, 1)
     assert not values[block].any()
     assert same_bits(residual[inside], old[inside])
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-@pytest.mark.parametrize("kind", ["threshold", "topk"])
-@pytest.mark.usefixtures("everywhere")
-def test_an_entry_that_is_not_finite_costs_nothing_but_itself(kind: str, bad: float) -> None:
-    gradient, residual = normal(1000), normal(1000, seed=1)
-    gradient[77] = bad
-    old = residual.clone()
-    index, values = room(1000, 1)
-    selection = (
-        compress.threshold_element(gradient, residual, 0.0, index, values)
-        if kind == "threshold"
-        else compress.topk_element(gradient, residual, index, values)
-    )
-    assert selection == Selection(999, 999, 1)
-    assert 77 not in index[:999].tolist()
-    assert residual[77] == old[77]
-    assert residual.count_nonzero() == 1
-    without_feedback = compress.topk_element(gradient, None, index, values)
-    assert without_feedback == Selection(999, 999, 1)
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -331,20 +271,19 @@ def test_what_is_emitted_and_what_stays_are_exactly_what_came_in(
     old = data.draw(arrays(np.float32, len(gradient), elements=finite))
     with np.errstate(over="ignore", invalid="ignore"):
         expected = old + np.float32(weight) * gradient
-    for width, select in ((BLOCK_ENTRIES, compress.threshold_block), (1, compress.threshold_element)):
-        residual, units = old.copy(), -(-len(gradient) // width)
-        index, values = np.zeros(units, np.uint32), np.zeros((units, width), np.float32)
-        taken, found, nonfinite = select(gradient, residual, threshold, index, values, weight=weight)
-        assert taken == found <= units - nonfinite
-        sent = np.zeros(units * width, np.float32)
-        sent.reshape(-1, width)[index[:taken]] = values[:taken]
-        together = sent[: len(gradient)] + residual
-        took = np.repeat(np.isin(np.arange(units), index[:taken]), width)[: len(gradient)]
-        assert not residual[took].any()
-        assert np.isfinite(together).all()
-        changed = together == expected
-        assert (changed | (together == old)).all(), "an entry is neither the new sum nor the old residual"
-        assert (~changed).sum() <= nonfinite * width
+    residual, units = old.copy(), block_count(len(gradient))
+    index, values = np.zeros(units, np.uint32), np.zeros((units, BLOCK_ENTRIES), np.float32)
+    taken, found, nonfinite = compress.threshold_block(gradient, residual, threshold, index, values, weight=weight)
+    assert taken == found <= units - nonfinite
+    sent = np.zeros(units * BLOCK_ENTRIES, np.float32)
+    sent.reshape(-1, BLOCK_ENTRIES)[index[:taken]] = values[:taken]
+    together = sent[: len(gradient)] + residual
+    took = np.repeat(np.isin(np.arange(units), index[:taken]), BLOCK_ENTRIES)[: len(gradient)]
+    assert not residual[took].any()
+    assert np.isfinite(together).all()
+    changed = together == expected
+    assert (changed | (together == old)).all(), "an entry is neither the new sum nor the old residual"
+    assert (~changed).sum() <= nonfinite * BLOCK_ENTRIES
 
 
 @pytest.mark.parametrize(
@@ -359,7 +298,7 @@ def test_what_is_emitted_and_what_stays_are_exactly_what_came_in(
         (lambda g, r, i, v: compress.threshold_block(g.double(), r, 1.0, i, v), "gradient is float64, not float32"),
         (lambda g, r, i, v: compress.threshold_block(None, r, 1.0, i, v), "gradient is None; pass a float32"),
         (lambda g, r, i, v: compress.topk_block(g, r, i, v, weight=float("inf")), "weight = inf is not finite"),
-        (compress.topk_element, "values has 32 entries, not 2"),
+        (lambda g, r, i, v: compress.topk_block(g, r, i, v[:1]), "values has 16 entries, not 32"),
         (lambda g, r, i, v: compress.random_block(g, r, -1, i, v), "random_block"),
         (lambda g, r, i, v: block_coo.random_blocks(1, 1, i.cpu()), "index has room for 2 but there are only 1 blocks"),
         (lambda g, r, i, v: compress.sample_scores(g, r, 1, v), "scores has room for 32 but there are only 2"),

@@ -113,14 +113,14 @@ def test_buffers_of_two_devices_are_refused() -> None:
 
 
 def test_every_cuda_kernel_has_a_fallback() -> None:
-    """The kernels of the CUDA module are those that `run` knows, with its arguments, and scatter_blocks, which torch
-    replaces. A kernel that writes a buffer that is not marked would lose its result: its tests on copies fail."""
+    """The kernels of the CUDA module are those that `run` knows, with its arguments. A kernel that writes a buffer
+    that is not marked would lose its result: its tests on copies fail."""
     stub = (ROOT / "kernels/_cuda.pyi").read_text()
     declared = {
         name: [one.split(":")[0].strip() for one in re.sub(r"\s+", " ", arguments).split(",")]
         for name, arguments in re.findall(r"^def (\w+)\((.*?)\) ->", stub, flags=re.MULTILINE | re.DOTALL)
     }
-    del declared["device_count"], declared["scatter_blocks"]
+    del declared["device_count"]
     known = {name: [one.strip("*") for one in arguments] for name, arguments in cuda_device.ARGUMENTS.items()}
     assert known == {name: arguments[:-1] for name, arguments in declared.items()}  # the last is the stream
 

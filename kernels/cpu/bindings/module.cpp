@@ -3,13 +3,10 @@
 #include "../../bindings/gil.hpp"
 #include "../../bindings/loaded.hpp"
 #include "../../exchange/bindings/module.hpp"
-#include "../../planning/bindings/module.hpp"
 #include "../processor/thread_pool.hpp"
 #include "../reduce/squared_norm.hpp"
 #include "call_options.hpp"
-#include "signs_module.hpp"
-#include "sparse_module.hpp"
-#include "units_module.hpp"
+#include "modules.hpp"
 
 namespace nb = nanobind;
 namespace ak = atoll_kernels;
@@ -44,7 +41,6 @@ NB_MODULE(_native, m) {
     m.def("squared_norm", squared_norm, "x"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
     ak::bind_sparse(m);
     ak::bind_units(m);
-    ak::bind_signs(m);
     ak::bind_exchange_engine(m);
     ak::bind_planning(m);
     m.def("cpu_features", cpu_features);

@@ -1,5 +1,3 @@
-#include "units_module.hpp"
-
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -16,6 +14,7 @@
 #include "../units/distinct_rows.hpp"
 #include "../units/unit_sum.hpp"
 #include "call_options.hpp"
+#include "modules.hpp"
 
 namespace atoll_kernels {
 namespace {

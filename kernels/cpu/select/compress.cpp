@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <memory>
+#include <functional>
+#include <iterator>
+#include <vector>
 
 #include "../processor/thread_pool.hpp"
 #include "chunk_places.hpp"
@@ -18,29 +20,34 @@ Selection threshold_block(const Source& from, float threshold, const Chosen& to,
         [&](std::size_t block, float* values) { take_block(from, block, values); });
 }
 
-Selection threshold_element(const Source& from, float threshold, const Chosen& to, int threads, Path path) {
-    constexpr std::size_t words = scan_entries / 64;
-    const std::size_t chunks = scan_count(from.n);
-    const std::unique_ptr<std::uint64_t[]> above(new std::uint64_t[chunks * words]);
-    ChunkPlaces places(chunks);
+Selection topk_block(const Source& from, const Chosen& to, int threads, Path path) {
+    const std::size_t blocks = block_count(from.n);
+    std::vector<float> scores(blocks), ranked;
     std::atomic<std::size_t> nonfinite{0};
-    const auto gather = [&](std::size_t chunk, std::size_t place) {
-        const std::size_t count = std::min(scan_entries, from.n - chunk * scan_entries);
-        take_set_bits(above.get() + chunk * words, (count + 63) / 64, chunk * scan_entries, place, to.capacity,
-                      [&](std::size_t i, std::size_t at) {
-                          to.index[at] = static_cast<std::uint32_t>(i);
-                          to.values[at] = take_entry(from, i);
-                      });
-    };
     auto work = [&](std::size_t chunk) {
-        const std::size_t first = chunk * scan_entries, count = std::min(scan_entries, from.n - first);
-        const ElementCounts counts =
-            scan_elements(from, first, count, threshold, above.get() + chunk * words, nullptr, path);
-        nonfinite.fetch_add(counts.nonfinite, std::memory_order_relaxed);
-        places.scanned(chunk, counts.above, gather);
+        const std::size_t first = chunk * scan_blocks;
+        nonfinite += scan(from, first, std::min(scan_blocks, blocks - first), scores.data() + first, path);
     };
-    for_each_chunk(chunks, threads, work);
-    return {std::min(places.total(), to.capacity), places.total(), nonfinite.load()};
+    for_each_chunk(scan_count(from.n), threads, work);
+    if (to.capacity == 0) return {0, 0, nonfinite.load()};
+    std::copy_if(scores.begin(), scores.end(), std::back_inserter(ranked), [](float score) { return score > 0; });
+    float limit = 0;       // blocks above it are chosen
+    std::size_t ties = 0;  // and so many of those that equal it
+    if (ranked.size() > to.capacity) {
+        const auto last = ranked.begin() + static_cast<std::ptrdiff_t>(to.capacity) - 1;
+        std::nth_element(ranked.begin(), last, ranked.end(), std::greater<>());
+        limit = *last;
+        ties = 1 + static_cast<std::size_t>(std::count(ranked.begin(), last, limit));
+    }
+    std::size_t chosen = 0;
+    for (std::size_t block = 0; block < blocks; ++block) {
+        const bool tie = scores[block] == limit && ties > 0;
+        if (!tie && !(scores[block] > limit)) continue;
+        ties -= tie;
+        to.index[chosen] = static_cast<std::uint32_t>(block);
+        take_block(from, block, to.values + chosen++ * block_entries);
+    }
+    return {chosen, ranked.size(), nonfinite.load()};
 }
 
 void random_blocks(std::uint64_t seed, std::size_t blocks, std::size_t count, std::uint32_t* index) {

@@ -14,8 +14,7 @@
 // magnitudes, added in an order that is the same everywhere.
 //
 // A block whose score is no finite number (a NaN, an infinity, or magnitudes whose sum exceeds float32) is never
-// chosen: its old residual stays as it was, this step's gradient of it is dropped, and it is counted. Element-wise
-// selections treat single entries so.
+// chosen: its old residual stays as it was, this step's gradient of it is dropped, and it is counted.
 //
 // Results have the same bits for every number of threads and on every processor. Indices ascend. n = 0 is allowed, and
 // any alignment. Source: StellaTrain (SIGCOMM '24), section 3.2; error feedback: Stich et al., 2018.
@@ -32,27 +31,25 @@ struct Source {
     std::size_t n;
 };
 
-// Room for `capacity` chosen units: blocks (16 values each) or elements (one value each).
+// Room for `capacity` chosen blocks.
 struct Chosen {
     std::uint32_t* index;
-    float* values;
+    float* values;  // [capacity, 16]
     std::size_t capacity;
 };
 
 struct Selection {
-    std::size_t chosen;     // units written to the output
-    std::size_t found;      // units that qualified; those beyond the capacity stay in the residual
-    std::size_t nonfinite;  // units left out because they hold a value that is not finite
+    std::size_t chosen;     // blocks written to the output
+    std::size_t found;      // blocks that qualified; those beyond the capacity stay in the residual
+    std::size_t nonfinite;  // blocks left out because they hold a value that is not finite
 };
 
-// Units whose score (magnitude) exceeds `threshold` >= 0, the first `capacity` of them.
+// Blocks whose score exceeds `threshold` >= 0, the first `capacity` of them.
 // Bound by memory: reads 8n, writes 4n bytes with error feedback; reads 4n without.
 Selection threshold_block(const Source& from, float threshold, const Chosen& to, int threads, Path path);
-Selection threshold_element(const Source& from, float threshold, const Chosen& to, int threads, Path path);
 
-// The `capacity` units of the highest score (magnitude); of equals the first. Zeros are never chosen.
+// The `capacity` blocks of the highest score; of equals the first. Blocks of zeros are never chosen.
 Selection topk_block(const Source& from, const Chosen& to, int threads, Path path);
-Selection topk_element(const Source& from, const Chosen& to, int threads, Path path);
 
 // `count` <= blocks different blocks, ascending: one out of each of `count` equal intervals, by a hash of seed and
 // interval. Every sender and receiver with the same seed has the same, so the indices need not travel.

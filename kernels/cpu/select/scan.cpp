@@ -138,63 +138,6 @@ ATOLL_INLINE std::size_t mark_all(const float* scores, std::size_t blocks, float
     return count;
 }
 
-struct Word {
-    std::uint64_t above, nonfinite;
-};
-
-template <bool feedback>
-ATOLL_INLINE Word scan_word(const float* gradient, float* residual, float weight, float threshold) {
-    std::uint64_t above = 0;
-    std::uint64_t nonfinite = 0;
-    for (std::size_t v = 0; v < 8; ++v) {
-        Float8 old, sum;
-        load(sum, gradient + 8 * v);
-        sum = weight * sum;
-        if constexpr (feedback) {
-            load(old, residual + 8 * v);
-            sum = old + sum;
-        }
-        const Float8 size = magnitude(sum);
-        const Int8 finite = size <= largest_score;
-        if constexpr (feedback) store(residual + 8 * v, (Float8)(((Int8)sum & finite) | ((Int8)old & ~finite)));
-        above |= bits_of((size > threshold) & finite) << (8 * v);
-        nonfinite |= (bits_of(finite) ^ 0xff) << (8 * v);
-    }
-    return {above, nonfinite};
-}
-
-template <bool feedback>
-ATOLL_INLINE ElementCounts scan_all_elements(const Source& from, std::size_t first, std::size_t n, float threshold,
-                                             std::uint64_t* above, std::uint64_t* nonfinite) {
-    const float* const gradient = from.gradient + first;
-    float* const residual = feedback ? from.residual + first : nullptr;
-    ElementCounts counts{0, 0};
-    const auto keep = [&](std::size_t word, const Word& bits) {
-        above[word] = bits.above;
-        if (nonfinite != nullptr) nonfinite[word] = bits.nonfinite;
-        counts.above += static_cast<std::size_t>(std::popcount(bits.above));
-        if (bits.nonfinite != 0) counts.nonfinite += static_cast<std::size_t>(std::popcount(bits.nonfinite));
-    };
-    const auto one = [&](std::size_t word) {
-        keep(word, scan_word<feedback>(gradient + 64 * word, feedback ? residual + 64 * word : nullptr, from.weight,
-                                       threshold));
-    };
-    const std::size_t whole = n / 64;
-    for (std::size_t word = 0; word < whole; ++word) {
-        for (std::size_t line = 0; line < 64; line += block_entries)
-            fetch_ahead<feedback>(gradient, residual, 64 * word + line, n);
-        one(word);
-    }
-    if (const std::size_t rest = n % 64; rest != 0) {
-        float g[64] = {}, r[64] = {};
-        std::copy_n(gradient + 64 * whole, rest, g);
-        if constexpr (feedback) std::copy_n(residual + 64 * whole, rest, r);
-        keep(whole, scan_word<feedback>(g, r, from.weight, threshold));
-        if constexpr (feedback) std::copy_n(r, rest, residual + 64 * whole);
-    }
-    return counts;
-}
-
 std::size_t scan_portable(const Source& from, std::size_t first, std::size_t blocks, float* scores) {
     return from.residual != nullptr ? scan_all<true>(from, first, blocks, scores)
                                     : scan_all<false>(from, first, blocks, scores);
@@ -214,18 +157,6 @@ ATOLL_TARGET_AVX2 std::size_t mark_avx2(const float* scores, std::size_t blocks,
     return mark_all(scores, blocks, threshold, above);
 }
 
-ElementCounts elements_portable(const Source& from, std::size_t first, std::size_t n, float threshold,
-                                std::uint64_t* above, std::uint64_t* nonfinite) {
-    return from.residual != nullptr ? scan_all_elements<true>(from, first, n, threshold, above, nonfinite)
-                                    : scan_all_elements<false>(from, first, n, threshold, above, nonfinite);
-}
-
-ATOLL_TARGET_AVX2 ElementCounts elements_avx2(const Source& from, std::size_t first, std::size_t n, float threshold,
-                                              std::uint64_t* above, std::uint64_t* nonfinite) {
-    return from.residual != nullptr ? scan_all_elements<true>(from, first, n, threshold, above, nonfinite)
-                                    : scan_all_elements<false>(from, first, n, threshold, above, nonfinite);
-}
-
 }  // namespace
 
 std::size_t scan(const Source& from, std::size_t first, std::size_t blocks, float* scores, Path path) {
@@ -237,28 +168,16 @@ std::size_t mark_above(const float* scores, std::size_t blocks, float threshold,
                               : mark_portable(scores, blocks, threshold, above);
 }
 
-ElementCounts scan_elements(const Source& from, std::size_t first, std::size_t n, float threshold, std::uint64_t* above,
-                            std::uint64_t* nonfinite, Path path) {
-    const auto run = path == Path::avx2 ? elements_avx2 : elements_portable;
-    return run(from, first, n, threshold, above, nonfinite);
-}
-
-void copy_block(const Source& from, std::size_t block, float* values) {
+void take_block(const Source& from, std::size_t block, float* values) {
     const std::size_t begin = block * block_entries;
     const std::size_t n = std::min(block_entries, from.n - begin);
     if (from.residual != nullptr) {
         std::copy_n(from.residual + begin, n, values);
+        std::fill_n(from.residual + begin, n, 0.0F);
     } else {
         for (std::size_t i = 0; i < n; ++i) values[i] = from.weight * from.gradient[begin + i];
     }
     std::fill(values + n, values + block_entries, 0.0F);
-}
-
-void take_block(const Source& from, std::size_t block, float* values) {
-    copy_block(from, block, values);
-    if (from.residual == nullptr) return;
-    const std::size_t begin = block * block_entries;
-    std::fill_n(from.residual + begin, std::min(block_entries, from.n - begin), 0.0F);
 }
 
 }  // namespace atoll_kernels

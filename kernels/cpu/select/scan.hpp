@@ -21,30 +21,8 @@ std::size_t scan(const Source& from, std::size_t first, std::size_t blocks, floa
 // Bit i % 64 of above[i / 64] tells whether scores[i] > threshold; returns how many do.
 std::size_t mark_above(const float* scores, std::size_t blocks, float threshold, std::uint64_t* above, Path path);
 
-struct ElementCounts {
-    std::size_t above;
-    std::size_t nonfinite;
-};
-
-// Entries [first, first + n), first a multiple of 64: updates the residual. Bit i % 64 of above[i / 64] tells whether
-// entry first + i is finite and its magnitude exceeds `threshold`; `nonfinite` (may be null) likewise.
-ElementCounts scan_elements(const Source& from, std::size_t first, std::size_t n, float threshold, std::uint64_t* above,
-                            std::uint64_t* nonfinite, Path path);
-
-// The values of one block after the scan, padded with zeros.
-void copy_block(const Source& from, std::size_t block, float* values);
-
-// The same, and the residual's entries become 0: what is sent leaves it.
+// Copies the values of one block after the scan, padded with zeros. The residual's entries become 0: what is sent leaves
+// it.
 void take_block(const Source& from, std::size_t block, float* values);
-
-inline float entry(const Source& from, std::size_t i) {
-    return from.residual != nullptr ? from.residual[i] : from.weight * from.gradient[i];
-}
-
-inline float take_entry(const Source& from, std::size_t i) {
-    const float value = entry(from, i);
-    if (from.residual != nullptr) from.residual[i] = 0.0F;
-    return value;
-}
 
 }  // namespace atoll_kernels

@@ -1,5 +1,3 @@
-#include "module.hpp"
-
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -7,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "../../cpu/bindings/modules.hpp"
 #include "../fusion.hpp"
 #include "../search.hpp"
 #include "../timeline.hpp"

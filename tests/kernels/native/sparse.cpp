@@ -52,18 +52,18 @@ struct Result {
 };
 
 template <typename Select>
-Result select(const Floats& gradient, bool feedback, std::size_t capacity, std::size_t width, const Select& kernel) {
-    Result result{{}, random_floats(gradient.size(), 9), Floats(capacity * width), Indices(capacity)};
+Result select(const Floats& gradient, bool feedback, std::size_t capacity, const Select& kernel) {
+    Result result{{}, random_floats(gradient.size(), 9), Floats(capacity * block_entries), Indices(capacity)};
     const Source from{gradient.data(), feedback ? result.residual.data() : nullptr, 0.5F, gradient.size()};
     result.selection = kernel(from, Chosen{result.index.data(), result.values.data(), capacity});
     return result;
 }
 
 template <typename Kernel>
-void check_selection(const Floats& gradient, std::size_t capacity, std::size_t width, const Kernel& kernel) {
+void check_selection(const Floats& gradient, std::size_t capacity, const Kernel& kernel) {
     for (const bool feedback : {false, true}) {
         const auto run = [&](int threads, Path path) {
-            return select(gradient, feedback, capacity, width,
+            return select(gradient, feedback, capacity,
                           [&](const Source& from, const Chosen& to) { return kernel(from, to, threads, path); });
         };
         const Result expected = run(1, Path::portable);
@@ -77,16 +77,12 @@ void check_selections(std::size_t n) {
     if (n > 20) gradient[n / 2] = std::numeric_limits<float>::quiet_NaN();
     const std::size_t blocks = block_count(n);
     for (const std::size_t capacity : {std::size_t{0}, blocks / 3, blocks}) {
-        check_selection(gradient, capacity, block_entries,
+        check_selection(gradient, capacity,
                         [](const auto& from, const auto& to, int threads, Path path) {
                             return threshold_block(from, 12.0F, to, threads, path);
                         });
-        check_selection(gradient, capacity, 1, [](const auto& from, const auto& to, int threads, Path path) {
-            return threshold_element(from, 1.5F, to, threads, path);
-        });
-        check_selection(gradient, capacity, block_entries, topk_block);
-        check_selection(gradient, capacity, 1, topk_element);
-        check_selection(gradient, capacity, block_entries,
+        check_selection(gradient, capacity, topk_block);
+        check_selection(gradient, capacity,
                         [](const auto& from, const auto& to, int threads, Path path) {
                             return random_block(from, 7, to, threads, path);
                         });

@@ -100,7 +100,7 @@ struct UpdateCall {
 nb::tuple select_difference(nb::handle shared_param_object, nb::handle live_object, double scale, double threshold,
                             nb::handle index_object, nb::handle values_object, int threads, bool portable) {
     const int checked = checked_threads(threads);
-    const float narrow = checked_threshold(threshold);
+    const float narrow = checked_rule(threshold);
     const Loaded shared_param = required(shared_param_object, "shared_param", Access::read);
     const Loaded live = required(live_object, "live", Access::read, live_entries);
     const Loaded index = required(index_object, "index", Access::write, index_entries);
