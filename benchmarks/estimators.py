@@ -42,7 +42,7 @@ def telemetry(rng: np.random.Generator, ranks: int, first: int, plan: int, batch
                 ObservedStep(
                     step=step, plan=plan, local_batch=local, total_batch=total_batch, step_s=0.5, compute_s=a + p,
                     load_s=0.1 * a, forward_s=0.6 * a, backward_s=p, first_bucket_s=0.2 * p, update_s=0.3 * a,
-                    sync_s=0.03, last_sync_s=0.01, local_sqnorm=2 * norm, global_sqnorm=norm,
+                    sync_s=0.03, last_sync_s=0.01, local_grad_sqnorm=2 * norm, global_grad_sqnorm=norm,
                 )
             )  # fmt: skip
         found.append(steps)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from atoll.jobs.worker_key import WorkerKey
 from atoll.step_estimators.rank import RankEstimator
-from atoll.step_estimators.sums import NormSums, SyncSums, norms_of, sync_of
+from atoll.step_estimators.sums import NormSums, SyncSums, add_ranks, norms_of, sync_of
 from atoll.step_estimators.wire import estimate_to_wire, step_from_wire, sums_to_wire
 from atoll.telemetry.telemetry_limits import MAX_STEPS
 from atoll.v1.agents_pb2 import RankEstimate, StepSums
@@ -21,22 +21,6 @@ class _RunSums:
 
     syncs: dict[int, SyncSums] = field(default_factory=dict)
     norms: dict[int, NormSums] = field(default_factory=dict)
-
-    def add_sync(self, step: int, told: SyncSums) -> None:
-        if known := self.syncs.get(step):
-            self.syncs[step] = known.with_ranks_of(told)
-            return
-        if len(self.syncs) == MAX_STEPS:
-            del self.syncs[next(iter(self.syncs))]
-        self.syncs[step] = told
-
-    def add_norms(self, step: int, told: NormSums) -> None:
-        if known := self.norms.get(step):
-            known.add(told)
-            return
-        if len(self.norms) == MAX_STEPS:
-            del self.norms[next(iter(self.norms))]
-        self.norms[step] = told
 
 
 class StepEstimates:
@@ -62,9 +46,9 @@ class StepEstimates:
         if not self._ranks[key].observe(observed):
             return
         sums = self._sums.setdefault((key.job, key.run, view), _RunSums())
-        sums.add_sync(observed.step, sync_of(observed))
+        add_ranks(sums.syncs, observed.step, sync_of(observed), MAX_STEPS)
         if (norms := norms_of(observed)) is not None:
-            sums.add_norms(observed.step, norms)
+            add_ranks(sums.norms, observed.step, norms, MAX_STEPS)
 
     def estimate(self, key: WorkerKey) -> RankEstimate | None:
         """None before the worker's first step, and of one that it was not told of."""

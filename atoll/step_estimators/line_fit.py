@@ -6,6 +6,7 @@ Source: Cannikin (Ma et al., 2024), Eq. 1-3, for the two lines; weights and prio
 from __future__ import annotations
 
 import math
+from operator import mul
 from typing import Final, NamedTuple
 
 from atoll.step_estimators.estimates import NodeEstimate
@@ -43,36 +44,34 @@ def fit_line(levels: list[tuple[int, BatchLevel]], newest: int) -> NodeEstimate:
         slope_0 = _LIKELY_SLOPE m_y / m_b,  p = (m_b / (_SLOPE_DOUBT m_T))^2
     """
     # Plain sums, as a controller does this for a thousand ranks every second.
-    weight = batches = others = backward = 0.0
-    weighted = []
-    for batch, level in levels:
-        w = 1 / (level.error * level.compute_s) ** 2
-        weighted.append((w, batch, level))
-        weight += w
-        batches += w * batch
-        others += w * level.others_s
-        backward += w * level.backward_s
-    mean_b, mean_a, mean_p = batches / weight, others / weight, backward / weight
-    lever = with_a = with_p = 0.0
-    for w, batch, level in weighted:
-        off = batch - mean_b
-        lever += w * off * off
-        with_a += w * off * level.others_s
-        with_p += w * off * level.backward_s
+    weights = [1 / (level.error * level.compute_s) ** 2 for _, level in levels]
+    weight = sum(weights)
+
+    def mean(values: list[float]) -> float:
+        return float(sum(map(mul, weights, values)) / weight)
+
+    mean_b = mean([batch for batch, _ in levels])
+    others, backward = [level.others_s for _, level in levels], [level.backward_s for _, level in levels]
+    mean_a, mean_p = mean(others), mean(backward)
+    off = [batch - mean_b for batch, _ in levels]
+    weighted_off = list(map(mul, weights, off))
+    lever = sum(map(mul, weighted_off, off))
     prior = (mean_b / (_SLOPE_DOUBT * (mean_a + mean_p))) ** 2
     from_origin = lever + weight * mean_b * mean_b
-    q, s = _line(
-        (with_a + prior * _LIKELY_SLOPE * mean_a / mean_b) / (lever + prior),
-        mean_b,
-        mean_a,
-        (with_a + weight * mean_b * mean_a) / from_origin,
-    )
-    k, m = _line(
-        (with_p + prior * _LIKELY_SLOPE * mean_p / mean_b) / (lever + prior),
-        mean_b,
-        mean_p,
-        (with_p + weight * mean_b * mean_p) / from_origin,
-    )
+
+    def line(values: list[float], mean_y: float) -> tuple[float, float]:
+        """Return slope and intercept of the best line, or of the best of those with neither negative."""
+        with_y = sum(map(mul, weighted_off, values))
+        slope = (with_y + prior * _LIKELY_SLOPE * mean_y / mean_b) / (lever + prior)
+        if slope <= 0:
+            return 0.0, mean_y
+        intercept = mean_y - slope * mean_b
+        if intercept >= 0:
+            return slope, intercept
+        return (with_y + weight * mean_b * mean_y) / from_origin, 0.0
+
+    q, s = line(others, mean_a)
+    k, m = line(backward, mean_p)
     low, high = levels[0][0], levels[-1][0]
     least = _LEAST_SLOPE * ((q + k) * high + s + m) / high
     if q + k < least:
@@ -81,8 +80,8 @@ def fit_line(levels: list[tuple[int, BatchLevel]], newest: int) -> NodeEstimate:
     slope, intercept = q + k, s + m
     misfit = 1.0
     if len(levels) > 2:
-        off_square = sum([w * (level.compute_s - slope * batch - intercept) ** 2 for w, batch, level in weighted])
-        misfit = max(1.0, off_square / (len(levels) - 2))
+        squares = [(level.compute_s - slope * batch - intercept) ** 2 for batch, level in levels]
+        misfit = max(1.0, sum(map(mul, weights, squares)) / (len(levels) - 2))
     # Both lines have the same weights, so their sum is the line of the sums.
     below, above = max(newest * (1 - _AROUND), 1.0), max(newest * (1 + _AROUND), 1.0)
     error = max(
@@ -91,11 +90,3 @@ def fit_line(levels: list[tuple[int, BatchLevel]], newest: int) -> NodeEstimate:
     )
     error *= math.sqrt(misfit)
     return NodeEstimate(q=q, s=s, k=k, m=m, error=error, low_batch=low, high_batch=high)
-
-
-def _line(slope: float, mean_x: float, mean_y: float, slope_from_origin: float) -> tuple[float, float]:
-    """Slope and intercept of the best line, or of the best of those with neither negative."""
-    if slope <= 0:
-        return 0.0, mean_y
-    intercept = mean_y - slope * mean_x
-    return (slope, intercept) if intercept >= 0 else (slope_from_origin, 0.0)

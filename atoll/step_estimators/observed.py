@@ -29,8 +29,8 @@ class ObservedStep:
     update_s: float = 0.0
     sync_s: float = 0.0
     last_sync_s: float = 0.0
-    local_sqnorm: float = 0.0
-    global_sqnorm: float = 0.0
+    local_grad_sqnorm: float = 0.0
+    global_grad_sqnorm: float = 0.0
     halves: bool = False
     sampled_batches: int = 1
     strategy_metrics: Mapping[str, float] = field(default_factory=dict)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import fields
+from operator import attrgetter
 from typing import Final
 
 from atoll.step_estimators.estimates import RankEstimate, RankProfile
@@ -24,6 +26,8 @@ SHORTEST_S: Final = 1e-9
 LONGEST_S: Final = 1e6
 """Longest valid step, in seconds: no step takes eleven days. Squares fit into float64."""
 _STALL_GAIN: Final = 0.2
+_amounts: Final = attrgetter(*(field.name for field in fields(ObservedStep) if field.type == "float"), "stall_s")
+"""Seconds and squared norms of a step."""
 
 
 class RankEstimator:
@@ -128,22 +132,9 @@ def _sound(observed: ObservedStep) -> bool:
     """Return True if all numbers are finite and not negative, and the compute time is possible."""
     if observed.local_batch < 0 or observed.total_batch < observed.local_batch or observed.total_batch == 0:
         return False
-    numbers = (
-        observed.step_s,
-        observed.compute_s,
-        observed.load_s,
-        observed.forward_s,
-        observed.backward_s,
-        observed.first_bucket_s,
-        observed.update_s,
-        observed.sync_s,
-        observed.last_sync_s,
-        observed.stall_s,
-        observed.local_sqnorm,
-        observed.global_sqnorm,
-    )
-    parts_s = observed.load_s + observed.forward_s + observed.update_s + observed.backward_s
-    least_s = min(observed.compute_s, parts_s) if observed.backward_s > 0 else observed.compute_s
+    numbers = _amounts(observed)
     if not (math.isfinite(sum(numbers)) and min(numbers) >= 0):
         return False
+    parts_s = observed.load_s + observed.forward_s + observed.update_s + observed.backward_s
+    least_s = min(observed.compute_s, parts_s) if observed.backward_s > 0 else observed.compute_s
     return least_s >= SHORTEST_S and max(observed.compute_s, parts_s, observed.step_s) <= LONGEST_S

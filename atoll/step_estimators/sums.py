@@ -5,7 +5,7 @@ A machine adds up its own ranks, the controller the machines; no rank is counted
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from atoll.step_estimators.observed import ObservedStep
 
@@ -40,11 +40,24 @@ class NormSums:
     combined: float
     halves: bool = False
 
-    def add(self, other: NormSums) -> None:
+    def with_ranks_of(self, other: NormSums) -> NormSums:
         self.ranks += other.ranks
         self.samples += other.samples
         self.weighted += other.weighted
         self.combined += other.combined
+        return self
+
+
+Sums = TypeVar("Sums", SyncSums, NormSums)
+
+
+def add_ranks(steps: dict[int, Sums], step: int, told: Sums, most_steps: int) -> Sums:
+    """Add ranks to the sums of a step, and return them. Beyond `most_steps`, the first step that came is dropped."""
+    known = steps.get(step)
+    if known is None and len(steps) == most_steps:
+        del steps[next(iter(steps))]
+    steps[step] = found = told if known is None else known.with_ranks_of(told)
+    return found
 
 
 def sync_of(observed: ObservedStep) -> SyncSums:
@@ -53,10 +66,10 @@ def sync_of(observed: ObservedStep) -> SyncSums:
 
 def norms_of(observed: ObservedStep) -> NormSums | None:
     """None where the step was not sampled, or of more than MAX_SAMPLES."""
-    if not (observed.local_sqnorm > 0 and observed.global_sqnorm > 0):
+    if not (observed.local_grad_sqnorm > 0 and observed.global_grad_sqnorm > 0):
         return None
     batch, total = observed.local_batch * observed.sampled_batches, observed.total_batch * observed.sampled_batches
     if total > MAX_SAMPLES:
         return None
-    weighted, combined = batch * observed.local_sqnorm, batch * observed.global_sqnorm
+    weighted, combined = batch * observed.local_grad_sqnorm, batch * observed.global_grad_sqnorm
     return NormSums(total, int(batch > 0), batch, weighted, combined, observed.halves)

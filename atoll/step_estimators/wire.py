@@ -3,104 +3,72 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final
+
+from google.protobuf.message import Message
 
 from atoll.step_estimators.estimates import BatchPoint, NodeEstimate, RankEstimate, RankProfile
 from atoll.step_estimators.observed import ObservedStep
 from atoll.step_estimators.sums import NormSums, SyncSums
 from atoll.v1 import agents_pb2, common_pb2
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def _shared_names(kind: type[DataclassInstance], message: type[Message]) -> list[str]:
+    """Return the names of the plain fields that a dataclass and a message have in common."""
+    plain = {field.name for field in message.DESCRIPTOR.fields if field.message_type is None}
+    return [field.name for field in fields(kind) if field.name in plain]
+
+
+_STEP: Final = _shared_names(ObservedStep, common_pb2.StepSample)
+_RANK: Final = _shared_names(RankEstimate, agents_pb2.RankEstimate)
+_PROFILE: Final = _shared_names(RankProfile, agents_pb2.RankProfile)
+_LINE: Final = _shared_names(NodeEstimate, agents_pb2.StepLine)
+
+
+def _values(of: object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
+
 
 def step_from_wire(sample: common_pb2.StepSample) -> ObservedStep:
-    return ObservedStep(
-        step=sample.step,
-        plan=sample.plan,
-        local_batch=sample.local_batch,
-        total_batch=sample.total_batch,
-        step_s=sample.step_s,
-        compute_s=sample.compute_s,
-        load_s=sample.load_s,
-        forward_s=sample.forward_s,
-        backward_s=sample.backward_s,
-        first_bucket_s=sample.first_bucket_s,
-        update_s=sample.update_s,
-        sync_s=sample.sync_s,
-        last_sync_s=sample.last_sync_s,
-        local_sqnorm=sample.local_grad_sqnorm,
-        global_sqnorm=sample.global_grad_sqnorm,
-        halves=sample.halves,
-        sampled_batches=sample.sampled_batches or 1,
-        strategy_metrics=dict(sample.strategy_metrics),
-    )
+    values = _values(sample, _STEP) | {"sampled_batches": sample.sampled_batches or 1}
+    return ObservedStep(**values, strategy_metrics=dict(sample.strategy_metrics))
 
 
 def estimate_to_wire(estimate: RankEstimate) -> agents_pb2.RankEstimate:
-    known = math.isfinite(estimate.gamma_variance)
-    return agents_pb2.RankEstimate(
-        plan=estimate.plan,
-        total_batch=estimate.total_batch,
-        last_step=estimate.last_step,
-        step_s=estimate.step_s,
-        whole_steps=estimate.whole_steps,
-        stall_share=estimate.stall_share,
-        gamma=estimate.gamma if known else 0.0,
-        gamma_variance=estimate.gamma_variance if known else 0.0,
-        measured=estimate.measured,
-        profile=None if estimate.profile is None else _profile_to_wire(estimate.profile),
-    )
-
-
-def _profile_to_wire(profile: RankProfile) -> agents_pb2.RankProfile:
-    line = profile.estimate
-    return agents_pb2.RankProfile(
-        local_batch=profile.local_batch,
-        compute_s=profile.compute_s,
-        compute_error_s=profile.compute_error_s,
-        steps=profile.steps,
-        line=None
-        if line is None
-        else agents_pb2.StepLine(
-            q=line.q, s=line.s, k=line.k, m=line.m, error=line.error, low_batch=line.low_batch,
-            high_batch=line.high_batch,
-        ),
-        point_batches=[point.local_batch for point in profile.points],
-        point_compute_s=[point.compute_s for point in profile.points],
-        point_errors=[point.error for point in profile.points],
-    )  # fmt: skip
+    message = agents_pb2.RankEstimate(**_values(estimate, _RANK))
+    if not math.isfinite(estimate.gamma_variance):
+        message.gamma_variance = 0.0
+    if (profile := estimate.profile) is not None:
+        columns = zip(*profile.points, strict=True) if profile.points else ((), (), ())
+        point_batches, point_compute_s, point_errors = columns
+        message.profile.CopyFrom(
+            agents_pb2.RankProfile(
+                **_values(profile, _PROFILE),
+                line=agents_pb2.StepLine(**_values(profile.estimate, _LINE)) if profile.estimate else None,
+                point_batches=point_batches,
+                point_compute_s=point_compute_s,
+                point_errors=point_errors,
+            )
+        )
+    return message
 
 
 def estimate_from_wire(message: agents_pb2.RankEstimate) -> RankEstimate:
-    variance = message.gamma_variance
-    return RankEstimate(
-        plan=message.plan,
-        total_batch=message.total_batch,
-        last_step=message.last_step,
-        step_s=message.step_s,
-        whole_steps=message.whole_steps,
-        stall_share=message.stall_share,
-        gamma=min(message.gamma, 1.0),
-        gamma_variance=variance if variance > 0 else math.inf,
-        measured=message.measured,
-        profile=_profile_from_wire(message.plan, message.profile) if message.HasField("profile") else None,
-    )
-
-
-def _profile_from_wire(plan: int, message: agents_pb2.RankProfile) -> RankProfile:
-    line = message.line
-    return RankProfile(
-        plan=plan,
-        local_batch=message.local_batch,
-        compute_s=message.compute_s,
-        compute_error_s=message.compute_error_s,
-        steps=message.steps,
-        estimate=NodeEstimate(
-            q=line.q, s=line.s, k=line.k, m=line.m, error=line.error, low_batch=line.low_batch,
-            high_batch=line.high_batch,
+    values, told, profile = _values(message, _RANK), message.profile, None
+    values |= {"gamma": min(message.gamma, 1.0), "gamma_variance": message.gamma_variance or math.inf}
+    if message.HasField("profile"):
+        profile = RankProfile(
+            plan=message.plan,
+            **_values(told, _PROFILE),
+            estimate=NodeEstimate(**_values(told.line, _LINE)) if told.HasField("line") else None,
+            points=tuple(map(BatchPoint, told.point_batches, told.point_compute_s, told.point_errors)),
         )
-        if message.HasField("line")
-        else None,
-        points=tuple(map(BatchPoint, message.point_batches, message.point_compute_s, message.point_errors)),
-    )  # fmt: skip
+    return RankEstimate(**values, profile=profile)
 
 
 def sums_to_wire(

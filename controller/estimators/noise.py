@@ -14,7 +14,7 @@ from typing import Final
 from atoll.controller.estimators.profile import NoiseEstimate
 from atoll.controller.planners.batches.gns import pooled
 from atoll.step_estimators.robust import median, spread
-from atoll.step_estimators.sums import NormSums
+from atoll.step_estimators.sums import NormSums, add_ranks
 
 DECAY: Final = 0.96
 """Weight of the earlier steps at each new sampled step: about 50 of them count."""
@@ -41,13 +41,7 @@ class NoiseEstimator:
     def observe(self, step: int, told: NormSums) -> None:
         """Add ranks that sampled a step: squared norms of their gradients and of the combined gradient, or of the
         halves of each one's batch if ranks combine none."""
-        sampled = self._pending.get(step)
-        if sampled is not None:
-            sampled.add(told)
-        else:
-            if len(self._pending) == PENDING_STEPS:
-                del self._pending[next(iter(self._pending))]
-            sampled = self._pending[step] = replace(told)
+        sampled = add_ranks(self._pending, step, replace(told), PENDING_STEPS)
         if sampled.samples < sampled.total_batch:
             return
         del self._pending[step]

@@ -15,7 +15,7 @@ from typing import Final
 from atoll.controller.estimators.profile import OverlapEstimate
 from atoll.step_estimators.estimates import RankEstimate
 from atoll.step_estimators.robust import median, median_error, spread
-from atoll.step_estimators.sums import SyncSums
+from atoll.step_estimators.sums import SyncSums, add_ranks
 
 WINDOW_STEPS: Final = 16
 NEEDED_STEPS: Final = 5
@@ -34,13 +34,7 @@ class OverlapEstimator:
 
     def observe(self, step: int, told: SyncSums) -> None:
         """Add ranks that report a step, their times finite and not negative."""
-        known = self._syncs.get(step)
-        if known is not None:
-            self._syncs[step] = known.with_ranks_of(told)
-            return
-        if len(self._syncs) == PENDING_STEPS:
-            del self._syncs[next(iter(self._syncs))]
-        self._syncs[step] = told
+        add_ranks(self._syncs, step, told, PENDING_STEPS)
 
     def estimate(self, ranks: Iterable[RankEstimate]) -> OverlapEstimate | None:
         """Return the estimate; None before nearly all ranks reported enough steps, and while no rank measures its

@@ -68,8 +68,8 @@ class Telemetry:
                     sync_s=sync_s,
                     last_sync_s=last_s,
                     strategy_metrics={**params, **metrics, "stall_s": stall_s},
-                    local_sqnorm=sqnorm,
-                    global_sqnorm=norms.together,
+                    local_grad_sqnorm=sqnorm,
+                    global_grad_sqnorm=norms.together,
                     halves=norms.halves,
                 )
             )

@@ -86,8 +86,8 @@ def run_of(measured: Measured) -> RunEstimators:
                         first_bucket_s=took_s / 9,
                         sync_s=took_s,
                         last_sync_s=took_s / 4,
-                        local_sqnorm=norm[0] * wobble,
-                        global_sqnorm=norm[1],
+                        local_grad_sqnorm=norm[0] * wobble,
+                        global_grad_sqnorm=norm[1],
                         strategy_metrics=measured.told,
                     ),
                 )

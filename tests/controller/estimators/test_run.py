@@ -152,7 +152,7 @@ SOUND = ObservedStep(step=99, plan=1, local_batch=40, total_batch=120, step_s=0.
         replace(SOUND, backward_s=math.inf),
         replace(SOUND, sync_s=-1.0),
         replace(SOUND, strategy_metrics={"stall_s": math.nan}),
-        replace(SOUND, local_sqnorm=-1.0),
+        replace(SOUND, local_grad_sqnorm=-1.0),
         replace(SOUND, total_batch=0, local_batch=0),
         replace(SOUND, total_batch=20),
         replace(SOUND, step=3),
