@@ -18,7 +18,7 @@ import time
 import numpy as np
 from lab.machine import processor
 
-from atoll.controller.estimators.observed import ObservedLink
+from atoll.controller.estimators.bandwidth import ObservedLink
 from atoll.controller.estimators.run import RunEstimators
 from atoll.step_estimators.observed import ObservedStep
 from atoll.step_estimators.step_model import StepModel

@@ -33,8 +33,7 @@ from racing.inner import Replica
 from racing.task import SIZES, Batches, Task, shards
 from racing.updates import OwnedUpdates
 
-from atoll.controller.estimators.bandwidth import BandwidthEstimator
-from atoll.controller.estimators.observed import ObservedLink
+from atoll.controller.estimators.bandwidth import BandwidthEstimator, ObservedLink
 from atoll.controller.planners.islands.exchange_density import ExchangeDensityInput, plan_exchange_density
 from atoll.controller.planners.islands.wire_bytes import VALUE_BYTES
 from atoll.strategies.local_steps.controller import ENOUGH, RISES_AFTER_S, USED, moves

@@ -16,13 +16,11 @@ from typing import Annotated, ClassVar, Final
 from pydantic import ConfigDict, Field
 
 from atoll.errors import BadInput
+from atoll.planning.schemas import Bytes, BytesPerSecond, Seconds
 
 MAX_CHUNKS: Final = 1_000_000
 ROUNDING: Final = 1e-12
 """Tolerance, as a share of a span, so that a fit to the byte is not cut for an error of float64."""
-
-_Seconds = Annotated[float, Field(ge=0, le=1e6)]
-_Bytes = Annotated[int, Field(ge=1, le=2**60)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +32,13 @@ class ChunksInput:
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
 
-    idle_spans: Annotated[tuple[_Seconds, ...], Field(min_length=1, max_length=100_000)]
-    checkpoint_bytes: _Bytes
+    idle_spans: Annotated[tuple[Seconds, ...], Field(min_length=1, max_length=100_000)]
+    checkpoint_bytes: Bytes
     replicas: Annotated[int, Field(ge=1, le=1000)]
     buffers: Annotated[int, Field(ge=1, le=4096)]
-    buffer_bytes: _Bytes
-    bandwidth: Annotated[float, Field(ge=1, le=1e15)]
-    alpha: _Seconds
+    buffer_bytes: Bytes
+    bandwidth: BytesPerSecond
+    alpha: Seconds
     mu: Annotated[float, Field(ge=1e-6, le=1)]
 
 

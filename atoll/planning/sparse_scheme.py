@@ -17,6 +17,7 @@ from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 from pydantic import ConfigDict, Field
 
 from atoll.errors import BadInput
+from atoll.planning.schemas import BytesPerSecond, Seconds, Share
 
 Scheme: TypeAlias = Literal["allreduce", "agsparse", "sparcml", "sparse-ps", "omnireduce", "zen"]
 SCHEMES: Final[tuple[Scheme, ...]] = ("allreduce", "agsparse", "sparcml", "sparse-ps", "omnireduce", "zen")
@@ -30,8 +31,7 @@ REFERENCE_BYTES: Final = 2
 
 MAX_WORKERS: Final = 100_000
 
-_Density = Annotated[float, Field(ge=0, le=1)]
-_Densities = Annotated[tuple[_Density, ...], Field(min_length=1, max_length=MAX_WORKERS)]
+_Densities = Annotated[tuple[Share, ...], Field(min_length=1, max_length=MAX_WORKERS)]
 _EntryBytes = Annotated[float, Field(ge=0, le=2**40)]
 
 
@@ -51,10 +51,10 @@ class SparseSchemeInput:
     skew: Annotated[float, Field(ge=1, le=MAX_WORKERS)]
     value_bytes: _EntryBytes
     index_bytes: _EntryBytes
-    bandwidth: Annotated[float, Field(ge=1, le=1e15)]
-    latency: Annotated[float, Field(ge=0, le=1e6)]
+    bandwidth: BytesPerSecond
+    latency: Seconds
     block_densities: _Densities | None = None
-    distinct: _Density = 1.0
+    distinct: Share = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,24 +13,19 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from atoll.errors import NoFeasiblePlan
+from atoll.planning.schemas import BytesPerSecond, Schema, Seconds
 
 MAX_LAYERS = 2_000
 MAX_DEVICES = 256
 
 F64 = NDArray[np.float64]
 Memory = Annotated[int, Field(ge=0, le=2**50)]
-Seconds = Annotated[float, Field(ge=0, le=1e6)]
-BytesPerSecond = Annotated[float, Field(ge=1, le=1e15)]
 
 
-class StageSchema(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class StageLayer(StageSchema):
+class StageLayer(Schema):
     """Cost of one layer for one micro-batch, in seconds of a device with speed 1. parameter_bytes: all that the
     layer keeps. activation_bytes: its output."""
 
@@ -40,21 +35,21 @@ class StageLayer(StageSchema):
     activation_bytes: Memory
 
 
-class StageDevice(StageSchema):
+class StageDevice(Schema):
     """speed: how many times as fast as the device on which the layers were measured."""
 
     speed: Annotated[float, Field(ge=1e-6, le=1e6)]
     memory_bytes: Memory
 
 
-class StageLink(StageSchema):
+class StageLink(Schema):
     """Link between two neighbours; the same both ways."""
 
     bandwidth: BytesPerSecond
     latency: Seconds
 
 
-class StagesInput(StageSchema):
+class StagesInput(Schema):
     """devices: one stage each, in the order of the pipeline. links[i] joins devices i and i + 1."""
 
     layers: Annotated[tuple[StageLayer, ...], Field(min_length=1, max_length=MAX_LAYERS)]

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.profile import LinkEstimate
 from atoll.step_estimators.robust import median, median_error, spread
 from atoll.telemetry.telemetry_limits import MAX_PEERS
@@ -26,7 +25,7 @@ STALE_S: Final = 3.0
 """Seconds after which a rank's traffic is forgotten."""
 MIN_BYTES: Final = 64 * 1024
 """Bytes of an interval below which it shows latency, not bandwidth; the same for a step without waiting."""
-FORGET_S: Final = 10.0
+FORGET_LINK_S: Final = 10.0
 """Seconds after which a measurement leaves the median."""
 SATURATED_BUSY_SHARE: Final = 0.8
 """Share of busy time from which the goodput is the link's bandwidth."""
@@ -43,7 +42,23 @@ PROBE_PER_S: Final = 0.02
 MAX_PROBE_FACTOR: Final = 1.5
 """Factor on the measured goodput up to which the estimate is raised."""
 WINDOW_INTERVALS: Final = 8
-"""Newest intervals whose median is the estimate's spread."""
+"""Newest intervals whose median is the estimate's spread, and newest measurements of a path that count."""
+FORGET_PATH_S: Final = 60.0
+"""Seconds after which a path's measurement leaves the median."""
+MAX_PATHS: Final = 4096
+
+Path = tuple[str, str]
+"""An island and the one it sends to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedLink:
+    """Traffic of one rank's link to a peer since the run began: bytes, copies of checkpoints included, and seconds with
+    bytes waiting to leave."""
+
+    peer: int
+    sent_bytes: int
+    busy_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +174,7 @@ class _Link:
         elapsed_s = max(now_s - self._heard_s, 0.0)
         self._heard_s = now_s
         measured = self._full if busy >= SATURATED_BUSY_SHARE else self._bursts
-        if measured and now_s - measured[-1][0] > FORGET_S:
+        if measured and now_s - measured[-1][0] > FORGET_LINK_S:
             measured.clear()
         measured.append((now_s, goodput_bps))
         newest_bps = median([bps for _, bps in list(measured)[-3:]])
@@ -210,3 +225,39 @@ class _Link:
         # What a saturated link told is sure for some minutes; a link that never was one is guessed.
         aged = 0.01 * math.sqrt(self._heard_s - self._known_s) if self._saturated_bps > 0 else 0.3
         return LinkEstimate(bandwidth_bps=self._bps, error=math.hypot(error, aged))
+
+
+class PathEstimator:
+    """Estimator of the bandwidth between each two islands of a run. The thinnest of an island's peers holds up all its
+    sending, so the island's own link does not show whose link is thin: pairs do.
+
+    Bounded: MAX_PATHS windows, MAX_PEERS counts a rank."""
+
+    def __init__(self) -> None:
+        self._counted: dict[int, dict[int, ObservedLink]] = {}  # by rank and peer, when last looked at
+        self._seen: dict[Path, deque[tuple[float, float]]] = {}  # when, and bits a second while busy
+        self._now_s = -math.inf
+
+    def observe(self, rank: int, island_of: Mapping[int, str], links: Iterable[ObservedLink], now_s: float) -> None:
+        """Add the traffic of one rank's connections from the run's beginning until now_s."""
+        self._now_s = max(self._now_s, now_s)
+        counted = self._counted.setdefault(rank, {})
+        for link in links:
+            before = counted.get(link.peer)
+            if before is None or link.sent_bytes < before.sent_bytes or link.busy_s < before.busy_s:
+                if before is not None or len(counted) < MAX_PEERS:
+                    counted[link.peer] = link  # a connection that is new, or began anew
+                continue
+            grown, busy_s = link.sent_bytes - before.sent_bytes, link.busy_s - before.busy_s
+            if grown < MIN_BYTES or not 0 < busy_s < math.inf:
+                continue
+            counted[link.peer] = link
+            path = island_of.get(rank, ""), island_of.get(link.peer, "")
+            if "" not in path and path[0] != path[1] and (path in self._seen or len(self._seen) < MAX_PATHS):
+                self._seen.setdefault(path, deque(maxlen=WINDOW_INTERVALS)).append((now_s, 8 * grown / busy_s))
+
+    def estimates(self) -> dict[Path, float]:
+        """Return the bits a second of paths with recent traffic."""
+        since_s = self._now_s - FORGET_PATH_S
+        newest = {path: [bps for at_s, bps in seen if at_s >= since_s] for path, seen in self._seen.items()}
+        return {path: median(bps) for path, bps in sorted(newest.items()) if bps}

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, runtime_checkable
 
-from atoll.controller.estimators.bandwidth import BandwidthEstimator
+from atoll.controller.estimators.bandwidth import BandwidthEstimator, ObservedLink, PathEstimator
 from atoll.controller.estimators.noise import NoiseEstimator
-from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.overlap import OverlapEstimator
-from atoll.controller.estimators.paths import PathEstimator
 from atoll.controller.estimators.profile import Profile
 from atoll.step_estimators.estimates import RankEstimate
 from atoll.step_estimators.observed import ObservedStep

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from atoll.controller.estimators.observed import ObservedLink
+from atoll.controller.estimators.bandwidth import ObservedLink
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.simulator.devices import Computing, Ranks

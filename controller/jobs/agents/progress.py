@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from atoll.controller.deciding.given import ControllerHalf
-from atoll.controller.estimators.observed import ObservedLink
+from atoll.controller.estimators.bandwidth import ObservedLink
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.jobs.agents.reported import NewPoints, Reported

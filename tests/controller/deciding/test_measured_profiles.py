@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.deciding.given import Given, Policy, controller_half
 from atoll.controller.deciding.next import next_plan
-from atoll.controller.estimators.observed import ObservedLink
+from atoll.controller.estimators.bandwidth import ObservedLink
 from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.jobs.admission.admitting import AdmissionQuestion, RatedDevice, answer, dispensable
 from atoll.controller.jobs.admission.one_island import island_times

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from atoll.controller.estimators.bandwidth import BandwidthEstimator
-from atoll.controller.estimators.observed import ObservedLink
+from atoll.controller.estimators.bandwidth import BandwidthEstimator, ObservedLink
 from atoll.controller.estimators.profile import LinkEstimate
 
 MBIT = 1e6

@@ -6,9 +6,14 @@ import math
 
 import pytest
 
-from atoll.controller.estimators import paths
-from atoll.controller.estimators.observed import ObservedLink
-from atoll.controller.estimators.paths import FORGET_S, MIN_BYTES, WINDOW, PathEstimator
+from atoll.controller.estimators import bandwidth as paths
+from atoll.controller.estimators.bandwidth import (
+    FORGET_PATH_S,
+    MIN_BYTES,
+    WINDOW_INTERVALS,
+    ObservedLink,
+    PathEstimator,
+)
 
 ISLANDS = {0: "a", 1: "b", 2: "c", 3: "a"}
 MBIT = 1e6
@@ -44,9 +49,9 @@ def test_a_sender_that_one_peer_holds_up_tells_the_paths_apart() -> None:
 def test_a_path_that_changed_is_what_it_is_now_after_half_a_window_and_forgotten_after_a_minute() -> None:
     sender = Sender(r1=1)
     sender.run(20, r1=400 * MBIT)
-    sender.run(WINDOW // 2 + 1, r1=40 * MBIT)
+    sender.run(WINDOW_INTERVALS // 2 + 1, r1=40 * MBIT)
     assert sender.estimator.estimates()["a", "b"] == pytest.approx(40 * MBIT, rel=1e-4)
-    sender.run(int(FORGET_S) + 1, r1=0)
+    sender.run(int(FORGET_PATH_S) + 1, r1=0)
     assert sender.estimator.estimates() == {}
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.controller.estimators.observed import ObservedLink
+from atoll.controller.estimators.bandwidth import ObservedLink
 from atoll.controller.estimators.run import RunEstimators
 from atoll.step_estimators.observed import ObservedStep
 from atoll.step_estimators.rank import NEEDED_STEPS, SKIPPED_STEPS
