@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Final
 
 from atoll.controller.jobs.agents.progress import RunProgress
@@ -37,33 +38,28 @@ def job_to_wire(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Job:
     """A job with its current run, as it is known at this moment."""
     job, run = state.job, state.run
     progress = epoch.progress.of(job.id, job.status.run)
-    return jobs_pb2.Job(
-        id=job.id,
+    fields = wire.shared_fields(jobs_pb2.Job, job.status) | wire.shared_fields(jobs_pb2.Job, job)
+    fields.update(
         spec=job_spec.to_wire(job.spec),
         phase=_PHASES[job.status.phase],
         reason=_reason(job),
-        run=job.status.run,
-        restarts=job.status.restarts,
-        submitted_unix_s=job.submitted_unix_s,
-        submitted_by=job.submitted_by,
-        cancelled_by=job.cancelled_by,
-        ended_unix_s=job.status.ended_unix_s,
         workers=_workers(epoch, state) if run else (),
         progress=progress.to_wire(time.monotonic()) if progress else None,
         plan=wire.plan_to_wire(state.plans[-1]) if state.plans else None,
         checkpoint_step=max(job.status.checkpoint_step, progress.checkpoint_step if progress else 0),
         memory_step=state.commit.step if state.commit else job.status.memory_step,
-        exit_code=job.status.exit_code,
         pins=jobs_pb2.Pins(
             strategy_params=as_json(job.pinned.strategy_params),
             total_batch=job.pinned.total_batch,
             shares=pins_of(job).shares,
         ),
         standby=[*_kept_free(epoch, job.id), *_standby(epoch, state)],
-        recovery=wire.recovery_to_wire(run.recovery) if run and run.recovery else None,
-        view=job.status.view,
+        recovery=jobs_pb2.Recovery(**wire.shared_fields(jobs_pb2.Recovery, run.recovery))
+        if run and run.recovery
+        else None,
         membership=_membership(state),
     )
+    return jobs_pb2.Job(**fields)
 
 
 def _reason(job: JobRecord) -> str:
@@ -81,9 +77,7 @@ def plans_to_wire(
     """A run's placement, its newest plans, as many as a message holds, and of its admissions those that still fit."""
     reply, bytes_left = jobs_pb2.PlansReply(), MAX_PLANS_BYTES
     if placement is not None:
-        reply.placement.CopyFrom(
-            jobs_pb2.DecidedPlacement(reason=placement.reason, input=placement.input, output=placement.output)
-        )
+        reply.placement.CopyFrom(jobs_pb2.DecidedPlacement(**wire.shared_fields(jobs_pb2.DecidedPlacement, placement)))
         bytes_left -= reply.placement.ByteSize()
     for plan in reversed(plans):
         decided = jobs_pb2.DecidedPlan(
@@ -97,9 +91,7 @@ def plans_to_wire(
             break
         reply.plans.insert(0, decided)
     for record in reversed(admissions):
-        admission = jobs_pb2.DecidedAdmission(
-            id=record.id, unix_s=record.unix_s, reason=record.reason, input=record.input, output=record.output
-        )
+        admission = jobs_pb2.DecidedAdmission(**wire.shared_fields(jobs_pb2.DecidedAdmission, record))
         bytes_left -= admission.ByteSize()
         if bytes_left < 0:
             break
@@ -163,37 +155,28 @@ def _workers(epoch: LeaderEpoch, state: JobState) -> list[jobs_pb2.WorkerView]:
         rank = progress.ranks.get(progress.positions.get(member.rank, -1)) if progress else None
         links = sorted(rank.links.values(), key=lambda link: link.peer)[:links_left] if rank else []
         links_left -= len(links)
-        views.append(
-            jobs_pb2.WorkerView(
-                rank=member.rank,
-                node=member.node,
-                device=member.device,
-                status=status,
-                share=shares[position] / total if position is not None else 0.0,
-                last=rank.last if rank else None,
-                links=links,
-                dropped_steps=rank.dropped_steps if rank else 0,
-                island=member.island or member.node,
-                behind_nat=member.behind_nat,
-            )
+        fields = wire.shared_fields(jobs_pb2.WorkerView, member)
+        fields.update(
+            status=status,
+            share=shares[position] / total if position is not None else 0.0,
+            last=rank.last if rank else None,
+            links=links,
+            dropped_steps=rank.dropped_steps if rank else 0,
+            island=member.island or member.node,
         )
+        views.append(jobs_pb2.WorkerView(**fields))
     return views
 
 
 def node_to_wire(epoch: LeaderEpoch, node: ObservedNode) -> jobs_pb2.Node:
     now_s = time.monotonic()
     session = epoch.sessions.connected.get(node.record.name)
-    return jobs_pb2.Node(
-        name=node.record.name,
-        island=node.record.island,
-        address=node.record.address,
-        memory_bytes=node.record.memory_bytes,
-        devices=[wire.device_to_wire(device) for device in node.record.devices],
+    fields = wire.shared_fields(jobs_pb2.Node, node.record)
+    fields.update(
+        devices=[common_pb2.Device(**asdict(device)) for device in node.record.devices],
         connected=node.connected,
         seen_s_ago=now_s - (node.heard_s if node.heard_s is not None else epoch.sessions.awaiting_since_s),
         workers=session.statuses.values() if session else (),
-        version=node.record.version,
         samples=session.samples if session else (),
-        volunteer=node.record.volunteer,
-        behind_nat=node.record.behind_nat,
     )
+    return jobs_pb2.Node(**fields)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Final
 
-from atoll.controller.state.records import Level
+from atoll.controller.state.records import JobPhase, Level
 from atoll.jobs.etcd_record import EtcdRecord
 
 MAX_NAMED: Final = 8
@@ -102,64 +103,9 @@ class NewEvent(EtcdRecord):
     @property
     def text(self) -> str:
         """Render the sentence."""
-        match self.kind:
-            case EventKind.SUBMITTED:
-                return f"submitted ({self.by}): {self.cause}"
-            case EventKind.CANCEL_REQUESTED:
-                return f"cancel was asked for ({self.by})"
-            case EventKind.STARTING:
-                return f"run {self.run}: {self.cause} ({', '.join(self.devices)})"
-            case EventKind.FIRST_STEP:
-                who = f"{_workers(self.workers)} completed {'their' if self.workers > 1 else 'its'} first step"
-                return f"view {self.view}: {who} {self.total_s:.1f} s after the launch"
-            case EventKind.VIEW_PROPOSED:
-                return _proposed(self)
-            case EventKind.CHANGED_IN_PLACE | EventKind.CHANGED_AT_BOUNDARY:
-                return _changed(self)
-            case EventKind.RECOVERED | EventKind.RESIZED:
-                return _recovered(self)
-            case EventKind.WORKERS_JOINING:
-                names = ", ".join(self.joined[:MAX_NAMED])
-                return f"run {self.run}: {names} starts beside view {self.view}, to join it"
-            case EventKind.RESTART_NEEDED:
-                return f"run {self.run} does not go on in place: {self.cause}"
-            case EventKind.WORKER_ENDED:
-                return f"run {self.run}: rank {self.rank} on {self.node} {self.cause}"
-            case EventKind.WORKERS_ENDED:
-                return f"run {self.run}: {self.count} more workers ended: {self.cause}"
-            case EventKind.PLAN_ISSUED:
-                planner = f" ({self.planner})" if self.planner else ""
-                start = "" if self.step is None else f" from step {self.step}"
-                return f"plan {self.plan}{planner}{start}: {self.cause}"
-            case EventKind.PLAN_KEPT:
-                return f"plan {self.plan} stays: the planner finds no other. {self.cause}"
-            case EventKind.UNPINNED:
-                return f"{self.cause}: left to the controller again (asked by {self.by})"
-            case EventKind.DEVICE_ADMITTED:
-                return f"{self.device} is admitted: {self.cause}"
-            case EventKind.DEVICE_STANDBY:
-                return f"{self.device} waits as a standby: {self.cause}"
-            case EventKind.NODE_JOINED:
-                return f"node {self.node} joined: {self.cause}"
-            case EventKind.VOLUNTEER_JOINED:
-                return f"volunteer {self.node} joined: {self.cause}"
-            case EventKind.NODE_LOST:
-                return f"node {self.node} was lost: {self.cause}"
-            case EventKind.WORKER_NOTICE:
-                return f"rank {self.rank}: {self.cause}"
-            case EventKind.DROPPED:
-                return f"{self.count} {self.cause}"
-            case (
-                EventKind.QUEUED
-                | EventKind.RUNNING
-                | EventKind.STOPPING
-                | EventKind.DONE
-                | EventKind.FAILED
-                | EventKind.CANCELLED
-            ):
-                return f"{self.kind.lower()}: {self.cause}"
-            case _:  # its cause is the whole sentence
-                return self.cause
+        if (words := _COMPOSED.get(self.kind)) is not None:
+            return words(self)
+        return _SENTENCES.get(self.kind, "{e.cause}").format(e=self)  # of others the cause is the whole sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,3 +160,47 @@ def _recovered(event: NewEvent) -> str:
     text = f"{event.kind.lower()} in {event.total_s:.1f} s: {_parts(event, 1)}; from {where}, {steps}"
     came = "joined" if resized else "took over"
     return f"{text}; {', '.join(event.joined[:MAX_NAMED])} {came}" if event.joined else text
+
+
+def _first_step(event: NewEvent) -> str:
+    who = f"{_workers(event.workers)} completed {'their' if event.workers > 1 else 'its'} first step"
+    return f"view {event.view}: {who} {event.total_s:.1f} s after the launch"
+
+
+def _planned(event: NewEvent) -> str:
+    planner = f" ({event.planner})" if event.planner else ""
+    start = "" if event.step is None else f" from step {event.step}"
+    return f"plan {event.plan}{planner}{start}: {event.cause}"
+
+
+_SENTENCES: Final[Mapping[EventKind, str]] = {
+    **{EventKind(phase): f"{phase.lower()}: {{e.cause}}" for phase in JobPhase if phase is not JobPhase.STARTING},
+    EventKind.SUBMITTED: "submitted ({e.by}): {e.cause}",
+    EventKind.CANCEL_REQUESTED: "cancel was asked for ({e.by})",
+    EventKind.RESTART_NEEDED: "run {e.run} does not go on in place: {e.cause}",
+    EventKind.WORKER_ENDED: "run {e.run}: rank {e.rank} on {e.node} {e.cause}",
+    EventKind.WORKERS_ENDED: "run {e.run}: {e.count} more workers ended: {e.cause}",
+    EventKind.PLAN_KEPT: "plan {e.plan} stays: the planner finds no other. {e.cause}",
+    EventKind.UNPINNED: "{e.cause}: left to the controller again (asked by {e.by})",
+    EventKind.DEVICE_ADMITTED: "{e.device} is admitted: {e.cause}",
+    EventKind.DEVICE_STANDBY: "{e.device} waits as a standby: {e.cause}",
+    EventKind.NODE_JOINED: "node {e.node} joined: {e.cause}",
+    EventKind.VOLUNTEER_JOINED: "volunteer {e.node} joined: {e.cause}",
+    EventKind.NODE_LOST: "node {e.node} was lost: {e.cause}",
+    EventKind.WORKER_NOTICE: "rank {e.rank}: {e.cause}",
+    EventKind.DROPPED: "{e.count} {e.cause}",
+}
+_COMPOSED: Final[Mapping[EventKind, Callable[[NewEvent], str]]] = {
+    EventKind.STARTING: lambda e: f"run {e.run}: {e.cause} ({', '.join(e.devices)})",
+    EventKind.WORKERS_JOINING: lambda e: (
+        f"run {e.run}: {', '.join(e.joined[:MAX_NAMED])} starts beside view {e.view}, to join it"
+    ),
+    EventKind.FIRST_STEP: _first_step,
+    EventKind.VIEW_PROPOSED: _proposed,
+    EventKind.CHANGED_IN_PLACE: _changed,
+    EventKind.CHANGED_AT_BOUNDARY: _changed,
+    EventKind.RECOVERED: _recovered,
+    EventKind.RESIZED: _recovered,
+    EventKind.PLAN_ISSUED: _planned,
+}
+"""Sentences that depend on how many there are, or on what is known."""
