@@ -1,11 +1,11 @@
-"""JobService.Checkpoints: asks the nodes for their inventories, waits a moment, puts them together."""
+"""JobService.Checkpoints and Remove: ask the nodes for their inventories, or to remove what they have of a job."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +14,7 @@ from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.state import keys
 from atoll.controller.state.codec import decode
 from atoll.controller.state.records import RunRecord
+from atoll.errors import Conflict
 from atoll.v1 import agents_pb2, jobs_pb2
 
 OWN, OTHERS, DISK, STORE = "own memory", "others' memory", "disk", "store"
@@ -24,7 +25,10 @@ _TIERS: Final = {OWN: 0, OTHERS: 1, DISK: 2, STORE: 3}
 ANSWER_S: Final = 3.0
 STORE_ANSWER_S: Final = 10.0
 """An agent gives an object store 8 s."""
+REMOVE_ANSWER_S: Final = 75.0
+"""An agent gives an object store 60 s to remove what it has."""
 MAX_NOTES: Final = 256
+_SHOWN: Final = 4
 MAX_RUNS: Final = 16
 
 Members = Mapping[int, Sequence[str]]
@@ -176,3 +180,34 @@ def _held(tier: str, found: Iterable[tuple[str, agents_pb2.HeldCheckpoint]]) -> 
             path=path,
             trouble=trouble,
         )
+
+
+async def remove(epoch: LeaderEpoch, name: str, *, keep_checkpoints: bool, by: str) -> jobs_pb2.RemoveReply:
+    """Remove what nodes and object store have of a job, then the job. May be repeated. by: the user who asked for it.
+
+    Raises NotFound, Conflict."""
+    state = epoch.removable(name)
+    job = state.job
+    found = await take(epoch, state, REMOVE_ANSWER_S, remove=True, keep_checkpoints=keep_checkpoints)
+    if not keep_checkpoints and (left := list(_left(found))):
+        more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+        raise Conflict(
+            f"job {job.id} stays, as not all of its checkpoints could be removed: "
+            f"{'; '.join(left[:_SHOWN])}{more}. Repeat it, or leave them where they are with --keep-checkpoints"
+        )
+    directory = job.spec.checkpoint.directory
+    where = f"{directory}/{job.id}" if directory.startswith("/") else f"{job.id} in its --jobs-dir"
+    notes = [f"node {node} is gone: what it has on disk stays there, in {where}" for node in found.gone]
+    kept = "; its checkpoints were kept" if keep_checkpoints else ""
+    await epoch.remove(job.id, f"job {job.id}, {job.status.phase.lower()}, was removed ({by}){kept}")
+    return jobs_pb2.RemoveReply(job=job.id, notes=() if keep_checkpoints else notes[:MAX_NOTES])
+
+
+def _left(found: NodesInventory) -> Iterator[str]:
+    """Yield sentences on what could not be removed."""
+    if found.store_unseen:
+        yield "no node is connected that could remove what is in the object store"
+    yield from (f"node {node} did not answer" for node in found.silent)
+    for node, inventory in found.by_node.items():
+        yield from (f"node {node}: {trouble}" for trouble in inventory.troubles)
+        yield from (f"node {node} still has {held.path}" for held in (*inventory.disk, *inventory.store))

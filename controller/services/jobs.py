@@ -19,9 +19,8 @@ from atoll.controller.jobs.records.wire import event_to_wire
 from atoll.controller.services.curves import MAX_CURVES, CurveStore
 from atoll.controller.services.dial_back import dial_back
 from atoll.controller.services.gate import Context, KnownLeader, caller
-from atoll.controller.services.inventory import checkpoints
+from atoll.controller.services.inventory import checkpoints, remove
 from atoll.controller.services.logs import READ_BYTES, LogStore, RankLog, run
-from atoll.controller.services.removal import remove
 from atoll.controller.services.views import job_to_wire, node_to_wire, plans_to_wire
 from atoll.controller.state import keys
 from atoll.errors import BadInput, ControllerUnreachable, DeadlineExceeded, NotFound

@@ -12,7 +12,6 @@ from typing import Final, Generic, TypeVar
 
 from atoll.controller.jobs.agents.sessions import AgentSessions
 from atoll.controller.jobs.model.data_keys import private_key, public_key, public_keys, volunteers_secret
-from atoll.controller.jobs.model.helper_actions import LaunchHelper
 from atoll.controller.jobs.model.members import by_position, members_of
 from atoll.controller.jobs.model.observed import (
     Action,
@@ -24,8 +23,9 @@ from atoll.controller.jobs.model.observed import (
     StopRun,
 )
 from atoll.controller.jobs.model.replica_placement import holders
+from atoll.controller.jobs.model.supply import LaunchHelper
 from atoll.controller.jobs.records.job_state import JobState
-from atoll.controller.jobs.records.wire import plan_to_wire
+from atoll.controller.jobs.records.wire import plan_to_wire, shared_fields
 from atoll.controller.state.records import JobRecord, NodeRecord, PlacementRecord, PlanRecord, RunMember, RunRecord
 from atoll.controller.state.views import ViewState
 from atoll.jobs import job_spec
@@ -270,18 +270,13 @@ def view_to_wire(state: JobState) -> agents_pb2.View:
     # The view's first plan, or the newest if that one is so old that it is not kept.
     plan = next((plan for plan in plans if plan.id == view.plan), plans[-1])
     return agents_pb2.View(
-        job=run.job,
-        run=run.run,
-        view=view.view,
-        members=members,
-        master_address=view.master_address,
-        master_port=view.master_port,
-        plan=plan_to_wire(plan),
-        at_boundary=view.at_boundary,
-        keeps_unsent=view.keeps_unsent,
-        meet_s=MEETING_S,
-        in_force=in_force,
-        reason=view.reason,
+        **{
+            **shared_fields(agents_pb2.View, view),
+            "members": members,
+            "plan": plan_to_wire(plan),
+            "meet_s": MEETING_S,
+            "in_force": in_force,
+        }
     )
 
 
@@ -307,11 +302,7 @@ def _secret(run: RunRecord, rank: int) -> bytes:
 
 
 def stop(action: StopRun) -> agents_pb2.ControllerMessage:
-    return agents_pb2.ControllerMessage(
-        stop=agents_pb2.StopWorkers(
-            job=action.job, run=action.run, grace_s=action.grace_s, reason=action.reason, ranks=action.ranks
-        )
-    )
+    return agents_pb2.ControllerMessage(stop=agents_pb2.StopWorkers(**shared_fields(agents_pb2.StopWorkers, action)))
 
 
 def drop_memory(action: DropMemory) -> agents_pb2.ControllerMessage:

@@ -10,10 +10,9 @@ from typing import Final
 
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.jobs.admission.growing import learned, stood_by
-from atoll.controller.jobs.lifecycle.awaited_memory import awaited_memory
 from atoll.controller.jobs.lifecycle.connectivity import told_of_relay
 from atoll.controller.jobs.lifecycle.phases import advance
-from atoll.controller.jobs.lifecycle.recovery import recovery_at_launch
+from atoll.controller.jobs.lifecycle.recovery import awaited_memory, recovery_at_launch
 from atoll.controller.jobs.model.members import limited_to
 from atoll.controller.jobs.model.observed import JobStep, ObservedJob, PassClock
 from atoll.controller.jobs.model.policy import begun_with, planned_total

@@ -32,7 +32,6 @@ from atoll.controller.jobs.model.failures import (
     root_cause,
     start_deadline_s,
 )
-from atoll.controller.jobs.model.job_history import with_learned
 from atoll.controller.jobs.model.members import by_position, joiners, limited_to, members_of
 from atoll.controller.jobs.model.observed import (
     LEFT_EARLY_S,
@@ -42,7 +41,7 @@ from atoll.controller.jobs.model.observed import (
     WorkerPhase,
 )
 from atoll.controller.jobs.model.offline_profile import offline_profile
-from atoll.controller.jobs.model.policy import policy_of
+from atoll.controller.jobs.model.policy import policy_of, with_learned
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import Cause, JobPhase, JobRecord, Level, PlanRecord, RunRecord, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewState

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from atoll.controller.jobs.membership.life import move_view
+from atoll.controller.jobs.membership.life import changed_event, first_step_event, move_view
 from atoll.controller.jobs.membership.proposing import NextMembers, ViewStep, propose
-from atoll.controller.jobs.membership.view_events import changed_event, first_step_event
 from atoll.controller.jobs.model.exits import in_words as exit_in_words
 from atoll.controller.jobs.model.exits import silent_s
 from atoll.controller.jobs.model.failures import crashed

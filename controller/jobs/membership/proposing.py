@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.jobs.membership.life import move_view
-from atoll.controller.jobs.model.job_history import with_learned
 from atoll.controller.jobs.model.members import by_position, in_order
 from atoll.controller.jobs.model.observed import ObservedJob, PassClock
-from atoll.controller.jobs.model.policy import begun_with, planned_total
+from atoll.controller.jobs.model.policy import begun_with, planned_total, with_learned
 from atoll.controller.jobs.model.replica_placement import first_placement
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import JobRecord, Level, PlacementRecord, PlanRecord, RunMember, RunRecord

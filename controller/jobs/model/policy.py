@@ -1,4 +1,5 @@
-"""Reads a job's record: the limits of decisions about it, and the values that its next run begins with."""
+"""Reads from a job's record the limits of decisions and the values that its next run begins with, and adds what its
+run taught. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.controller.deciding.given import Pins, Policy, controller_half
+from atoll.controller.jobs.model.members import by_position
+from atoll.controller.jobs.model.observed import ObservedJob
 from atoll.controller.jobs.model.offline_profile import offline_profile
 from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
 from atoll.controller.state.records import Adapted, JobRecord, PlanRecord
@@ -81,3 +84,35 @@ def _settings_of_plans(job: JobRecord) -> dict[str, Any]:
     """Return the submitted values of the settings that plans may change."""
     names = registry.find(job.spec.strategy).plan_parameters.adjustable()
     return {name: job.spec.strategy_settings[name] for name in names if name in job.spec.strategy_settings}
+
+
+def with_learned(observed: ObservedJob, job: JobRecord) -> JobRecord:
+    """The job with what its current run taught so far."""
+    if observed.run is None:
+        return job
+    members = by_position(observed.run, observed.views.in_force).members
+    places = {m.rank: f"{m.node}/{m.device}" for m in members}
+    training = observed.training
+    ranks = training.profile.ranks if training.profile else {}
+    measured = {
+        places[rank]: known.compute_s / known.local_batch
+        for rank, known in ranks.items()
+        if rank in places and known.local_batch
+    }
+    work = {f"{name}/{d.index}": d.work_per_s for name, node in observed.nodes.items() for d in node.record.devices}
+    learned = replace(
+        job.learned,
+        speeds={**job.learned.speeds, **measured},
+        learned_at={**job.learned.learned_at, **{name: work.get(name, 0.0) for name in measured}},
+        total_batch=training.total_batch or job.learned.total_batch,
+        initial_batch=training.batch_size or job.learned.initial_batch,
+        optimizer=training.optimizer or job.learned.optimizer,
+        batches_per_update=training.batches_per_update or job.learned.batches_per_update,
+        adapted=adapted_by(observed.plans.newest) if observed.plans.newest else job.learned.adapted,
+    )
+    status = replace(
+        job.status,
+        checkpoint_step=max(training.checkpoint_step, job.status.checkpoint_step),
+        memory_step=training.memory_step or job.status.memory_step,
+    )
+    return replace(job, learned=learned, status=status)

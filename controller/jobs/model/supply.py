@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
+from atoll.controller.jobs.model.observed import StopRun
 from atoll.controller.planners.pipelines.allocation import stage_for
 
 MIN_SPEEDUP_TO_MOVE: Final = 1.25
@@ -104,3 +105,22 @@ class Supply:
     def _add(self, rank: int, power: float) -> None:
         if rank in self._power:
             self._power[rank] += power
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchHelper:
+    node: str
+    device: int
+    job: str
+    run: int
+    helps: HelpedRank
+
+
+@dataclass(frozen=True, slots=True)
+class MoveHelper:
+    """Instruction to stop a helper, so that its device helps `rank`."""
+
+    node: str
+    device: int
+    stop: StopRun
+    rank: int

@@ -11,9 +11,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from atoll.controller.jobs.model.helper_actions import LaunchHelper, MoveHelper
 from atoll.controller.jobs.model.observed import ForgetWorker, ObservedNode, StopRun, WorkerPhase
-from atoll.controller.jobs.model.supply import MIN_EDGE_MEASUREMENTS, Edges, HelpedRank, Supply
+from atoll.controller.jobs.model.supply import (
+    MIN_EDGE_MEASUREMENTS,
+    Edges,
+    HelpedRank,
+    LaunchHelper,
+    MoveHelper,
+    Supply,
+)
 from atoll.jobs.job_spec import MAX_WORKERS
 from atoll.jobs.worker_key import WorkerKey
 from atoll.network.message_limits import MAX_RANK

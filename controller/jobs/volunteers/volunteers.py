@@ -10,10 +10,9 @@ from typing import Final
 from atoll.controller.jobs.agents.outbox import AgentOutbox, launch_of_helper
 from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
-from atoll.controller.jobs.model.helper_actions import LaunchHelper, MoveHelper
 from atoll.controller.jobs.model.members import members_of
 from atoll.controller.jobs.model.observed import ObservedWorker, WorkerPhase
-from atoll.controller.jobs.model.supply import Edges, HelpedRank
+from atoll.controller.jobs.model.supply import Edges, HelpedRank, LaunchHelper, MoveHelper
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.jobs.volunteers.helping import DRAWS, HelpedRuns, device_of, helper_number, helping_actions

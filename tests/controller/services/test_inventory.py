@@ -12,7 +12,6 @@ from daemons import CALL_S, Controller, bundle, controller, leading, spec_for
 from fake_agent import FakeAgent
 
 from atoll.controller.services import inventory as inventory_service
-from atoll.controller.services import removal as removal_service
 from atoll.controller.state.etcd import EtcdStore
 from atoll.v1 import common_pb2
 from atoll.v1 import jobs_pb2 as pb
@@ -84,7 +83,7 @@ async def test_a_job_that_is_over_is_removed_with_all_that_is_its_own(
     be removed yet. 3. A node cannot remove what it has: the job stays, and says why. 4. It can: records and events are
     gone, an event of the cluster tells, and nothing of other jobs is touched. 5. Another one goes and
     leaves its checkpoints."""
-    monkeypatch.setattr(removal_service, "REMOVE_ANSWER_S", 20.0)
+    monkeypatch.setattr(inventory_service, "REMOVE_ANSWER_S", 20.0)
     agents = {name: await FakeAgent(name).connect(head.address) for name in ("a", "b")}
     store = EtcdStore([etcd], None)
 

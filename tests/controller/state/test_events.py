@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from atoll.controller.jobs.lifecycle.recovery import recovery_event
-from atoll.controller.jobs.membership.view_events import changed_event, first_step_event
+from atoll.controller.jobs.membership.life import changed_event, first_step_event
 from atoll.controller.jobs.model.observed_views import WayIn
 from atoll.controller.jobs.records.wire import event_to_wire
 from atoll.controller.state.codec import decode, encode

@@ -25,7 +25,6 @@ from atoll.agent.controller_stream import BACKOFF_CAP_S, REGISTER_DEADLINE_S
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.estimators.profile import LinkEstimate, Profile
 from atoll.controller.jobs.lifecycle.reconcile import next_step
-from atoll.controller.jobs.model.job_history import with_learned
 from atoll.controller.jobs.model.observed import (
     RETURN_GRACE_S,
     ForgetWorker,
@@ -35,7 +34,7 @@ from atoll.controller.jobs.model.observed import (
     StopRun,
     WorkerPhase,
 )
-from atoll.controller.jobs.model.policy import policy_of
+from atoll.controller.jobs.model.policy import policy_of, with_learned
 from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.events import EventKind, NewEvent
