@@ -28,7 +28,7 @@ def squared_norm(x: Any, threads: int = 0) -> float:
     The result has the same bits for every number of threads and on every processor.
     """
     with refusals("squared_norm"):
-        return _native.squared_norm(x, threads)
+        return _native.squared_norm(x, threads=threads)
 
 
 def cpu_features() -> CpuFeatures:

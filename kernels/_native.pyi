@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +8,11 @@ class CpuFeatures(TypedDict):
     path: str
     threads: int
 
-def squared_norm(x: object, threads: int = 0, *, portable: bool = False) -> float: ...
+class _How(TypedDict, total=False):
+    threads: int
+    portable: bool
+
+def squared_norm(x: object, **how: Unpack[_How]) -> float: ...
 def threshold_block(
     gradient: object,
     residual: object,
@@ -16,37 +20,16 @@ def threshold_block(
     threshold: float,
     index: object,
     values: object,
-    threads: int = 0,
-    *,
-    portable: bool = False,
+    **how: Unpack[_How],
 ) -> tuple[int, int, int]: ...
 def topk_block(
-    gradient: object,
-    residual: object,
-    weight: float,
-    index: object,
-    values: object,
-    threads: int = 0,
-    *,
-    portable: bool = False,
+    gradient: object, residual: object, weight: float, index: object, values: object, **how: Unpack[_How]
 ) -> tuple[int, int, int]: ...
 def random_block(
-    gradient: object,
-    residual: object,
-    weight: float,
-    seed: int,
-    index: object,
-    values: object,
-    threads: int = 0,
-    *,
-    portable: bool = False,
+    gradient: object, residual: object, weight: float, seed: int, index: object, values: object, **how: Unpack[_How]
 ) -> tuple[int, int, int]: ...
-def sign_encode(
-    values: object, bits: object, scales: object, two_sided: bool, threads: int = 0, *, portable: bool = False
-) -> None: ...
-def sign_add(
-    bits: object, scales: object, out: object, two_sided: bool, threads: int = 0, *, portable: bool = False
-) -> None: ...
+def sign_encode(values: object, bits: object, scales: object, two_sided: bool, **how: Unpack[_How]) -> None: ...
+def sign_add(bits: object, scales: object, out: object, two_sided: bool, **how: Unpack[_How]) -> None: ...
 def sample_scores(gradient: object, residual: object, weight: float, seed: int, scores: object) -> None: ...
 def cpu_features() -> CpuFeatures: ...
 def stop_threads() -> None: ...

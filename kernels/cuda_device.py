@@ -128,16 +128,16 @@ def run(name: str, twin: Callable[..., Any], *arguments: Any, threads: int | Non
 
     twin: the kernel on the CPU, which takes the same arguments and `threads`, where that is given.
     """
-    options = () if threads is None else (threads,)
+    options = {} if threads is None else {"threads": threads}
     with refusals(name):
         if (queue := queue_of(arguments)) is not None:
             return queue.call(name, *arguments)
         if _device_of(arguments) is not None:
             return _run_on_copies(name, twin, arguments, options)
-        return twin(*arguments, *options)
+        return twin(*arguments, **options)
 
 
-def _run_on_copies(name: str, twin: Callable[..., Any], arguments: Sequence[Any], options: tuple[int, ...]) -> Any:
+def _run_on_copies(name: str, twin: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, int]) -> Any:
     """Copying waits for the work that is queued on torch's current stream, and the caller waits for the copies."""
     torch = sys.modules["torch"]
     named = dict(zip(ARGUMENTS[name], arguments, strict=True))
@@ -145,7 +145,7 @@ def _run_on_copies(name: str, twin: Callable[..., Any], arguments: Sequence[Any]
     _refuse_separate_devices(buffers)
     _refuse_overlap(buffers)
     copies = {key: _copied(torch, one) for key, one in buffers.items()}
-    result = twin(*(named | copies).values(), *options)
+    result = twin(*(named | copies).values(), **options)
     for key, copy in copies.items():
         if key.startswith("*"):
             buffers[key].copy_(copy)

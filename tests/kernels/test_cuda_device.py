@@ -86,9 +86,9 @@ def test_a_twin_gets_copies_and_what_it_wrote_comes_back() -> None:
     index, values = torch.full((4,), -1, dtype=torch.int32), torch.full((4, 16), 7.0)
     seen = []
 
-    def twin(*arguments: object) -> tuple[int, int, int]:
+    def twin(*arguments: object, threads: int) -> tuple[int, int, int]:
         seen.extend(one.data_ptr() for one in arguments if isinstance(one, torch.Tensor))
-        result = _native.topk_block(*arguments)
+        result = _native.topk_block(*arguments, threads=threads)
         assert isinstance(arguments[0], torch.Tensor)
         arguments[0].fill_(9)
         return result

@@ -71,22 +71,14 @@ struct BitmapCall {
     }
 };
 
-[[noreturn]] void refuse_units() { refuse("unit does not ascend, or has one that is no member of the partition"); }
-
-[[noreturn]] void refuse_bitmap(std::size_t count) {
-    refuse("bitmap has not " + number(count) + " bits set, or has one beyond the last member");
-}
-
 nb::tuple hash_units(nb::handle unit, const std::vector<std::uint32_t>& seeds, std::size_t partitions,
                      nb::handle order, std::size_t slots, int threads) {
     const int checked = checked_threads(threads);
     const HashCall call(unit, seeds, partitions, order, slots);
-    Partitioned result;
-    {
-        const GilReleased released(call.unit.entries);
-        result = hierarchical_hash(call.unit.as<std::uint32_t>(), call.unit.entries, call.seeds, call.partitions,
-                                   call.slots, checked, call.order.as<std::uint32_t>());
-    }
+    const Partitioned result = without_gil(call.unit.entries, [&] {
+        return hierarchical_hash(call.unit.as<std::uint32_t>(), call.unit.entries, call.seeds, call.partitions,
+                                 call.slots, checked, call.order.as<std::uint32_t>());
+    });
     return nb::make_tuple(result.bounds, result.serial);
 }
 
@@ -99,24 +91,20 @@ std::vector<std::uint64_t> fill_members(std::uint32_t seed, std::size_t partitio
 
 void encode_bitmap(nb::handle member, nb::handle unit, nb::handle bitmap) {
     const BitmapCall call(member, unit, bitmap, Access::read);
-    bool all = false;
-    {
-        const GilReleased released(call.member.entries);
-        all = bitmap_encode(call.member.as<std::uint32_t>(), call.member.entries, call.unit.as<std::uint32_t>(),
-                            call.unit.entries, call.bitmap.as<std::uint8_t>());
-    }
-    if (!all) refuse_units();
+    const bool all = without_gil(call.member.entries, [&] {
+        return bitmap_encode(call.member.as<std::uint32_t>(), call.member.entries, call.unit.as<std::uint32_t>(),
+                             call.unit.entries, call.bitmap.as<std::uint8_t>());
+    });
+    if (!all) refuse("unit does not ascend, or has one that is no member of the partition");
 }
 
 void decode_bitmap(nb::handle member, nb::handle bitmap, nb::handle unit) {
     const BitmapCall call(member, unit, bitmap, Access::write);
-    bool all = false;
-    {
-        const GilReleased released(call.member.entries);
-        all = bitmap_decode(call.member.as<std::uint32_t>(), call.member.entries, call.bitmap.as<std::uint8_t>(),
-                            call.unit.as<std::uint32_t>(), call.unit.entries);
-    }
-    if (!all) refuse_bitmap(call.unit.entries);
+    const bool all = without_gil(call.member.entries, [&] {
+        return bitmap_decode(call.member.as<std::uint32_t>(), call.member.entries, call.bitmap.as<std::uint8_t>(),
+                             call.unit.as<std::uint32_t>(), call.unit.entries);
+    });
+    if (!all) refuse("bitmap has not " + number(call.unit.entries) + " bits set, or has one beyond the last member");
 }
 
 template <typename T>
@@ -157,11 +145,7 @@ nb::tuple sum_units_of(nb::handle terms, std::size_t units, std::size_t width, s
         entries += v.entries;
     }
     const UnitRange range{units, seed, partitions};
-    CheckedSum result;
-    {
-        const GilReleased released(entries);
-        result = sum_coordinates(coordinates, range, width, checked);
-    }
+    CheckedSum result = without_gil(entries, [&] { return sum_coordinates(coordinates, range, width, checked); });
     if (result.flaw != UnitFlaw::none) refuse_flaw(result, range, coordinates[result.which].partition);
     const std::size_t count = result.sum.count;
     return nb::make_tuple(as_array(std::move(result.sum.unit), {count}),
@@ -175,11 +159,8 @@ nb::object find_nonzero_units(nb::handle dense_object, std::size_t width, int th
         refuse("dense has " + number(dense.entries) + " entries, which is no number of units of " + number(width));
     if (dense.entries / width > std::size_t{1} << 32)
         refuse("dense has " + number(dense.entries / width) + " units, beyond numbers of 32 bits");
-    std::vector<std::uint32_t> found;
-    {
-        const GilReleased released(dense.entries);
-        found = nonzero_units(dense.data, dense.entries / width, width, checked);
-    }
+    const std::vector<std::uint32_t> found = without_gil(
+        dense.entries, [&] { return nonzero_units(dense.data, dense.entries / width, width, checked); });
     auto data = std::make_unique_for_overwrite<std::uint32_t[]>(found.size());
     if (!found.empty()) std::memcpy(data.get(), found.data(), found.size() * sizeof(std::uint32_t));
     return as_array(std::move(data), {found.size()});

@@ -104,24 +104,10 @@ ATOLL_INLINE void add_block(float* out, std::size_t n, const std::uint8_t* bits,
     for (; i < n; ++i) out[i] += (bits[i / 8] >> (i % 8) & 1) != 0 ? -means.below : means.above;
 }
 
-Means encode_portable(float* values, std::size_t n, const SignCode& code, std::uint8_t* bits) {
-    const Means means = means_of(values, n, code.two_sided);
+ATOLL_INLINE Means encode_whole_block(float* values, std::size_t n, bool two_sided, std::uint8_t* bits) {
+    const Means means = means_of(values, n, two_sided);
     encode_block(values, n, bits, means);
     return means;
-}
-
-ATOLL_TARGET_AVX2 Means encode_avx2(float* values, std::size_t n, const SignCode& code, std::uint8_t* bits) {
-    const Means means = means_of(values, n, code.two_sided);
-    encode_block(values, n, bits, means);
-    return means;
-}
-
-void add_portable(float* out, std::size_t n, const std::uint8_t* bits, const Means& means) {
-    add_block(out, n, bits, means);
-}
-
-ATOLL_TARGET_AVX2 void add_avx2(float* out, std::size_t n, const std::uint8_t* bits, const Means& means) {
-    add_block(out, n, bits, means);
 }
 
 template <typename Each>
@@ -138,10 +124,10 @@ void for_each_block(std::size_t n, int threads, const Each& each) {
 }  // namespace
 
 void sign_encode(float* values, std::size_t n, const SignCode& code, int threads, Path path) {
-    const auto encode = path == Path::avx2 ? encode_avx2 : encode_portable;
     const std::size_t width = code.two_sided ? 2 : 1;
     for_each_block(n, threads, [&](std::size_t begin, std::size_t size) {
-        const Means means = encode(values + begin, size, code, code.bits + begin / 8);
+        const Means means =
+            run_on<encode_whole_block>(path, values + begin, size, code.two_sided, code.bits + begin / 8);
         float* const scale = code.scales + begin / sign_block * width;
         scale[0] = means.above;
         if (code.two_sided) scale[1] = means.below;
@@ -149,11 +135,10 @@ void sign_encode(float* values, std::size_t n, const SignCode& code, int threads
 }
 
 void sign_add(const SignCode& code, float* out, std::size_t n, int threads, Path path) {
-    const auto add = path == Path::avx2 ? add_avx2 : add_portable;
     const std::size_t width = code.two_sided ? 2 : 1;
     for_each_block(n, threads, [&](std::size_t begin, std::size_t size) {
         const float* const scale = code.scales + begin / sign_block * width;
-        add(out + begin, size, code.bits + begin / 8, {scale[0], scale[width - 1]});
+        run_on<add_block>(path, out + begin, size, code.bits + begin / 8, Means{scale[0], scale[width - 1]});
     });
 }
 

@@ -163,12 +163,6 @@ ATOLL_INLINE void write_int2(const float* values, std::size_t count, unsigned ch
     }
 }
 
-void write_int2_portable(const float* values, std::size_t count, unsigned char* out) { write_int2(values, count, out); }
-
-ATOLL_TARGET_AVX2 void write_int2_avx2(const float* values, std::size_t count, unsigned char* out) {
-    write_int2(values, count, out);
-}
-
 void read_int2(const unsigned char* in, std::size_t count, float* values) {
     const unsigned char* const from = in + 4 * ceil_div(count, group_values);
     for (std::size_t begin = 0; begin < count; begin += group_values, in += 4) {
@@ -201,9 +195,7 @@ void write_values(WireValues format, const float* values, std::size_t count, uns
         case WireValues::bfloat16: write_narrow<largest_bfloat16, to_bfloat16>(values, count, out); break;
         case WireValues::int8: write_int8(values, count, out); break;
         case WireValues::int4: write_int4(values, count, out); break;
-        case WireValues::int2:
-            (best_path() == Path::avx2 ? write_int2_avx2 : write_int2_portable)(values, count, out);
-            break;
+        case WireValues::int2: run_on<write_int2>(best_path(), values, count, out); break;
     }
 }
 

@@ -152,27 +152,17 @@ ATOLL_INLINE std::size_t touch_chunk(const Parameters& to, const Units& update, 
                                : touch_all<Rule::sgd, false>(to, update, begin, end, hyper, c);
 }
 
-std::size_t chunk_portable(const Parameters& to, const Units& update, std::size_t begin, std::size_t end,
-                           const Hyperparameters& hyper, const Constants& c) {
-    return touch_chunk(to, update, begin, end, hyper, c);
-}
-
-ATOLL_TARGET_AVX2 std::size_t chunk_avx2(const Parameters& to, const Units& update, std::size_t begin, std::size_t end,
-                                         const Hyperparameters& hyper, const Constants& c) {
-    return touch_chunk(to, update, begin, end, hyper, c);
-}
-
 }  // namespace
 
 std::size_t apply_update(const Parameters& parameters, const Units& update, const Hyperparameters& hyper, int threads,
                          Path path) {
-    const auto run = path == Path::avx2 ? chunk_avx2 : chunk_portable;
     const Constants constants = prepare(hyper);
     std::atomic<std::size_t> left_out{0};
     auto work = [&](std::size_t chunk) {
         const std::size_t begin = chunk * blocks_per_chunk;
         const std::size_t end = std::min(update.count, begin + blocks_per_chunk);
-        left_out.fetch_add(run(parameters, update, begin, end, hyper, constants), std::memory_order_relaxed);
+        left_out.fetch_add(run_on<touch_chunk>(path, parameters, update, begin, end, hyper, constants),
+                           std::memory_order_relaxed);
     };
     for_each_chunk((update.count + blocks_per_chunk - 1) / blocks_per_chunk, threads, work);
     return left_out.load();

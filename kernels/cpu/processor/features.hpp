@@ -13,8 +13,8 @@ int default_threads();
 
 }  // namespace atoll_kernels
 
-// The body of a kernel is written once, as an always_inline template, and instantiated in a plain function and in one
-// compiled for AVX2. A separate file with -mavx2 would be wrong: the linker might keep its copy of a shared inline
+// The body of a kernel is written once, as an always_inline function, and compiled into a plain function and into one
+// for AVX2 by run_on, below. A separate file with -mavx2 would be wrong: the linker might keep its copy of a shared inline
 // function, and an older processor would then meet AVX2 instructions outside the kernels.
 #if defined(__x86_64__)
 #define ATOLL_TARGET_AVX2 __attribute__((target("avx2")))
@@ -26,3 +26,18 @@ int default_threads();
 #else
 #define ATOLL_INLINE inline __attribute__((always_inline))
 #endif
+
+namespace atoll_kernels {
+
+template <auto body, typename... Arguments>
+ATOLL_TARGET_AVX2 auto run_avx2(const Arguments&... arguments) {
+    return body(arguments...);
+}
+
+// Returns what `body` returns, by the code for this path.
+template <auto body, typename... Arguments>
+auto run_on(Path path, const Arguments&... arguments) {
+    return path == Path::avx2 ? run_avx2<body>(arguments...) : body(arguments...);
+}
+
+}  // namespace atoll_kernels

@@ -44,18 +44,14 @@ ATOLL_INLINE double sum_chunk(const float* x, std::size_t n) {
     return lane[0];
 }
 
-double sum_chunk_portable(const float* x, std::size_t n) { return sum_chunk(x, n); }
-ATOLL_TARGET_AVX2 double sum_chunk_avx2(const float* x, std::size_t n) { return sum_chunk(x, n); }
-
 }  // namespace
 
 double squared_norm(const float* x, std::size_t n, int threads, Path path) {
-    const auto chunk_sum = path == Path::avx2 ? sum_chunk_avx2 : sum_chunk_portable;
-    if (n <= chunk_entries) return chunk_sum(x, n);
+    if (n <= chunk_entries) return run_on<sum_chunk>(path, x, n);
     std::vector<double> partial(chunk_count(n));
     auto work = [&](std::size_t chunk) {
         const std::size_t begin = chunk * chunk_entries;
-        partial[chunk] = chunk_sum(x + begin, std::min(chunk_entries, n - begin));
+        partial[chunk] = run_on<sum_chunk>(path, x + begin, std::min(chunk_entries, n - begin));
     };
     for_each_chunk(partial.size(), threads, work);
     double total = 0;

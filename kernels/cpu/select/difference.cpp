@@ -122,15 +122,6 @@ ATOLL_INLINE void write_any(const Difference& of, std::size_t begin, std::size_t
     }
 }
 
-std::size_t scan_portable(const Difference& of, std::size_t first, std::size_t blocks, float* scores) {
-    return scan_any(of, first, blocks, scores);
-}
-ATOLL_TARGET_AVX2 std::size_t scan_avx2(const Difference& of, std::size_t first, std::size_t blocks, float* scores) {
-    return scan_any(of, first, blocks, scores);
-}
-void write_portable(const Difference& of, float* out) { write_any(of, 0, of.n, out); }
-ATOLL_TARGET_AVX2 void write_avx2(const Difference& of, float* out) { write_any(of, 0, of.n, out); }
-
 }  // namespace
 
 void difference_of_block(const Difference& of, std::size_t block, float* values) {
@@ -140,21 +131,22 @@ void difference_of_block(const Difference& of, std::size_t block, float* values)
 }
 
 Selection difference_block(const Difference& of, float threshold, const Chosen& to, int threads, Path path) {
-    const auto scan = path == Path::avx2 ? scan_avx2 : scan_portable;
     return blocks_above(
         block_count(of.n), threshold, to, threads, path,
-        [&](std::size_t first, std::size_t count, float* scores) { return scan(of, first, count, scores); },
+        [&](std::size_t first, std::size_t count, float* scores) {
+            return run_on<scan_any>(path, of, first, count, scores);
+        },
         [&](std::size_t block, float* values) { difference_of_block(of, block, values); });
 }
 
 void difference_scores(const Difference& of, std::uint64_t seed, std::size_t count, float* scores) {
     const auto index = std::make_unique<std::uint32_t[]>(count);
     random_blocks(seed, block_count(of.n), count, index.get());
-    for (std::size_t k = 0; k < count; ++k) scan_portable(of, index[k], 1, scores + k);
+    for (std::size_t k = 0; k < count; ++k) scan_any(of, index[k], 1, scores + k);
 }
 
 void difference(const Difference& of, float* out, Path path) {
-    (path == Path::avx2 ? write_avx2 : write_portable)(of, out);
+    run_on<write_any>(path, of, std::size_t{0}, of.n, out);
 }
 
 }  // namespace atoll_kernels

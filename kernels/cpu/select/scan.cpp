@@ -138,34 +138,19 @@ ATOLL_INLINE std::size_t mark_all(const float* scores, std::size_t blocks, float
     return count;
 }
 
-std::size_t scan_portable(const Source& from, std::size_t first, std::size_t blocks, float* scores) {
+ATOLL_INLINE std::size_t scan_any(const Source& from, std::size_t first, std::size_t blocks, float* scores) {
     return from.residual != nullptr ? scan_all<true>(from, first, blocks, scores)
                                     : scan_all<false>(from, first, blocks, scores);
-}
-
-ATOLL_TARGET_AVX2 std::size_t scan_avx2(const Source& from, std::size_t first, std::size_t blocks, float* scores) {
-    return from.residual != nullptr ? scan_all<true>(from, first, blocks, scores)
-                                    : scan_all<false>(from, first, blocks, scores);
-}
-
-std::size_t mark_portable(const float* scores, std::size_t blocks, float threshold, std::uint64_t* above) {
-    return mark_all(scores, blocks, threshold, above);
-}
-
-ATOLL_TARGET_AVX2 std::size_t mark_avx2(const float* scores, std::size_t blocks, float threshold,
-                                        std::uint64_t* above) {
-    return mark_all(scores, blocks, threshold, above);
 }
 
 }  // namespace
 
 std::size_t scan(const Source& from, std::size_t first, std::size_t blocks, float* scores, Path path) {
-    return path == Path::avx2 ? scan_avx2(from, first, blocks, scores) : scan_portable(from, first, blocks, scores);
+    return run_on<scan_any>(path, from, first, blocks, scores);
 }
 
 std::size_t mark_above(const float* scores, std::size_t blocks, float threshold, std::uint64_t* above, Path path) {
-    return path == Path::avx2 ? mark_avx2(scores, blocks, threshold, above)
-                              : mark_portable(scores, blocks, threshold, above);
+    return run_on<mark_all>(path, scores, blocks, threshold, above);
 }
 
 void take_block(const Source& from, std::size_t block, float* values) {

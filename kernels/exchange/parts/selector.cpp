@@ -17,13 +17,7 @@ ATOLL_INLINE void widen_all(const std::uint16_t* from, std::size_t n, float* to)
     for (std::size_t i = 0; i < n; ++i) to[i] = widen(from[i]);
 }
 
-void widen_portable(const Gradient& gradient, std::size_t n, float* to) {
-    const auto* const from = static_cast<const std::uint16_t*>(gradient.data);
-    if (gradient.format == ValueFormat::float16) return widen_all<from_float16>(from, n, to);
-    widen_all<from_bfloat16>(from, n, to);
-}
-
-ATOLL_TARGET_AVX2 void widen_avx2(const Gradient& gradient, std::size_t n, float* to) {
+ATOLL_INLINE void widen(const Gradient& gradient, std::size_t n, float* to) {
     const auto* const from = static_cast<const std::uint16_t*>(gradient.data);
     if (gradient.format == ValueFormat::float16) return widen_all<from_float16>(from, n, to);
     widen_all<from_bfloat16>(from, n, to);
@@ -32,7 +26,7 @@ ATOLL_TARGET_AVX2 void widen_avx2(const Gradient& gradient, std::size_t n, float
 const float* as_float32(const Gradient& gradient, std::size_t n, Scratch& scratch) {
     if (gradient.format == ValueFormat::float32) return static_cast<const float*>(gradient.data);
     float* const wide = scratch.gradient.of(n);
-    (best_path() == Path::avx2 ? widen_avx2 : widen_portable)(gradient, n, wide);
+    run_on<widen>(best_path(), gradient, n, wide);
     return wide;
 }
 
