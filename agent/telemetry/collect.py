@@ -21,7 +21,7 @@ from atoll.telemetry.telemetry_limits import (
     flaw_of_link,
     flaw_of_step,
 )
-from atoll.v1.agents_pb2 import Telemetry, WorkerTelemetry
+from atoll.v1.agents_pb2 import Notice, Telemetry, WorkerTelemetry
 from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample
 
 MAX_METRIC_NAME: Final = 256
@@ -49,31 +49,26 @@ class Collector:
         into = self._buffer(key)
         if not into.of_view(telemetry.view):
             return
-        into.changed = True
         began = not into.stepped
-        for sample in telemetry.steps:
-            if flaw_of_step(sample) is None:
-                self._take_step(key, sample, into)
-            else:
-                into.drop_steps(1)
-        for metrics in telemetry.metrics[-MAX_REPORTS:]:
-            into.metrics(_cut(metrics))
-        for notice in telemetry.notices[-MAX_NOTICES:]:
-            into.notice(notice.level, notice.text)
-        for link in telemetry.links[-MAX_LINKS:]:
-            if flaw_of_link(link) is None:
-                into.link(_trimmed(link))
-        into.dropped_before(telemetry.dropped_steps)
-        into.checkpoint(telemetry.checkpoint_step)
-        into.memory(telemetry.memory_step)
-        if telemetry.HasField("prepared"):
-            if not SHA256.fullmatch(telemetry.prepared.fingerprint):
-                telemetry.prepared.fingerprint = ""
-            if telemetry.prepared.optimizer not in FAMILIES:
-                telemetry.prepared.optimizer = ""
-            into.prepared(telemetry.prepared)
-        if telemetry.HasField("resumed") and telemetry.resumed.tier in TIERS:
-            into.resumed(telemetry.resumed)
+        sound = [sample for sample in telemetry.steps if flaw_of_step(sample) is None]
+        for sample in sound:
+            self._take_step(key, sample, into)
+        prepared = telemetry.prepared if telemetry.HasField("prepared") else None
+        if prepared is not None and not SHA256.fullmatch(prepared.fingerprint):
+            prepared.fingerprint = ""
+        if prepared is not None and prepared.optimizer not in FAMILIES:
+            prepared.optimizer = ""
+        into.add(
+            dropped_steps=len(telemetry.steps) - len(sound),
+            dropped_before=telemetry.dropped_steps,
+            metrics=map(_cut, telemetry.metrics[-MAX_REPORTS:]),
+            notices=telemetry.notices[-MAX_NOTICES:],
+            links=[_trimmed(link) for link in telemetry.links[-MAX_LINKS:] if flaw_of_link(link) is None],
+            checkpoint_step=telemetry.checkpoint_step,
+            memory_step=telemetry.memory_step,
+            prepared=prepared,
+            resumed=telemetry.resumed if telemetry.HasField("resumed") and telemetry.resumed.tier in TIERS else None,
+        )
         if began and into.stepped:
             self._begun()
 
@@ -83,18 +78,18 @@ class Collector:
         if key in self._estimates and key.rank:
             into.newest_step(sample)
         else:  # users are shown the steps of rank 0
-            into.step(sample)
+            into.add(steps=[sample])
 
     def lost(self, telemetry: Telemetry) -> None:
         """Count the steps of an unsent telemetry as dropped, unless the next estimate includes them."""
         for worker in telemetry.workers:
             key = WorkerKey.of(worker.id)
             if key in self._buffers and worker.steps and not worker.HasField("estimate"):
-                self._buffers[key].drop_steps(len(worker.steps))
+                self._buffers[key].add(dropped_steps=len(worker.steps))
 
     def note(self, key: WorkerKey, level: Level.ValueType, text: str) -> None:
         """Something the agent itself has to say about a worker."""
-        self._buffer(key).notice(level, text)
+        self._buffer(key).add(notices=[Notice(level=level, text=text)])
 
     def take(self) -> Iterator[Telemetry]:
         """Everything since the last call, in messages of a bounded size."""
