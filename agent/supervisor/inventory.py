@@ -95,9 +95,7 @@ def shards_in(folders: ShardFolders) -> list[HeldShard]:
 def checkpoints_in(folder: Path) -> list[HeldCheckpoint]:
     """List the checkpoints of one job, the newest first. Raises CheckpointError."""
     found = []
-    for path in by_age(folder)[:MAX_CHECKPOINTS]:
-        moment = Moment.of(path.name)
-        assert moment is not None  # by_age gave it
+    for moment, path in list(by_age(folder).items())[:MAX_CHECKPOINTS]:
         held = HeldCheckpoint(run=moment.run, step=moment.step, path=str(path))
         try:
             held.age_s = _age_s(path)

@@ -3,48 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
 
-from atoll.agent.runtime.checkpoints.disk import files, listing
+from atoll.agent.runtime.checkpoints.disk import listing
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
-from atoll.agent.runtime.checkpoints.disk.store import Store, answered
 from atoll.agent.runtime.checkpoints.disk.tensorfile import serialized
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
+from atoll.agent.runtime.checkpoints.remote_checkpoints import load
 from atoll.agent.runtime.model.model_state import plain_state
-from atoll.checkpoints.sources import in_directory, pick
-from atoll.errors import BadInput, CheckpointError, NotFound
+from atoll.errors import BadInput, CheckpointError
 
-
-def from_directory(directory: Path, step: int | None, on_skip: Callable[[str], None]) -> LoadedCheckpoint:
-    """The newest sound checkpoint there, or the one of this step. Raises NotFound, CheckpointError."""
-    paths = in_directory(directory)
-    meant = pick(paths, step, str(directory))
-    if step is not None:
-        return files.read(paths[meant[0]])
-    found = files.newest_valid(directory, on_skip)
-    if found is None:
-        raise CheckpointError(f"none of the checkpoints in {directory} can be used")
-    return found
-
-
-def from_store(url: str, step: int | None) -> LoadedCheckpoint:
-    """Load a checkpoint from an object store, as `from_directory`."""
-    present = answered(url, lambda store: store.list()).whole
-    trouble: CheckpointError | None = None
-    for moment in pick(present, step, url):
-        store = Store(url)
-        try:
-            found, _ = store.manifest(moment)
-            return files.from_parts(found, partial(store.state, moment), f"{store.url}/{moment.name}")
-        except CheckpointError as error:
-            if step is not None:
-                raise
-            trouble = trouble or error
-    raise trouble or NotFound(f"nothing in {url}")
+__all__ = ["is_of", "load", "write"]
 
 
 def is_of(path: Path, job: str) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from atoll.agent.runtime.checkpoints.disk.folders import by_age, pick, steps_in_words
 from atoll.errors import BadInput, CheckpointError, NotFound
 
 if TYPE_CHECKING:
-    from atoll.agent.runtime.checkpoints.disk.folders import Moment
     from atoll.v1.jobs_pb2 import CheckpointsReply, StoredCheckpoint
 
 IN_FILES: Final = ("disk", "store")
@@ -55,35 +55,12 @@ def chosen(reply: CheckpointsReply, step: int | None) -> list[StoredCheckpoint]:
     damaged = next((found for found in in_files if step in (None, found.step)), None)
     if damaged is not None:
         raise CheckpointError(f"checkpoint of step {damaged.step} of {reply.job}: {damaged.trouble}")
+    what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+    there = f"step {steps_in_words({found.step for found in whole})}"
+    if not whole:
+        there = "none. `atoll checkpoints JOB` shows what is in memory"
     notes = "".join(f"; {note}" for note in reply.notes[:4])
-    raise NotFound(f"{wanted(step)} of {reply.job} on disk or in a store: there is {there(whole)}{notes}")
-
-
-def wanted(step: int | None) -> str:
-    return "no checkpoint" if step is None else f"no checkpoint of step {step}"
-
-
-def there(found: Iterable[StoredCheckpoint | Moment]) -> str:
-    """'step 200 and 400', for people."""
-    steps = [str(step) for step in sorted({one.step for one in found})]
-    if not steps:
-        return "none. `atoll checkpoints JOB` shows what is in memory"
-    return f"step {', '.join(steps[-10:])}"
-
-
-def pick(present: Collection[Moment], step: int | None, where: str) -> list[Moment]:
-    """The checkpoints that are meant, the newest first. Raises NotFound with what is there."""
-    meant = sorted((moment for moment in present if step in (None, moment.step)), reverse=True)
-    if not meant:
-        raise NotFound(f"{wanted(step)} in {where}: there is {there(present) if present else 'none'}")
-    return meant
-
-
-def in_directory(directory: Path) -> dict[Moment, Path]:
-    """All that lie there, whole or not, by run and step."""
-    from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
-
-    return {moment: path for path in by_age(directory) if (moment := Moment.of(path.name))}
+    raise NotFound(f"{what} of {reply.job} on disk or in a store: there is {there}{notes}")
 
 
 def check_directory(directory: Path, step: int | None, note: Callable[[str], None]) -> None:
@@ -96,7 +73,7 @@ def check_directory(directory: Path, step: int | None, note: Callable[[str], Non
     try:
         from atoll.agent.runtime.checkpoints.disk import listing
 
-        paths = in_directory(directory)
+        paths = by_age(directory)
     except ModuleNotFoundError:
         return  # the nodes can look
     for moment in pick(paths, step, str(directory)):

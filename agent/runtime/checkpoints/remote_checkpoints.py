@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from atoll.agent.runtime.checkpoints.disk import files
-from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
+from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age, pick
 from atoll.agent.runtime.checkpoints.disk.store import Store, answered
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.session.session import Session
-from atoll.errors import CheckpointError
+from atoll.errors import CheckpointError, NotFound
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 START_RUN: Final = 0
@@ -43,33 +43,22 @@ class RemoteCheckpoints:
         session = self._session
         if not session.checkpoint.store:
             return
-        newest = newest_on_disk()
-        if self.newest_in_store is not None and self.newest_in_store > newest:
-            try:
-                fetch(Store(session.checkpoint.store), self.newest_in_store, self._directory, session.run)
-            except CheckpointError as error:
-                self._trouble = str(error)
-                session.notice(LEVEL_WARNING, f"the newest checkpoint of the object store cannot be used: {error}")
-                self._bring_older(newest)
-                return
-        if self._trouble and newest < (0, 0):
-            raise CheckpointError(
-                f"no machine of this run has a checkpoint, and the object store, which may have one, does not answer: "
-                f"{self._trouble}"
-            )
-
-    def _bring_older(self, newest: tuple[int, int]) -> None:
-        store = Store(self._session.checkpoint.store)
-        for moment in sorted(store.list().whole, reverse=True):
-            if self.newest_in_store is not None and newest < moment < self.newest_in_store:
+        newest, sound = newest_on_disk(), self.newest_in_store
+        if sound is not None and sound > newest:
+            store = Store(session.checkpoint.store)
+            for moment in sorted((one for one in store.list().whole if newest < one <= sound), reverse=True):
                 try:
-                    fetch(store, moment, self._directory, self._session.run)
+                    fetch(store, moment, self._directory, session.run)
                 except CheckpointError as error:
-                    self._session.notice(LEVEL_WARNING, f"an older one cannot be used either: {error}")
+                    self._trouble = str(error)
+                    session.notice(LEVEL_WARNING, f"a checkpoint of the object store cannot be used: {error}")
                 else:
                     return
-        if newest < (0, 0):
-            raise CheckpointError(f"no checkpoint that can be used is left: {self._trouble}")
+        if self._trouble and newest < (0, 0):
+            raise CheckpointError(
+                "no machine of this run has a checkpoint, and the object store, which may have one, gives none: "
+                f"{self._trouble}"
+            )
 
     def start(self) -> LoadedCheckpoint | None:
         """The checkpoint that the job was told to start from, as one of its own; None where this rank has it not.
@@ -78,9 +67,13 @@ class RemoteCheckpoints:
         session, start = self._session, self._session.checkpoint.start_from
         if start is None:
             return None
-        own, trouble = _in_directory(start.directory, start.step, self._warn)
-        if start.store and session.place.is_main and own is None:
-            own, trouble = _in_store(start.store, start.step, self._warn)
+        own, trouble = None, "it lies in no directory of this machine"
+        for directory, store in ((start.directory, ""), (None, start.store if session.place.is_main else "")):
+            if own is None and (directory is not None or store):
+                try:
+                    own = load(directory, store, start.step, self._warn)
+                except (CheckpointError, NotFound) as error:
+                    trouble = str(error)
         there = [session.group.gather_rows([int(own is not None)])] if session.group is not None else []
         if own is None and not any(found for rows in there for (found,) in rows):
             wanted = "a checkpoint" if start.step is None else f"the checkpoint of step {start.step}"
@@ -102,12 +95,6 @@ def fetch(store: Store, moment: Moment, directory: Path, as_run: int) -> Path:
     return files.adopt(directory, sealed, partial(store.state, moment), as_run)
 
 
-def read(store: Store, moment: Moment) -> LoadedCheckpoint:
-    """A checkpoint of the store, every byte verified. Raises CheckpointError."""
-    found, _ = store.manifest(moment)
-    return files.from_parts(found, partial(store.state, moment), f"{store.url}/{moment.name}")
-
-
 def _newest_sound(store: Store) -> Moment | None:
     """The newest whose manifest is sound."""
     for moment in sorted(store.list().whole, reverse=True):
@@ -119,45 +106,22 @@ def _newest_sound(store: Store) -> Moment | None:
     return None
 
 
-def _in_directory(
-    directory: Path | None, step: int | None, on_skip: Callable[[str], None]
-) -> tuple[LoadedCheckpoint | None, str]:
-    """The checkpoint, or why there is none."""
-    if directory is None:
-        return None, "it lies in no directory of this machine"
-    if step is None:
-        found = files.newest_valid(directory, on_skip)
-        return found, f"{directory} holds no checkpoint that can be used"
-    paths = {moment: path for path in by_age(directory) if (moment := Moment.of(path.name))}
-    trouble = f"{directory} has {steps_in_words(paths)}"
-    for moment, path in paths.items():
-        if moment.step == step:
-            try:
-                return files.read(path), ""
-            except CheckpointError as error:
-                trouble = str(error)
-    return None, trouble
+def load(directory: Path | None, url: str, step: int | None, on_skip: Callable[[str], None]) -> LoadedCheckpoint:
+    """Load the newest sound checkpoint, or the one of this step, from a directory or else from a store.
 
-
-def _in_store(url: str, step: int | None, on_skip: Callable[[str], None]) -> tuple[LoadedCheckpoint | None, str]:
-    try:
-        present = sorted(answered(url, lambda store: store.list()).whole, reverse=True)
-        wanted = [moment for moment in present if step in (None, moment.step)]
-        trouble = f"{url} has {steps_in_words(present)}"
-        for moment in wanted:
-            try:
-                return read(Store(url), moment), ""
-            except CheckpointError as error:
-                trouble = str(error)
-                on_skip(trouble)
-    except CheckpointError as error:
-        return None, str(error)
-    return None, trouble
-
-
-def steps_in_words(present: Collection[Moment]) -> str:
-    """'steps 200, 400', for an error."""
-    steps = sorted({moment.step for moment in present})
-    shown = ", ".join(str(step) for step in steps[-10:])
-    more = f"{len(steps) - 10} older ones and " if len(steps) > 10 else ""
-    return f"{more}step{'s' if len(steps) > 1 else ''} {shown}" if steps else "no checkpoint"
+    on_skip is told what was passed over. Raises NotFound if there is none, CheckpointError if none is sound."""
+    paths = by_age(directory) if directory is not None else {}
+    moments: Collection[Moment] = paths if directory is not None else answered(url, Store.list).whole
+    trouble: CheckpointError | None = None
+    for moment in pick(moments, step, url if directory is None else str(directory)):
+        try:
+            if directory is not None:
+                return files.read(paths[moment])
+            store = Store(url)
+            found, _ = store.manifest(moment)
+            return files.from_parts(found, partial(store.state, moment), f"{store.url}/{moment.name}")
+        except CheckpointError as error:
+            on_skip(str(error))
+            trouble = trouble or error
+    assert trouble is not None  # pick gave one at least
+    raise trouble

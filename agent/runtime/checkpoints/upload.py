@@ -101,7 +101,7 @@ class Uploader:
                 text = f"{self._fence.warning}: a run that is cut off and lives on is noticed there, but not fenced"
                 self._notify(LEVEL_WARNING, text)
         there = self._whole_there(store)
-        here = {moment: path for path in by_age(self._directory) if (moment := Moment.of(path.name))}
+        here = by_age(self._directory)
         stay = retained({*here, *there}, self._keep, self._keep_every_steps)
         failed: CheckpointError | None = None
         for moment in sorted(stay & here.keys() - there, reverse=True):

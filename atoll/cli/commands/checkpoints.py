@@ -62,11 +62,8 @@ def export(
     if wanted.job:
         reply = connection.of(context).run(lambda client: client.checkpoints(wanted.job))
         checkpoint = _of_job(reply, wanted.step)
-    elif wanted.url:
-        checkpoint = exporting.from_store(wanted.url, wanted.step)
     else:
-        assert wanted.directory is not None
-        checkpoint = exporting.from_directory(wanted.directory, wanted.step, terminal.note)
+        checkpoint = exporting.load(wanted.directory, wanted.url, wanted.step, terminal.note)
     left_out = exporting.write(checkpoint, output, safetensors=safetensors)
     header = checkpoint.header
     if as_json:
@@ -88,9 +85,9 @@ def _of_job(reply: CheckpointsReply, step: int | None) -> LoadedCheckpoint:
         folder = found.path.rpartition("/")[0]
         try:
             if found.tier == "store":
-                return exporting.from_store(folder, found.step)
+                return exporting.load(None, folder, found.step, terminal.note)
             if (Path(found.path) / "manifest.json").is_file() and exporting.is_of(Path(found.path), reply.job):
-                return exporting.from_directory(Path(folder), found.step, terminal.note)
+                return exporting.load(Path(folder), "", found.step, terminal.note)
         except CheckpointError as error:
             trouble = trouble or error
     if trouble is not None:

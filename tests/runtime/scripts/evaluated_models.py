@@ -130,7 +130,7 @@ def train(label: str, directory: Path, *, evaluates: bool) -> tuple[list[float],
 
 def compare(directory: Path, step: int, total: float, shown: dict[str, torch.Tensor]) -> None:
     """With plain torch, of the checkpoint of this step; 0: of the last."""
-    paths = [one for one in by_age(directory) if f"-{step:09d}-" in one.name or not step]
+    paths = [one for one in by_age(directory).values() if f"-{step:09d}-" in one.name or not step]
     if not paths and not step % 4:
         return  # some strategies write none there: the end of an epoch may be that of training
     tensors = files.read(paths[0]).tensors

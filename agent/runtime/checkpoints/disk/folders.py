@@ -7,10 +7,12 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
+from atoll.errors import NotFound
 
 WRITING: Final = ".writing-"
 REMOVING: Final = ".removing-"
@@ -36,13 +38,27 @@ class Moment(NamedTuple):
         return Moment(int(match[2]), int(match[1])) if match else None
 
 
-def by_age(directory: Path) -> list[Path]:
-    """Folders that are named like checkpoints, the newest first."""
+def by_age(directory: Path) -> dict[Moment, Path]:
+    """Folders that are named like checkpoints, whole or not, the newest first."""
     if not directory.is_dir():
-        return []
+        return {}
     with disk_errors(f"listing {directory}"):
         named = [(moment, path) for path in directory.iterdir() if (moment := Moment.of(path.name))]
-    return [path for _, path in sorted(named, reverse=True)]
+    return dict(sorted(named, reverse=True))
+
+
+def pick(present: Collection[Moment], step: int | None, where: str) -> list[Moment]:
+    """Return the checkpoints of this step, or all, the newest first. Raises NotFound with the steps that are there."""
+    meant = sorted((moment for moment in present if step in (None, moment.step)), reverse=True)
+    if not meant:
+        there = f"step {steps_in_words({moment.step for moment in present})}" if present else "none"
+        raise NotFound(f"no checkpoint{'' if step is None else f' of step {step}'} in {where}: there is {there}")
+    return meant
+
+
+def steps_in_words(steps: Collection[int]) -> str:
+    """Return the newest ten steps, for people."""
+    return ", ".join(map(str, sorted(steps)[-10:]))
 
 
 def begin(directory: Path, name: str) -> tuple[Path, int]:

@@ -40,7 +40,7 @@ def newest(directory: Path, on_skip: Callable[[str], None] = logger.warning) -> 
 
     on_skip is told of the others, with the reason."""
     candidates = []
-    for path in by_age(directory):
+    for path in by_age(directory).values():
         try:
             found = read_manifest(path)
             if found.header.name != path.name:

@@ -41,22 +41,17 @@ def keep_newest(
 
     sound: one that the caller has just written, so that none needs to be read. Else the newest are read until one is
     sound; others may use the directory meanwhile."""
-    present = _present(directory)
+    present = by_age(directory)
     if not present.keys() - retained(present, keep, keep_every_steps) - in_use:
         return []
     if sound not in present:
         sound = next((moment for moment, path in present.items() if listing.is_sound(path)), None)
     stay = in_use | ({sound} if sound is not None else set())
     with locked(directory):
-        present = _present(directory)
+        present = by_age(directory)
         stay = stay | retained(present, keep, keep_every_steps)
         surplus = [path for moment, path in present.items() if moment not in stay]
         with disk_errors(f"removing old checkpoints in {directory}"):
             for path in surplus:
                 discard(path)
     return surplus
-
-
-def _present(directory: Path) -> dict[Moment, Path]:
-    """The newest first."""
-    return {moment: path for path in by_age(directory) if (moment := Moment.of(path.name))}
