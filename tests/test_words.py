@@ -54,13 +54,10 @@ UNCLEAN_FOLDERS: set[str] = {
 """Folders with docstrings that begin badly. This list only shrinks."""
 
 LONG_WINDED_PAGES: set[str] = {
-    "docs/adaptation.md",
     "docs/architecture.md",
     "docs/checkpoints.md",
-    "docs/estimators.md",
     "docs/membership.md",
     "docs/performance.md",
-    "docs/planners.md",
     "docs/strategies.md",
     "docs/volunteers.md",
 }
