@@ -30,6 +30,7 @@ from atoll.errors import BadInput, DeadlineExceeded, NotAllowed, StoreUnavailabl
 from atoll.network.message_limits import SHA256
 from atoll.security.volunteer_ticket import is_token
 from atoll.strategies import registry
+from atoll.strategies.declaration import read
 from atoll.v1 import agents_pb2 as pb
 from atoll.v1 import common_pb2
 from atoll.v1.agents_pb2_grpc import AgentServiceServicer
@@ -186,7 +187,7 @@ class AgentServicer(AgentServiceServicer):
                     session.inventory_taken(message.inventory)
                 case "strategy":
                     check_strategy_message(message.strategy)
-                    _answer(epoch, session, message.strategy)
+                    answer_strategy(epoch, session, message.strategy, time.monotonic())
                 case "log":
                     check_log(message.log)
                     if not session.output.full():  # else the agent repeats it
@@ -296,16 +297,23 @@ async def _spoke_for(epoch: LeaderEpoch, session: AgentSession, worker: common_p
     return worker.rank < len(nodes) and nodes[worker.rank] == session.record.name
 
 
-def _answer(epoch: LeaderEpoch, session: AgentSession, message: common_pb2.StrategyMessage) -> None:
+def answer_strategy(
+    epoch: LeaderEpoch, session: AgentSession, message: common_pb2.StrategyMessage, now_s: float
+) -> None:
+    """Pass a worker's message to its strategy's estimator and scheduler. Drop one of an older run, or that is none."""
     state = epoch.ledger.jobs.get(message.id.job)
     if state is None or state.run is None or not _may_speak_for(epoch, session, message.id):
         return
-    try:
-        epoch.progress.hear(state.job.spec.strategy, message)
-    except BadInput as error:
-        logger.warning("%s run %d rank %d: dropped: %s", state.job.id, state.run.run, message.id.rank, error)
+    strategy, rank = registry.find(state.job.spec.strategy), message.id.rank
+    if strategy.message is None:
         return
-    for node, answer in epoch.relay.answers(state.job, state.run, message, time.monotonic()):
+    try:
+        received = read(strategy.message, message.body, f"message of strategy {strategy.name}")
+    except BadInput as error:
+        logger.warning("%s run %d rank %d: dropped: %s", state.job.id, state.run.run, rank, error)
+        return
+    epoch.progress.on_message(state.job.id, state.run.run, rank, received)
+    for node, answer in epoch.relay.answers(state.job, state.run, rank, received, now_s):
         epoch.sessions.send(node, answer)
 
 

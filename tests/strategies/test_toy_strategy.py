@@ -103,6 +103,8 @@ def test_controller_and_views_know_it() -> None:
     message, but none of an older run, and says something for the events. Its line of `atoll status` shows what came."""
     said = python(
         """if True:
+        from types import SimpleNamespace
+
         from atoll.cli.render.views import strategy_line
         from atoll.controller.deciding.first import pinned_plan
         from atoll.controller.deciding.given import Pins
@@ -112,6 +114,7 @@ def test_controller_and_views_know_it() -> None:
         from atoll.jobs.job_spec import to_wire
         from atoll.strategies import manual
         from atoll.controller.jobs.records.wire import plan_to_wire
+        from atoll.controller.services.agents import answer_strategy
         from atoll.controller.services.checks import check_telemetry
         from atoll.controller.state.records import JobRecord, PlanRecord, RunMember, RunRecord
         from atoll.errors import BadInput
@@ -142,10 +145,19 @@ def test_controller_and_views_know_it() -> None:
         job = JobRecord(id="toy-1", spec=spec, request_id="r")
         run = RunRecord(job="toy-1", run=2, members=members, master_address="h", master_port=1, began_unix_s=0.0)
         relay = StrategyRelay(lambda job, run, text: print(f"event of {job}, run {run}: {text}"))
+        sent = []
+        epoch = SimpleNamespace(
+            ledger=SimpleNamespace(jobs={"toy-1": SimpleNamespace(job=job, run=run)}),
+            progress=ProgressBoard(),
+            relay=relay,
+            sessions=SimpleNamespace(send=lambda node, message: sent.append((node, message))),
+        )
+        session = SimpleNamespace(record=SimpleNamespace(name="b"))
         for number, body in ((1, '{"question":7}'), (2, '{"question":7}'), (2, '{"colour":1}'), (2, "nonsense")):
             asked = common_pb2.StrategyMessage(id=common_pb2.WorkerId(job="toy-1", run=number, rank=1), body=body)
-            answers = relay.answers(job, run, asked, 0.0)
-            print([(node, m.strategy.id.run, m.strategy.id.rank, m.strategy.body) for node, m in answers])
+            sent.clear()
+            answer_strategy(epoch, session, asked, 0.0)
+            print([(node, m.strategy.id.run, m.strategy.id.rank, m.strategy.body) for node, m in sent])
 
         board = ProgressBoard()
         progress = board.begin(run)

@@ -24,7 +24,7 @@ from atoll.controller.state.recovery import CommitRecord
 from atoll.controller.state.views import ViewRecord
 from atoll.step_estimators.wire import estimate_from_wire, norms_from_wire, step_from_wire, syncs_from_wire
 from atoll.strategies import registry
-from atoll.strategies.declaration import read
+from atoll.strategies.declaration import Declared
 from atoll.telemetry.telemetry_limits import MAX_LINKS
 from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
 
@@ -288,12 +288,10 @@ class ProgressBoard:
         )
         return NewPoints(found.reported, due) if due else None
 
-    def hear(self, strategy: str, message: common_pb2.StrategyMessage) -> None:
-        """Add a worker's message to its strategy. Ignored if the run is not current. Raises BadInput."""
-        declared, found = registry.find(strategy), self.of(message.id.job, message.id.run)
-        if found is not None and declared.message is not None:
-            told = read(declared.message, message.body, f"message of strategy {strategy}")
-            found.estimators.hear(message.id.rank, told)
+    def on_message(self, job: str, run: int, rank: int, message: Declared) -> None:
+        """Add a worker's message to its strategy. Ignored if the run is not current."""
+        if (found := self.of(job, run)) is not None:
+            found.estimators.hear(rank, message)
 
     def observe_sums(self, node: str, sums: agents_pb2.StepSums) -> None:
         """Add checked sums of a node's workers. Ignored if the run is not current, or has no worker on that node."""
