@@ -12,6 +12,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -54,11 +55,7 @@ Beside = Callable[[str], AbstractAsyncContextManager[object]]
 """Service beside a controller, given the address that other machines use."""
 
 
-def _nothing(address: str) -> AbstractAsyncContextManager[object]:
-    return nullcontext()
-
-
-async def serve(settings: ControllerSettings, stop: asyncio.Event, beside: Beside = _nothing) -> None:
+async def serve(settings: ControllerSettings, stop: asyncio.Event, beside: Beside = nullcontext) -> None:
     """Run until `stop` is set. When this returns or raises, nothing it started is alive.
 
     Raises SettingError for what cannot work (a port in use, a data folder in use), StoreUnavailable where the private
@@ -131,34 +128,26 @@ async def _running(name: str, work: Coroutine[None, None, None], stop: asyncio.E
             task.result()
 
 
+@dataclass
 class _Candidate:
     """Campaigns, leads while it may, campaigns again. For ever, until cancelled."""
 
-    def __init__(
-        self,
-        *,
-        settings: ControllerSettings,
-        relay: RelayKeeper,
-        store: EtcdStore,
-        known_leader: KnownLeader,
-        removed: Callable[[str], object],
-        checker: health.HealthServicer,
-        address: str,
-    ) -> None:
-        self._settings = settings
-        self._relay = relay
-        self._store = store
-        self._known_leader = known_leader
-        self._removed = removed
-        self._checker = checker
-        self._address = address
-        value = json.dumps({"id": uuid.uuid4().hex, "address": address}, sort_keys=True).encode()
-        self._election = Election(store, keys.LEADER, value, settings.leader_lease_s)
+    settings: ControllerSettings
+    relay: RelayKeeper
+    store: EtcdStore
+    known_leader: KnownLeader
+    removed: Callable[[str], object]
+    checker: health.HealthServicer
+    address: str
+
+    def __post_init__(self) -> None:
+        value = json.dumps({"id": uuid.uuid4().hex, "address": self.address}, sort_keys=True).encode()
+        self._election = Election(self.store, keys.LEADER, value, self.settings.leader_lease_s)
 
     async def run(self) -> None:
-        await self._checker.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self.checker.set("", health_pb2.HealthCheckResponse.SERVING)
         while True:
-            await self._checker.set(JOB_SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+            await self.checker.set(JOB_SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
             following = asyncio.create_task(self._follow_leader(), name="follow-leader")
             try:
                 leadership = await self._election.campaign()
@@ -173,22 +162,22 @@ class _Candidate:
                 logger.exception("the leader's work failed; this controller ends")
                 raise
             finally:
-                self._known_leader.epoch = None
+                self.known_leader.epoch = None
                 await leadership.resign()
 
     async def _lead(self, fence: Fence, lost: asyncio.Event) -> None:
         settings = LeaderEpochSettings(
-            controller=self._address,
-            heartbeat_s=self._settings.heartbeat_s,
-            node_lease_s=self._settings.node_lease_s,
-            private=self._settings.tls is not None or is_loopback(split_address(self._settings.listen)[0]),
-            relay=self._relay,
+            controller=self.address,
+            heartbeat_s=self.settings.heartbeat_s,
+            node_lease_s=self.settings.node_lease_s,
+            private=self.settings.tls is not None or is_loopback(split_address(self.settings.listen)[0]),
+            relay=self.relay,
         )
-        epoch = LeaderEpoch(self._store, fence, settings, self._removed)
+        epoch = LeaderEpoch(self.store, fence, settings, self.removed)
         await epoch.load()
-        self._known_leader.epoch, self._known_leader.leader = epoch, self._address
-        self._known_leader.restarted = False
-        await self._checker.set(JOB_SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        self.known_leader.epoch, self.known_leader.leader = epoch, self.address
+        self.known_leader.restarted = False
+        await self.checker.set(JOB_SERVICE, health_pb2.HealthCheckResponse.SERVING)
         logger.info("leading")
         parts = [
             asyncio.create_task(epoch.run(), name="leader-epoch"),
@@ -199,7 +188,7 @@ class _Candidate:
             for part in done:
                 part.result()
         finally:
-            self._known_leader.epoch, self._known_leader.leader = None, ""
+            self.known_leader.epoch, self.known_leader.leader = None, ""
             for part in parts:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
@@ -211,13 +200,13 @@ class _Candidate:
             try:
                 entry = await self._election.leader()
                 leader = json.loads(entry.value)["address"] if entry else ""
-                self._known_leader.restarted = leader == self._address
-                self._known_leader.leader = "" if self._known_leader.restarted else leader
+                self.known_leader.restarted = leader == self.address
+                self.known_leader.leader = "" if self.known_leader.restarted else leader
             except StoreUnavailable as error:
                 logger.debug("%s", error)
-                self._known_leader.leader, self._known_leader.restarted = "", False
-            if self._known_leader.leader and self._known_leader.leader != logged:
-                logged = self._known_leader.leader
+                self.known_leader.leader, self.known_leader.restarted = "", False
+            if self.known_leader.leader and self.known_leader.leader != logged:
+                logged = self.known_leader.leader
                 logger.info("standing by, %s leads", logged)
             await asyncio.sleep(FOLLOW_LEADER_S)
 

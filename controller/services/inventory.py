@@ -11,9 +11,6 @@ from typing import Final
 
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.controller.jobs.records.job_state import JobState
-from atoll.controller.state import keys
-from atoll.controller.state.codec import decode
-from atoll.controller.state.records import RunRecord
 from atoll.errors import Conflict
 from atoll.v1 import agents_pb2, jobs_pb2
 
@@ -80,7 +77,7 @@ async def checkpoints(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Checkpoin
     notes += [f"node {node} did not answer: what it has is not shown" for node in found.silent]
     notes += [f"node {node}: {trouble}" for node, one in found.by_node.items() for trouble in one.troubles]
     runs = {shard.run for inventory in found.by_node.values() for shard in inventory.memory if shard.run}
-    members = {run: await _members(epoch, state, run) for run in sorted({*runs, job.status.run})[-MAX_RUNS:]}
+    members = {run: await epoch.ledger.nodes_of(job.id, run) for run in sorted({*runs, job.status.run})[-MAX_RUNS:]}
     rows = put_together(found.by_node, members)
     return jobs_pb2.CheckpointsReply(job=job.id, checkpoints=rows, notes=notes[:MAX_NOTES])
 
@@ -91,16 +88,6 @@ def _gone(epoch: LeaderEpoch, node: str) -> str:
         "" if known is None or known.heard_s is None else f" (last heard {time.monotonic() - known.heard_s:.0f} s ago)"
     )
     return f"node {node} is gone{since}: what it had in memory may be lost; what is on its disk comes back with it"
-
-
-async def _members(epoch: LeaderEpoch, state: JobState, run: int) -> list[str]:
-    """The node of each rank of a run; empty where nobody remembers it."""
-    record = state.run
-    if record is None or record.run != run:
-        key = keys.run(state.job.id, run)
-        entry = await epoch.ledger.store.read(key)
-        record = decode(RunRecord, key, entry.value) if entry is not None else None
-    return [member.node for member in record.members] if record is not None else []
 
 
 def put_together(inventories: Mapping[str, agents_pb2.Inventory], members: Members) -> list[jobs_pb2.StoredCheckpoint]:

@@ -13,13 +13,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Final, TypeVar
 
 from atoll.controller.jobs.model.observed import JobStep
 from atoll.controller.jobs.records import retention
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.state import keys
-from atoll.controller.state.codec import decode, encode
+from atoll.controller.state.codec import Record, decode, encode
 from atoll.controller.state.events import EventRecord, NewEvent
 from atoll.controller.state.records import (
     AdmissionRecord,
@@ -156,8 +157,8 @@ class Ledger:
             run = await self._read_run(job)
             plans = await self.plans(job.id, job.status.run) if run else []
             placement = await self.placement(job.id, job.status.run) if run else None
-            views = await self._read_views(job) if run else ()
-            commit = await self._read_commit(job.id)
+            views = tuple(await self._list(ViewRecord, keys.views_prefix(job.id, job.status.run))) if run else ()
+            commit = await self._read(CommitRecord, keys.commit(job.id))
         except BadInput as error:
             if self.unreadable.get(name) != str(error):
                 logger.error("job %s is left alone: %s", name, error)
@@ -182,29 +183,31 @@ class Ledger:
         if not job.status.run:
             return None
         key = keys.run(job.id, job.status.run)
-        entry = await self.store.read(key)
-        if entry is None:
+        if (run := await self._read(RunRecord, key)) is None:
             raise BadInput(f"etcd key {key} is missing, though job {job.id} is in run {job.status.run}")
-        return decode(RunRecord, key, entry.value)
+        return run
 
-    async def _read_views(self, job: JobRecord) -> tuple[ViewRecord, ...]:
-        snapshot = await self.store.read_prefix(keys.views_prefix(job.id, job.status.run))
-        return tuple(decode(ViewRecord, key, entry.value) for key, entry in sorted(snapshot.entries.items()))
+    async def _read(self, kind: type[Record], key: str) -> Record | None:
+        entry = await self.store.read(key)
+        return decode(kind, key, entry.value) if entry else None
+
+    async def _list(self, kind: type[Record], prefix: str) -> list[Record]:
+        snapshot = await self.store.read_prefix(prefix)
+        return [decode(kind, key, entry.value) for key, entry in sorted(snapshot.entries.items())]
 
     async def nodes_of(self, job: str, run: int) -> tuple[str, ...]:
-        """The node of each rank of a run that is over, as etcd has it; empty of one that it does not have."""
+        """Return the node of each rank of a run; empty if etcd does not have the run any more."""
+        state = self.jobs.get(job)
+        if state is not None and state.run is not None and state.run.run == run:
+            return tuple(member.node for member in state.run.members)
         if (known := self._nodes_of_old.get((job, run))) is None:
-            key = keys.run(job, run)
-            entry = await self.store.read(key)
-            known = tuple(m.node for m in decode(RunRecord, key, entry.value).members) if entry else ()
+            if (record := await self._read(RunRecord, keys.run(job, run))) is None:
+                return ()
+            known = tuple(member.node for member in record.members)
             while len(self._nodes_of_old) >= KEPT_OLD_RUNS:
                 del self._nodes_of_old[next(iter(self._nodes_of_old))]
             self._nodes_of_old[job, run] = known
         return known
-
-    async def _read_commit(self, job: str) -> CommitRecord | None:
-        entry = await self.store.read(keys.commit(job))
-        return decode(CommitRecord, keys.commit(job), entry.value) if entry else None
 
     def find(self, name: str) -> JobState:
         """Return the job with this id, or the newest one with this name. Raises NotFound."""
@@ -235,14 +238,15 @@ class Ledger:
         if step.placement is not None:
             changes.append(Put(keys.placement(job.id, step.placement.run), encode(step.placement)))
         if step.plan is not None:
-            changes.append(Put(keys.plan(job.id, step.plan.run, step.plan.id), encode(step.plan)))
-            changes += retention.outlived_by_plan(job.id, step.plan)
+            key, number = partial(keys.plan, job.id, step.plan.run), step.plan.id
+            changes.append(Put(key(number), encode(step.plan)))
+            changes += retention.outlived(key, number, retention.KEPT_PLANS, oldest=2)  # the first is in launches
         for view in step.views:
             changes.append(Put(keys.view(job.id, view.run, view.view), encode(view)))
-            changes += retention.outlived_by_view(view)
+            changes += retention.outlived(partial(keys.view, job.id, view.run), view.view, retention.KEPT_VIEWS)
         if (admission := step.admission) is not None:
             changes.append(Put(keys.admission(job.id, admission.id), encode(admission)))
-            changes += retention.outlived_by_admission(job.id, admission.id)
+            changes += retention.outlived(partial(keys.admission, job.id), admission.id, retention.KEPT_ADMISSIONS)
         changes += self._event_changes(job.id, run.run if run else job.status.run, before, step.events)
         if not changes:
             return
@@ -304,7 +308,7 @@ class Ledger:
             owner = "" if job == keys.CLUSTER else job
             record = EventRecord.of(event, sequence=sequence, unix_s=self._wall_clock(), job=owner, run=run)
             changes.append(Put(keys.event(job, sequence), encode(record)))
-            changes += retention.outlived_by_event(job, sequence)
+            changes += retention.outlived(partial(keys.event, job), sequence, retention.KEPT_EVENTS)
         return changes
 
     async def cluster_event(self, event: NewEvent, changes: Sequence[Change] = ()) -> None:
@@ -366,24 +370,16 @@ class Ledger:
 
     async def plans(self, job: str, run: int) -> list[PlanRecord]:
         """All plans of a run, in order; none where there is no such run."""
-        snapshot = await self.store.read_prefix(keys.plans_prefix(job, run))
-        found = sorted(snapshot.entries.items())
-        return [decode(PlanRecord, key, entry.value) for key, entry in found]
+        return await self._list(PlanRecord, keys.plans_prefix(job, run))
 
     async def placement(self, job: str, run: int) -> PlacementRecord | None:
         """Return the placement of a run; None where its machines hold no copies."""
-        key = keys.placement(job, run)
-        entry = await self.store.read(key)
-        return decode(PlacementRecord, key, entry.value) if entry else None
+        return await self._read(PlacementRecord, keys.placement(job, run))
 
     async def admissions(self, job: str, run: int) -> list[AdmissionRecord]:
         """The kept ones of a run, in order."""
-        snapshot = await self.store.read_prefix(keys.admissions_prefix(job))
-        found = (decode(AdmissionRecord, key, entry.value) for key, entry in sorted(snapshot.entries.items()))
-        return [admission for admission in found if admission.run == run]
+        return [one for one in await self._list(AdmissionRecord, keys.admissions_prefix(job)) if one.run == run]
 
     async def events(self, job: str, after: int) -> list[EventRecord]:
         """The kept events of a job (or of the cluster) with numbers above `after`, in order."""
-        snapshot = await self.store.read_prefix(keys.events_prefix(job))
-        found = (decode(EventRecord, key, entry.value) for key, entry in sorted(snapshot.entries.items()))
-        return [event for event in found if event.sequence > after]
+        return [event for event in await self._list(EventRecord, keys.events_prefix(job)) if event.sequence > after]

@@ -5,7 +5,7 @@ ended, or until somebody removes it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from atoll.controller.state import keys
@@ -24,7 +24,7 @@ lacks more than these was silent for so long that it counts as lost."""
 
 
 def all_of(job: JobRecord) -> list[Change]:
-    """Removes the job with all that is its own, but for its code, which others may use."""
+    """Remove the job with all that is its own, but for its code, which others may use."""
     return [
         Delete(keys.job(job.id)),
         Delete(keys.request(job.request_id)),
@@ -39,7 +39,7 @@ def all_of(job: JobRecord) -> list[Change]:
 
 
 def outlived_by_run(job: str, run: int) -> list[Change]:
-    """Removes what goes when this run begins: an old run with its plans, its placement and its views."""
+    """Remove what goes when this run begins: an old run with its plans, its placement and its views."""
     old = run - KEPT_RUNS
     if old < 1:
         return []
@@ -51,26 +51,12 @@ def outlived_by_run(job: str, run: int) -> list[Change]:
     ]
 
 
-def outlived_by_view(view: ViewRecord) -> list[Change]:
-    """Removes what goes when this view is proposed: an old one of its run, which is long abandoned."""
-    old = view.view - KEPT_VIEWS
-    return [Delete(keys.view(view.job, view.run, old))] if old > 0 else []
+def outlived(key: Callable[[int], str], number: int, kept: int, oldest: int = 1) -> list[Change]:
+    """Remove the entry that no longer counts as one of the newest `kept` when this number is written.
 
-
-def outlived_by_plan(job: str, plan: PlanRecord) -> list[Change]:
-    """Removes what goes when this plan is issued: an old one of its run, never the first."""
-    old = plan.id - KEPT_PLANS
-    return [Delete(keys.plan(job, plan.run, old))] if old > 1 else []
-
-
-def outlived_by_admission(job: str, admission: int) -> list[Change]:
-    old = admission - KEPT_ADMISSIONS
-    return [Delete(keys.admission(job, old))] if old > 0 else []
-
-
-def outlived_by_event(job: str, sequence: int) -> list[Change]:
-    old = sequence - KEPT_EVENTS
-    return [Delete(keys.event(job, old))] if old > 0 else []
+    key: of a number. oldest: what comes before this number stays for good."""
+    old = number - kept
+    return [Delete(key(old))] if old >= oldest else []
 
 
 def kept_views(views: Sequence[ViewRecord]) -> tuple[ViewRecord, ...]:
