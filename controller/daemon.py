@@ -94,7 +94,7 @@ async def serve(settings: ControllerSettings, stop: asyncio.Event, beside: Besid
             await stack.enter_async_context(_running("revocations", revocations.follow(), stop))
         gate = Gate(known_leader, revocations)
         address = await stack.enter_async_context(_server(settings, gate, servicers, checker))
-        relay = RelayKeeper(settings, lambda: _tell_of_relay(known_leader))
+        relay = RelayKeeper(settings, lambda: _send_relay_access(known_leader))
         await stack.enter_async_context(_running("relay", relay.run(), stop))
         candidate = _Candidate(
             settings=settings,
@@ -211,10 +211,10 @@ class _Candidate:
             await asyncio.sleep(FOLLOW_LEADER_S)
 
 
-def _tell_of_relay(known_leader: KnownLeader) -> None:
+def _send_relay_access(known_leader: KnownLeader) -> None:
     """All agents, where this controller leads; who comes later is told then."""
     if known_leader.epoch is not None:
-        known_leader.epoch.tell_of_relay()
+        known_leader.epoch.send_relay_access()
 
 
 @asynccontextmanager

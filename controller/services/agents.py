@@ -87,7 +87,7 @@ class AgentServicer(AgentServiceServicer):
                 )
             )
         )
-        epoch.tell_of_relay(session)
+        epoch.send_relay_access(session)
         epoch.nudge()
         await self._serve(epoch, session, messages, context)
 
@@ -160,7 +160,7 @@ class AgentServicer(AgentServiceServicer):
         self, epoch: LeaderEpoch, session: AgentSession, messages: AsyncIterator[pb.AgentMessage]
     ) -> None:
         async for message in messages:
-            session.heard_s = time.monotonic()
+            session.last_message_s = time.monotonic()
             match message.WhichOneof("body"):
                 case "heartbeat":
                     beat = message.heartbeat

@@ -85,7 +85,9 @@ async def checkpoints(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Checkpoin
 def _gone(epoch: LeaderEpoch, node: str) -> str:
     known = epoch.sessions.nodes_named([node]).get(node)
     since = (
-        "" if known is None or known.heard_s is None else f" (last heard {time.monotonic() - known.heard_s:.0f} s ago)"
+        ""
+        if known is None or known.last_message_s is None
+        else f" (last heard {time.monotonic() - known.last_message_s:.0f} s ago)"
     )
     return f"node {node} is gone{since}: what it had in memory may be lost; what is on its disk comes back with it"
 

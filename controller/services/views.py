@@ -175,7 +175,8 @@ def node_to_wire(epoch: LeaderEpoch, node: ObservedNode) -> jobs_pb2.Node:
     fields.update(
         devices=[common_pb2.Device(**asdict(device)) for device in node.record.devices],
         connected=node.connected,
-        seen_s_ago=now_s - (node.heard_s if node.heard_s is not None else epoch.sessions.awaiting_since_s),
+        seen_s_ago=now_s
+        - (node.last_message_s if node.last_message_s is not None else epoch.sessions.awaiting_since_s),
         workers=session.statuses.values() if session else (),
         samples=session.samples if session else (),
     )

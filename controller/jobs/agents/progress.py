@@ -43,14 +43,14 @@ COMMIT_EVERY_S: Final = 1.0
 class RankProgress:
     last: common_pb2.StepSample | None = None
     links: dict[int, common_pb2.LinkSample] = field(default_factory=dict)  # newest, by peer
-    dropped_steps: int = 0  # that this controller never heard of, since the run began
+    dropped_steps: int = 0  # never received by this controller, since the run began
 
 
 @dataclass(frozen=True, slots=True)
 class Waited:
     """Duration of one step of one rank, and its strategy's metrics."""
 
-    heard_s: float
+    received_s: float
     step_s: float
     metrics: Mapping[str, float]
 
@@ -75,16 +75,16 @@ class RunProgress:
     newest_step: int = 0
     total_batch: int = 0  # the largest under the newest plan: an epoch's last batch may be short
     plan: int = 0
-    batch_size: int = 0  # of the whole job as its script gave it; 0 before it told
+    batch_size: int = 0  # of the whole job, as its script gave it; 0 before it is known
     samples: int = 0  # of its dataset
-    optimizer: str = ""  # family of its optimizers; empty before it told
+    optimizer: str = ""  # family of its optimizers; empty before it is known
     batches_per_update: int = 0
-    epochs: int = 0  # that it trains in all, as rank 0's script said
+    epochs: int = 0  # that it trains in all, as rank 0 reported
     workload_fingerprint: str = ""  # of what rank 0's script prepared
     state_bytes: tuple[int, int] = (0, 0)  # of all ranks, of each
     checkpoint_step: int = 0
     memory_step: int = 0
-    resumed: tuple[str, int] | None = None  # tier and step that it went on from
+    resumed: tuple[str, int] | None = None  # tier and step that it resumed from
     notices: deque[NewEvent] = field(default_factory=lambda: deque(maxlen=KEPT_NOTICES))
     notices_dropped: int = 0
     _profile: Profile | None = None
@@ -97,7 +97,7 @@ class RunProgress:
 
     @property
     def next_step(self) -> int:
-        """The first that nobody has finished, as far as was heard."""
+        """Return the first step that no rank has reported as finished."""
         return self.newest_step + 1 if self.stepped else 0
 
     def profile_is_due(self, now_s: float, every_s: float = PROFILE_EVERY_S) -> bool:
@@ -112,10 +112,10 @@ class RunProgress:
         return self._profile, True
 
     def newly_complete(self, run: RunRecord, before: CommitRecord | None, unix_s: float) -> CommitRecord | None:
-        """The generation in the machines' memory that counts now, where that is news.
+        """Return the generation in the machines' memory that counts now; None if it is the one before.
 
-        It counts when all ranks have agreed in a step that their shards are complete with the copies that are due; each
-        of them then reports its step. So what any of them reports is true of all.
+        It counts when all ranks have agreed in a step that their shards and the copies that are due are complete. Each
+        of them then reports its step, so one report holds for all ranks.
         """
         now = (run.run, self.view, self.memory_step)
         if self.memory_step == 0 or (before is not None and (before.run, before.view, before.step) >= now):
@@ -130,12 +130,12 @@ class RunProgress:
         )
 
     def measured_s(self, plan: int) -> float:
-        """Median of rank 0's steps under this plan; 0 where none were heard of."""
+        """Return the median time of rank 0's steps under this plan; 0 if none was reported."""
         steps = self.steps_of.get(plan)
         return statistics.median(steps) if steps else 0.0
 
     def observe_step(self, rank: int, sample: common_pb2.StepSample, now_s: float, *, estimated: bool) -> None:
-        """The newest step of a rank. estimated: its agent makes the estimate."""
+        """Add the newest step of a rank. estimated: its agent makes the estimate."""
         self.newest_step = max(self.newest_step, sample.step)
         if sample.plan > self.plan:
             self.plan, self.total_batch = sample.plan, 0
@@ -156,7 +156,7 @@ class RunProgress:
             self.waits.append(Waited(now_s, observed.step_s, observed.strategy_metrics))
 
     def to_wire(self, now_s: float) -> jobs_pb2.Progress:
-        recent = [step_s for heard_s, step_s in self.steps if now_s - heard_s < RECENT_S]
+        recent = [step_s for received_s, step_s in self.steps if now_s - received_s < RECENT_S]
         step_s = statistics.median(recent) if recent else 0.0
         lead = self.ranks.get(0)
         samples_per_s = self.total_batch / step_s if step_s > 0 else 0.0
@@ -183,7 +183,7 @@ class RunProgress:
         found = {}
         for name, value in lead.strategy_metrics.items() if lead else ():
             metric = registry.metrics()[name]
-            recent = [(w.metrics.get(name, 0.0), w.step_s) for w in self.waits if now_s - w.heard_s < RECENT_S]
+            recent = [(w.metrics.get(name, 0.0), w.step_s) for w in self.waits if now_s - w.received_s < RECENT_S]
             match metric.summary:
                 case "newest":
                     found[metric.summary_name] = value
@@ -210,8 +210,8 @@ class ProgressBoard:
         *,
         view: ViewRecord | None = None,
     ) -> RunProgress:
-        """The progress of this run; what an older one left is gone. half: of the job's strategy. view: in force, or the
-        run's first; of what was measured in an older one only what is of the whole job is kept."""
+        """Return the progress of this run, and drop an older run's. half: of the job's strategy. view: in force, or the
+        run's first. Of measurements in an older view only those of the whole job are kept."""
         found, number = self._runs.get(run.job), view.view if view is not None else 1
         if found is None or (found.run, found.view) < (run.run, number):
             made, members = half(), members_of(run, view)
@@ -239,9 +239,9 @@ class ProgressBoard:
         self._runs.pop(job, None)
 
     def observe(self, telemetry: agents_pb2.WorkerTelemetry) -> bool:
-        """One worker's batch, already checked for size. Of a job or run that is not current: nothing happens.
+        """Add one worker's batch, already checked for size. Ignored if its run is not current.
 
-        Returns whether it tells of the run's first step."""
+        Return True if it reports the run's first step."""
         found = self.of(telemetry.id.job, telemetry.id.run)
         if found is None:
             return False
@@ -258,8 +258,8 @@ class ProgressBoard:
             rank.last = sample
             found.observe_step(position, sample, now_s, estimated=estimated)
         if estimated:
-            told = telemetry.estimate
-            found.estimators.observe_rank(position, told.last_step, partial(estimate_from_wire, told))
+            estimate = telemetry.estimate
+            found.estimators.observe_rank(position, estimate.last_step, partial(estimate_from_wire, estimate))
         if telemetry.HasField("prepared"):
             found.batch_size, found.samples = telemetry.prepared.batch_size, telemetry.prepared.samples
             if position == 0:
@@ -274,7 +274,7 @@ class ProgressBoard:
             found.resumed = found.resumed or (telemetry.resumed.tier, telemetry.resumed.step)
         if telemetry.dropped_steps:
             self._observe_dropped(found, rank, telemetry)
-        self._observe_words(found, telemetry)
+        self._observe_notices(found, telemetry)
         return not stepped and found.stepped
 
     def report(self, telemetry: agents_pb2.WorkerTelemetry) -> NewPoints | None:
@@ -318,7 +318,7 @@ class ProgressBoard:
         found.estimators.observe_links(position, found.islands, observed, now_s)
 
     def _observe_dropped(self, found: RunProgress, rank: RankProgress, telemetry: agents_pb2.WorkerTelemetry) -> None:
-        """The first of a run is an event; how many there are is for `atoll status`."""
+        """Write an event of the first dropped steps of a run. `atoll status` counts them."""
         first = not any(other.dropped_steps for other in found.ranks.values())
         rank.dropped_steps = max(rank.dropped_steps, telemetry.dropped_steps)
         if first:
@@ -340,7 +340,7 @@ class ProgressBoard:
             found.notices_dropped += 1
         found.notices.append(event)
 
-    def _observe_words(self, found: RunProgress, telemetry: agents_pb2.WorkerTelemetry) -> None:
+    def _observe_notices(self, found: RunProgress, telemetry: agents_pb2.WorkerTelemetry) -> None:
         found.checkpoint_step = max(found.checkpoint_step, telemetry.checkpoint_step)
         found.memory_step = max(found.memory_step, telemetry.memory_step)
         for notice in telemetry.notices:
@@ -350,7 +350,7 @@ class ProgressBoard:
             )
 
     def take_notices(self, job: str, run: int) -> tuple[NewEvent, ...]:
-        """Notices since the last call, at most KEPT_NOTICES; then they are the caller's to write."""
+        """Take the notices since the last call, at most KEPT_NOTICES, for the caller to write."""
         found = self.of(job, run)
         if found is None or not found.notices:
             return ()

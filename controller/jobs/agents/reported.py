@@ -21,7 +21,7 @@ FEW: Final = 8
 class _Step:
     """Values of one step: by name and rank the value, and the samples of that rank's batch slice."""
 
-    heard_s: float
+    received_s: float
     values: dict[str, dict[int, tuple[float, int]]] = field(default_factory=dict)
     ranks: set[int] = field(default_factory=set)
     is_due: bool = True
@@ -100,8 +100,8 @@ class Reported:
 
     def _alive(self) -> Sequence[int]:
         """The newest steps of those who still report."""
-        newest_s = max((heard_s for _, heard_s in self._newest.values()), default=0.0)
-        return [step for step, heard_s in self._newest.values() if newest_s - heard_s <= SILENT_S]
+        newest_s = max((received_s for _, received_s in self._newest.values()), default=0.0)
+        return [step for step, received_s in self._newest.values() if newest_s - received_s <= SILENT_S]
 
     def _reached(self) -> int:
         return min(self._alive(), default=0)
@@ -114,7 +114,7 @@ class Reported:
         most = KEPT_VALUES // 2 if self._values > KEPT_VALUES else KEPT_VALUES
         shown = max((number for number in self._steps if number <= reached), default=-1)
         for number, step in [*self._steps.items()]:
-            old_s = now_s - step.heard_s
+            old_s = now_s - step.received_s
             if number != shown and (old_s >= 2 * SILENT_S or self._values > most):
                 self._values -= step.count()
                 del self._steps[number]

@@ -31,7 +31,7 @@ GONE_NODES: Final = 256
 """Lost nodes that are remembered, for those who list them."""
 PULSE_S: Final = 0.1
 PAUSE_S: Final = 0.5
-"""Two readings of the clock further apart than this: this controller itself stood still, and heard nobody meanwhile."""
+"""Readings of the clock further apart than this mean that this controller was paused and received nothing."""
 
 Outgoing: TypeAlias = agents_pb2.ControllerMessage | bytes
 """A message for an agent; serialised already where many are sent the same."""
@@ -58,7 +58,7 @@ class AgentSession:
         self.record: Final = record
         self.devices: Final = frozenset(device.index for device in record.devices)
         self.began_s: Final = now_s
-        self.heard_s = now_s
+        self.last_message_s = now_s
         self.ports: tuple[int, ...] = ()
         self.workers: dict[WorkerKey, ObservedWorker] = {}
         self.changes = 0
@@ -89,7 +89,7 @@ class AgentSession:
         self._filled.set()
 
     def send(self, message: Queued) -> None:
-        """Queue a message. An agent that takes none any more is cut off: it comes back and is told anew."""
+        """Queue a message. End the stream of an agent that takes none: it connects again and gets them anew."""
         if len(self._outbox) >= OUTBOX_MESSAGES:
             self.end(ControllerUnreachable(f"{OUTBOX_MESSAGES} messages wait for {self.record.name}; connect again"))
             return
@@ -113,8 +113,8 @@ class AgentSession:
     def take_inventory(
         self, job: str, directory: str, *, store: bool, remove: bool = False, keep_checkpoints: bool = False
     ) -> asyncio.Future[agents_pb2.Inventory]:
-        """Ask what there is of a job's checkpoints on this node, or what is left when they, and its output, were
-        removed. Who waits no more cancels the future."""
+        """Ask for a job's checkpoints on this node, or for what is left of them once they and its output were removed.
+        The caller cancels the future when it no longer waits."""
         number = self._questions = self._questions + 1
         answer: asyncio.Future[agents_pb2.Inventory] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
@@ -131,13 +131,13 @@ class AgentSession:
         return answer
 
     def inventory_taken(self, inventory: agents_pb2.Inventory) -> None:
-        """The answer to `take_inventory`, unless nobody waits for it any more."""
+        """Set the answer to `take_inventory`, unless its caller no longer waits."""
         answer = self._asked.get(inventory.request)
         if answer is not None and not answer.done():
             answer.set_result(inventory)
 
     async def next_message(self) -> Outgoing | None:
-        """The next message for the agent, or None when the stream is to be closed."""
+        """Return the next message for the agent; None when the stream is to be closed."""
         while not self._outbox:
             if self.ended.is_set():
                 return None
@@ -151,8 +151,8 @@ class AgentSession:
     def report(
         self, statuses: Iterable[common_pb2.WorkerStatus], ports: Iterable[int], memory_jobs: Iterable[str] = ()
     ) -> bool:
-        """Take over what the agent says it has. Returns whether a worker came, went or changed its state."""
-        self.memory_jobs = frozenset() if self.record.volunteer else frozenset(memory_jobs)  # nobody's state is there
+        """Take over an agent's report. Return True if a worker came, went or changed its state."""
+        self.memory_jobs = frozenset() if self.record.volunteer else frozenset(memory_jobs)
         workers: dict[WorkerKey, ObservedWorker] = {}
         raw: dict[WorkerKey, common_pb2.WorkerStatus] = {}
         offered = tuple(ports)
@@ -179,7 +179,7 @@ class AgentSession:
             self.edges[key] = self.edges.get(key, MeasuredEdges()).again(edges)
 
     def sampled(self, samples: Iterable[common_pb2.DeviceSample]) -> None:
-        """The newest samples of all the node's devices; nothing where there is nothing new."""
+        """Keep the newest samples of the node's devices."""
         self.samples = tuple(sample for sample in samples if sample.index in self.devices) or self.samples
 
 
@@ -194,15 +194,17 @@ def _calls_for_a_pass(before: ObservedWorker, now: ObservedWorker) -> bool:
     """Return True if more than the step changed of a worker."""
     if before.phase is not now.phase or before.uses_atoll != now.uses_atoll:
         return True
-    then, word = before.standing, now.standing
-    if then is None or word is None:
-        return then is not word
-    begun = (then.way.first_step_s > 0) != (word.way.first_step_s > 0)
-    return begun or then.view != word.view or then.stage is not word.stage
+    old, new = before.view_report, now.view_report
+    if old is None or new is None:
+        return old is not new
+    begun = (old.way.first_step_s > 0) != (new.way.first_step_s > 0)
+    return begun or old.view != new.view or old.stage is not new.stage
 
 
 def _observe(session: AgentSession) -> ObservedNode:
-    return ObservedNode(session.record, True, session.heard_s, session.workers, session.ports, session.memory_jobs)
+    return ObservedNode(
+        session.record, True, session.last_message_s, session.workers, session.ports, session.memory_jobs
+    )
 
 
 class AgentSessions:
@@ -242,7 +244,7 @@ class AgentSessions:
         that both do not agree to share."""
         now_s = self._read_clock()
         other = self.connected.get(node.name)
-        if other is not None and other.id != session_id and now_s - other.heard_s <= self._node_lease_s:
+        if other is not None and other.id != session_id and now_s - other.last_message_s <= self._node_lease_s:
             raise NameTaken(
                 f"another agent named {node.name!r} is connected, from {other.record.address}. "
                 "Give this one another --name, or stop the other"
@@ -252,7 +254,7 @@ class AgentSessions:
         others = {
             name: other.record
             for name, other in self.connected.items()
-            if name != node.name and now_s - other.heard_s <= self._node_lease_s
+            if name != node.name and now_s - other.last_message_s <= self._node_lease_s
         }
         if why := shared_gpus.refusal(node, others):
             raise DeviceTaken(why)
@@ -285,8 +287,8 @@ class AgentSessions:
     def forget_lost(self, awaited: Container[str]) -> None:
         """Keep the newest GONE_NODES of the lost nodes, and all that are `awaited` or whose lease has not ended."""
         now_s, dead_s = self._read_clock(), self._node_lease_s + WORKER_DEATH_S
-        lost = [name for name, s in self.gone.items() if now_s - s.heard_s > dead_s and name not in awaited]
-        lost.sort(key=lambda name: self.gone[name].heard_s, reverse=True)
+        lost = [name for name, s in self.gone.items() if now_s - s.last_message_s > dead_s and name not in awaited]
+        lost.sort(key=lambda name: self.gone[name].last_message_s, reverse=True)
         for name in lost[GONE_NODES:]:
             del self.gone[name]
 
@@ -296,27 +298,27 @@ class AgentSessions:
             before_s = self._read_clock()
             await asyncio.sleep(PULSE_S)
             now_s = self._read_clock()
-            heard = [session.heard_s for session in (*self.connected.values(), *self.gone.values())]
-            if any(before_s < heard_s + due_s <= now_s for heard_s in heard for due_s in self._due_s):
+            last_s = [session.last_message_s for session in (*self.connected.values(), *self.gone.values())]
+            if any(before_s < message_s + due_s <= now_s for message_s in last_s for due_s in self._due_s):
                 self._changed()
 
     def end_silent(self) -> None:
-        """Close streams over which nothing came for a lease: TCP alone notices much later."""
+        """Close streams over which no message came for a lease: TCP alone notices much later."""
         now_s = self._read_clock()
         for session in list(self.connected.values()):
-            if now_s - session.heard_s > self._node_lease_s:
-                silent_s = now_s - session.heard_s
-                session.end(ControllerUnreachable(f"nothing heard for {silent_s:.1f} s; connect again"))
+            if now_s - session.last_message_s > self._node_lease_s:
+                silent_s = now_s - session.last_message_s
+                session.end(ControllerUnreachable(f"no message came for {silent_s:.1f} s; connect again"))
                 self.leave(session)  # now, not when its stream has been closed: that may need the other side
 
     def _read_clock(self) -> float:
-        """The time. What this controller slept through is held against no agent: it may have spoken all the while."""
+        """Return the time. A pause of this controller counts against no agent, which may have sent all the while."""
         now_s = self._clock()
         paused_s = now_s - self._clock_read_s
         self._clock_read_s = now_s
         if paused_s > PAUSE_S:
             for session in (*self.connected.values(), *self.gone.values()):
-                session.heard_s = min(now_s, session.heard_s + paused_s)
+                session.last_message_s = min(now_s, session.last_message_s + paused_s)
             self.awaiting_since_s = min(now_s, self.awaiting_since_s + paused_s)
         return now_s
 
@@ -329,7 +331,7 @@ class AgentSessions:
         return {name: session.record for name, session in self.connected.items()}
 
     def nodes(self) -> dict[str, ObservedNode]:
-        """Every node that is or was there, as the decisions see it."""
+        """Return every node that is or was connected, as the decisions see it."""
         return self.nodes_named({*self.remembered, *self.gone, *self.connected})
 
     def nodes_named(self, names: Iterable[str]) -> dict[str, ObservedNode]:
@@ -339,7 +341,7 @@ class AgentSessions:
             if session := self.connected.get(name):
                 found[name] = _observe(session)
             elif session := self.gone.get(name):
-                found[name] = ObservedNode(session.record, False, session.heard_s)
+                found[name] = ObservedNode(session.record, False, session.last_message_s)
             elif record := self.remembered.get(name):
                 found[name] = ObservedNode(record, False, None)
         return found

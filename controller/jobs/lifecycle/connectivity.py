@@ -20,10 +20,10 @@ class WithinReach:
 def within_reach(
     strategy: str, free: Sequence[FreeDevice], records: Callable[[], Mapping[str, NodeRecord]], seats: Iterable[str]
 ) -> WithinReach:
-    """Those of `free` that can train by this strategy, together and with the nodes `seats` of the job's run.
+    """Return the devices of `free` that can train together by this strategy, also with the nodes `seats` of its run.
 
-    Where the strategy goes through no relay, these are all that can be dialled, or all of one island, whichever are
-    more. records: by node, of those that are connected."""
+    If the strategy uses no relay, these are all that can be dialled, or all of one island, whichever are more. records:
+    of the connected nodes, by name."""
     known = registry.find(strategy)
     if known.relayed or not free:
         return WithinReach(free)
@@ -54,8 +54,8 @@ def _dialled(one: NodeRecord | None, other: NodeRecord) -> bool:
     return one is not None and (one.island == other.island or not (one.behind_nat or other.behind_nat))
 
 
-def told_of_relay(members: Sequence[RunMember]) -> str:
-    """Which links of a run go through the relay, and what that costs; empty where none does."""
+def relay_notice(members: Sequence[RunMember]) -> str:
+    """Return the notice on the links of a run that go through the relay, and their cost; empty if none does."""
     islands = {member.island for member in members}
     behind = sorted({member.node for member in members if member.behind_nat})
     if not behind or len(islands) < 2:

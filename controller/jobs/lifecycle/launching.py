@@ -10,7 +10,7 @@ from typing import Final
 
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.jobs.admission.growing import learned, stood_by
-from atoll.controller.jobs.lifecycle.connectivity import told_of_relay
+from atoll.controller.jobs.lifecycle.connectivity import relay_notice
 from atoll.controller.jobs.lifecycle.phases import advance
 from atoll.controller.jobs.lifecycle.recovery import awaited_memory, recovery_at_launch
 from atoll.controller.jobs.model.members import limited_to
@@ -91,7 +91,7 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
         NewEvent(kind=EventKind.STARTING, run=number, cause=decision.reason, devices=devices),
         NewEvent(kind=EventKind.PLAN_ISSUED, plan=1, planner=plan.planner, cause=plan.reason),
         *([_placement_warning(refused)] if refused else _placement_events(before, placement)),
-        *(NewEvent(kind=EventKind.CONNECTIVITY, cause=text) for text in [told_of_relay(run.members)] if text),
+        *(NewEvent(kind=EventKind.CONNECTIVITY, cause=text) for text in [relay_notice(run.members)] if text),
         *_unreachable_events(observed),
         *told,
     )

@@ -1,4 +1,4 @@
-"""A leader epoch: all that exists while this controller leads, and only then."""
+"""A leader epoch: all that exists only while this controller leads."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ logger = logging.getLogger(__name__)
 
 class RelaySource(Protocol):
     def want(self) -> None:
-        """There is a node behind NAT."""
+        """Start the relay: a node is behind NAT."""
 
     def access(self, node: str) -> agents_pb2.ControllerMessage | None:
-        """What this node is told; None while there is no relay."""
+        """Return the message for this node; None while there is no relay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderEpochSettings:
     controller: str
-    """This controller's address, as agents are told."""
+    """This controller's address, as agents reach it."""
 
     heartbeat_s: float
     node_lease_s: float
 
     private: bool
-    """Whether nobody on the way to an agent can read along: then agents are told the secrets of jobs."""
+    """True if no third party can read messages to agents: only then they carry the secrets of jobs."""
 
     relay: RelaySource | None = None
-    """Of the relay that agents are told of; None: of none."""
+    """The relay for nodes behind NAT; None: there is none."""
 
 
 class LeaderEpoch:
-    """Parts of one leader epoch. `over` is set, with nothing usable any more, when it ends."""
+    """Parts of one leader epoch. `over` is set when it ends; nothing may be used after that."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class LeaderEpoch:
         )
         self._told_removed = removed
         self._unused_code = True
-        """There may be code that no job uses: an earlier leader died, or a Submit failed."""
+        """True if etcd may hold code that no job uses: an earlier leader died, or a Submit failed."""
         self._store = store
         self._fence = fence
 
@@ -95,7 +95,7 @@ class LeaderEpoch:
         self._told_removed(job)
 
     async def load(self) -> None:
-        """Mirror etcd; before this nobody may be served."""
+        """Mirror etcd. No call may be served before."""
         self.sessions.remember(await self.ledger.load())
         await self._remove_unused_code()
         self.reconciler.remember(self.sessions.remembered)
@@ -131,19 +131,19 @@ class LeaderEpoch:
         self.reconciler.note_joined(node)
         return session
 
-    def tell_of_relay(self, *sessions: AgentSession) -> None:
-        """These agents, once they are registered; all without any. Says that one is wanted where they need it."""
+    def send_relay_access(self, *sessions: AgentSession) -> None:
+        """Send these registered agents, or all, their access to the relay. Start the relay if one of them needs it."""
         relay = self.settings.relay
         for session in sessions or tuple(self.sessions.connected.values()):
             if relay is not None and session.record.behind_nat:
                 relay.want()
-            if relay is not None and (told := relay.access(session.record.name)) is not None:
-                session.send(told)
+            if relay is not None and (access := relay.access(session.record.name)) is not None:
+                session.send(access)
 
     async def submit(self, spec: JobSpec, request_id: str, code: bytes, by: str) -> str:
-        """Keep code and job in etcd. Returns its id: the one an earlier Submit with the same request id got, if any.
+        """Write code and job to etcd. Return the job's id, or that of an earlier Submit with the same request id.
 
-        Raises BadInput for a job with secrets, where agents cannot be told them."""
+        Raises BadInput for a job with secrets if agents may not receive them."""
         if spec.secrets and not self.settings.private:
             raise BadInput(
                 "spec.secrets: this controller serves other machines without TLS, where anyone on the way could read "
@@ -171,22 +171,22 @@ class LeaderEpoch:
             raise taken
 
     async def _remove_unused_code(self) -> None:
-        """While nobody else writes: of what was stored before its job was, and of jobs that were removed. Where a job's
-        record cannot be read, its code is not known."""
+        """Remove code that was stored without its job, and code of removed jobs. Call with `writing` held.
+
+        Keep all while a job's record cannot be read, as its code is not known."""
         if self._unused_code and not self.ledger.unreadable:
             await self.code.remove_unused(self.ledger.code_used())
             self._unused_code = False
 
     async def requested(self, request_id: str) -> str | None:
-        """The job that a Submit with this request id made."""
+        """Return the job that a Submit with this request id made."""
         entry = await self._store.read(keys.request(request_id))
         return entry.value.decode() if entry else None
 
     async def adjust(self, name: str, asked: Pins, unpin: Collection[str], by: str) -> JobState:
-        """Pin what a user asked for, by a plan that is in etcd when this returns; leave to the controller again what is
-        named in `unpin`.
+        """Pin a user's values by a plan that is in etcd when this returns, and unpin the values named in `unpin`.
 
-        Repeating it makes no second plan. Raises NotFound, BadInput for values that do not fit the run, and Conflict
+        A repeated call makes no second plan. Raises NotFound, BadInput for values that do not fit the run, and Conflict
         for a job that does not run or has no such value."""
         async with self.ledger.writing:
             state = await self._latest(name)
@@ -219,8 +219,8 @@ class LeaderEpoch:
         return state
 
     def removable(self, name: str) -> JobState:
-        """The job, where it may be removed. Raises NotFound, and Conflict for one that lives, or whose checkpoints
-        another one may go back to."""
+        """Return a job that may be removed. Raises NotFound, and Conflict for a job that lives, or whose checkpoints
+        another job may resume from."""
         found = self.ledger.find(name)
         job = found.job
         if not job.status.phase.ended:
@@ -234,8 +234,7 @@ class LeaderEpoch:
         return found
 
     async def remove(self, name: str, text: str) -> None:
-        """Remove a job with its logs and all that is recorded of it. text: told in the cluster's events. Raises as
-        `removable`."""
+        """Remove a job with its logs and all its records. text: of the cluster's event. Raises as `removable`."""
         async with self.ledger.writing:
             await self._latest(name)
             job = self.removable(name).job
@@ -244,7 +243,7 @@ class LeaderEpoch:
         self.nudge()
 
     async def _latest(self, name: str) -> JobState:
-        """The job as it is in etcd; while nobody else writes."""
+        """Return the job as it is in etcd. Call with `writing` held."""
         state = self.ledger.find(name)
         if state.stale:
             await self.ledger.reread(state.job.id)
@@ -271,7 +270,7 @@ def _new_job(spec: JobSpec, request_id: str, by: str) -> JobRecord:
 
 
 def _adjustable(state: JobState, asked: Pins, unpin: Collection[str]) -> PlanRecord:
-    """The newest plan of a run that can take these values now. Raises BadInput, Conflict."""
+    """Return the newest plan of a run that can take these values now. Raises BadInput, Conflict."""
     job = state.job
     if job.status.phase not in (JobPhase.STARTING, JobPhase.RUNNING) or not state.plans:
         again = "Submit it again with what you want" if job.status.phase.ended else "Try again when it runs"

@@ -62,9 +62,9 @@ def views(observed: ObservedJob, run: RunRecord) -> Iterator[Action]:
         member.node
         for member in living
         if (worker := observed.workers.get(member.rank)) is not None
-        and worker.standing is not None
-        and worker.standing.view < newest.view
-        and worker.standing.stage not in (ViewStage.JOINING, ViewStage.READY)
+        and worker.view_report is not None
+        and worker.view_report.view < newest.view
+        and worker.view_report.stage not in (ViewStage.JOINING, ViewStage.READY)
     }
     for node in _nodes(observed, living):
         if observed.views.sent.get(node, (0, 0)) < wanted or node in behind:

@@ -49,13 +49,13 @@ from atoll.errors import BadInput, NoFeasiblePlan
 
 LOST_GRACE_S: Final = 3.0
 GRACE_S: Final[Mapping[Cause, float]] = {Cause.GROW: 10.0, Cause.SHRINK: 10.0, Cause.CANCEL: 2.0}
-"""Where the job says nothing else: for reaching a step boundary. After a loss there is none to reach."""
+"""Default time to reach a step boundary, in seconds. After a loss there is none to reach."""
 PLAIN_GRACE_S: Final = 28.0
-"""As GRACE_S, of scripts without Atoll, which get SIGTERM: with what an agent adds, 30 s as from torchrun."""
+"""Same for scripts without Atoll, which get SIGTERM: with the time that an agent adds, 30 s as from torchrun."""
 
 
 def next_step(observed: ObservedJob, clock: PassClock) -> JobStep:
-    """At most one transition of one job, and the actions that its present phase calls for."""
+    """Return at most one transition of one job, and the actions that its present phase calls for."""
     job = observed.job
     if job.status.phase is JobPhase.QUEUED:
         return _queued(observed, clock)
@@ -64,12 +64,12 @@ def next_step(observed: ObservedJob, clock: PassClock) -> JobStep:
     run = record_exits(observed, observed.run, clock)
     events = tuple(exit_events(observed.run, run))
     run, recovered = close_recovery(observed, run, clock)
-    observed, told = _recognised(observed)
+    observed, refused = _recognised(observed)
     observed, advised = advise(observed, run, clock)
     step = {JobPhase.STARTING: _starting, JobPhase.RUNNING: _running, JobPhase.STOPPING: _stopping}[job.status.phase](
         observed, run, clock
     )
-    events = (*events, *recovered, *told, *advised, *step.events)
+    events = (*events, *recovered, *refused, *advised, *step.events)
     return replace(step, events=events, actions=(*orders.forgets(observed), *step.actions))
 
 
@@ -158,7 +158,7 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
 
 
 def _recognised(observed: ObservedJob) -> tuple[ObservedJob, tuple[NewEvent, ...]]:
-    """The job with what it trains, once that is known; told where its offline profile is of something else."""
+    """Record what the job trains, once that is known. Warn if its offline profile is of another model."""
     job, training = observed.job, observed.training
     if not training.workload_fingerprint:
         return observed, ()
@@ -182,8 +182,8 @@ def _recognised(observed: ObservedJob) -> tuple[ObservedJob, tuple[NewEvent, ...
 
 
 def _assess(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:
-    """At free devices, where the run could take some in: its workers all live and can stop at a step boundary, of
-    which there is one more to come."""
+    """Assess free devices if the run could admit some: all its workers live and have one more step boundary to stop
+    at."""
     newest = observed.views.newest
     members = members_of(run, newest)
     workers = [observed.workers.get(m.rank) for m in members if not m.exit]
@@ -199,7 +199,7 @@ def _assess(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAs
 
 
 def _is_changing(observed: ObservedJob, run: RunRecord) -> bool:
-    """Whether a view of the run is under way, or a worker that is to join."""
+    """Return True if a view of the run is pending, or a worker is about to join."""
     newest = observed.views.newest
     if newest is None:
         return False
@@ -208,7 +208,7 @@ def _is_changing(observed: ObservedJob, run: RunRecord) -> bool:
 
 
 def _changed(observed: ObservedJob, run: RunRecord, change: ViewStep, clock: PassClock) -> JobStep:
-    """The run's views in their next state; or the run fenced, where it cannot go on in place."""
+    """Move the run's views to their next state, or fence a run that cannot continue in place."""
     if change.again:
         text = _blamed(observed, run) or change.again
         stop = _stop(observed, run, Cause.LOSS, text, clock)
@@ -225,7 +225,7 @@ def _changed(observed: ObservedJob, run: RunRecord, change: ViewStep, clock: Pas
 
 
 def _in_place(observed: ObservedJob, run: RunRecord, assessment: DeviceAssessment, clock: PassClock) -> JobStep:
-    """Devices are taken in, or left out, without an end of the run."""
+    """Admit devices, or leave some out, without an end of the run."""
     observed, newest = replace(observed, job=assessment.job), observed.views.newest
     assert newest is not None
     if assessment.cause is Cause.GROW:
@@ -265,7 +265,7 @@ def _replan(observed: ObservedJob, clock: PassClock) -> tuple[PlanRecord | None,
 
 
 def _must_stop(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep | None:
-    """Cancelled, or a worker ended in some other way than by finishing."""
+    """Stop a run that was cancelled, or of which a worker ended otherwise than by finishing."""
     if observed.job.cancel:
         return _stop(observed, run, Cause.CANCEL, "cancelled", clock)
     if text := _blamed(observed, run):
@@ -274,7 +274,7 @@ def _must_stop(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobSt
 
 
 def _blamed(observed: ObservedJob, run: RunRecord) -> str:
-    """Whose end ended the run, as far as is known, of those in its newest view; empty where all finished."""
+    """Name the worker of the newest view whose end ended the run, as far as is known; empty if all finished."""
     if (found := root_cause(members_of(run, observed.views.newest))) is None:
         return ""
     member, exit = found
@@ -282,8 +282,8 @@ def _blamed(observed: ObservedJob, run: RunRecord) -> str:
 
 
 def _left_early(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep | None:
-    """A rank of Atoll's training finished while others still train. Who has trained, and the ranks of a plain script,
-    may end when they like: rank 0 may evaluate for long."""
+    """Stop a run if a rank finished while others still train with Atoll. Ranks whose training is over, and those of a
+    plain script, may end at any time: rank 0 may evaluate for long."""
     members = members_of(run, observed.views.newest)
     finished = [m.rank for m in members if m.exit]
     if not finished or observed.finished_since_s is None or clock.now_s - observed.finished_since_s <= LEFT_EARLY_S:

@@ -1,7 +1,7 @@
 """The shell around `next_step`: observes every job, writes what follows, then sends it to the agents.
 
-Runs on events and on a timer. May be killed at any line: the next pass, here or at another controller, sees what is
-wanted and what is there, and goes on.
+Runs on events and on a timer. May be killed at any line: the next pass, here or at another controller, sees the wanted
+and the observed state and continues.
 """
 
 from __future__ import annotations
@@ -50,21 +50,22 @@ logger = logging.getLogger(__name__)
 
 PASS_INTERVAL_S: Final = 0.5
 MIN_PAUSE_S: Final = 0.02
-"""Between passes, so that a thousand agents that report at the same moment cause one pass."""
+"""Least time between passes, so that a thousand agents that report at the same moment cause one pass."""
 RETRY_S: Final = 0.5
 MAX_STEPS_A_PASS: Final = 4
 CLUSTER_EVENTS: Final = 256
 RANKS_A_PASS: Final = 2000
-"""So many ranks' profiles are made anew in a pass; those of further jobs in the next, at once."""
+"""Ranks whose profiles are made anew in a pass. Those of further jobs follow in the next pass, at once."""
 RANKS_A_SECOND: Final = 4000
-"""In a cluster of more ranks profiles are made anew more seldom: it takes a tenth of a processor whatever its size."""
+"""Ranks whose profiles are made anew in a second, so that this takes a tenth of a processor whatever the cluster's
+size."""
 STARTED_A_PASS: Final = 1000
-"""Once so many workers have been placed in a pass, further jobs start in the next, at once: keys are made for each, and
-nobody is heard meanwhile."""
+"""Workers placed in a pass, after which further jobs start in the next, at once. Keys are made for each, and no agent
+is served meanwhile."""
 
 
 class Reconciler:
-    """Owns no task: `run` is one, its caller cancels it."""
+    """Reconciler of one leader epoch. It owns no task: `run` is one, and its caller cancels it."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class Reconciler:
         self._free_since: dict[tuple[str, int], float] = {}
         self._present: set[str] = set()
         self._cluster_events: list[NewEvent] = []
-        self._events_untold = 0
+        self._events_dropped = 0
         self._undecided: dict[str, str] = {}
         self._ranks_a_pass = self._ranks_left = RANKS_A_PASS
         self._profile_every_s = PROFILE_EVERY_S
@@ -103,7 +104,7 @@ class Reconciler:
         self._nudged.set()
 
     def remember(self, nodes: Iterable[str]) -> None:
-        """Nodes that were there under an earlier leader: they neither join nor are they lost yet."""
+        """Add the nodes of an earlier leader, which neither join nor are lost yet."""
         self._present.update(nodes)
 
     def note_joined(self, node: NodeRecord) -> None:
@@ -113,12 +114,11 @@ class Reconciler:
             self.add_cluster_event(_joined(node))
 
     def add_cluster_event(self, event: NewEvent) -> None:
-        """Have an event of the cluster written with the next pass. Of more than CLUSTER_EVENTS that wait, only how many
-        they were."""
+        """Write an event of the cluster with the next pass. Beyond CLUSTER_EVENTS they are only counted."""
         if len(self._cluster_events) < CLUSTER_EVENTS:
             self._cluster_events.append(event)
         else:
-            self._events_untold += 1
+            self._events_dropped += 1
 
     async def run(self) -> None:
         """Pass after pass until cancelled. Raises LeadershipLost."""
@@ -154,7 +154,7 @@ class Reconciler:
                     self.nudge()
                     continue
                 queued = state.job.status.phase is JobPhase.QUEUED
-                await self._advance_alone(state, free)
+                await self._advance_or_report(state, free)
                 if queued and state.run and state.job.status.phase is JobPhase.STARTING:
                     started += len(state.run.members)
             await self._commit(live)
@@ -166,14 +166,14 @@ class Reconciler:
             self.forget(job)
 
     def forget(self, job: str) -> None:
-        """The job was removed."""
+        """Drop all that is kept of a job that was removed."""
         self._progress.drop(job)
         self._committed_s.pop(job, None)
         self._quiet.forget(job)
         self._removed(job)
 
-    async def _advance_alone(self, state: JobState, free: FreeDevices) -> None:
-        """A job that cannot be decided upon, by a mistake of ours or in its records, must not hold up the others."""
+    async def _advance_or_report(self, state: JobState, free: FreeDevices) -> None:
+        """Advance a job, and report it if that fails: a bug, or a wrong record, must not hold up the other jobs."""
         job = state.job.id
         try:
             await self._advance(state, free)
@@ -189,10 +189,10 @@ class Reconciler:
             self._undecided.pop(job, None)
 
     async def _advance(self, state: JobState, free: FreeDevices) -> None:
-        """Take one job as far as it can go now, and write what its workers have to say."""
+        """Advance one job as far as it can go now, and write the notices of its workers."""
         if not self._quiet.is_quiet(state, free) or self._may_profile(state):
             await self._look(state, free)
-            await asyncio.sleep(0)  # agents are heard, and told, between two jobs of a thousand workers
+            await asyncio.sleep(0)  # agents are served between two jobs of a thousand workers
         if state.run and state.job.status.phase is not JobPhase.QUEUED:
             notices = self._progress.take_notices(state.job.id, state.run.run)
             for i in range(0, len(notices), 32):  # a transaction carries only so many
@@ -228,7 +228,7 @@ class Reconciler:
                 return
 
     async def _commit(self, live: Sequence[JobState]) -> None:
-        """Write which generations in memory are newly complete, of each job at most once in COMMIT_EVERY_S."""
+        """Write the generations in memory that are newly complete, of each job at most once in COMMIT_EVERY_S."""
         now_s, unix_s, complete = self._clock(), time.time(), []
         for state in live:
             job, run = state.job.id, state.run
@@ -252,6 +252,10 @@ class Reconciler:
         found = within_reach(job.spec.strategy, offered, self._sessions.records, nodes)
         offered, unreachable = tuple(found.devices), found.why
         there = [device.node for device in offered if device.node not in nodes]
+        key, connected = (job.id, job.status.run), self._sessions.connected
+        sessions = {name: connected[name] for name in nodes if name in connected}
+        plans_sent = {name: session.plans_sent.get(key, 1) for name, session in sessions.items()}  # the launch has one
+        views_sent = {name: session.views_sent.get(key, (0, 0)) for name, session in sessions.items()}
         observed = ObservedJob(
             job=job,
             run=run,
@@ -259,55 +263,45 @@ class Reconciler:
             since_s=state.since_s,
             finished_since_s=state.finished_since_s,
             judged_s=state.judged_s,
-            plans=ObservedPlans(state.plans, state.placement, state.planned_s, self._sent(run, nodes), state.refused),
+            plans=ObservedPlans(state.plans, state.placement, state.planned_s, plans_sent, state.refused),
             training=self._training(state),
             devices=ObservedDevices(free=offered, ports=free.ports, unreachable=unreachable if waiting else ""),
-            views=self._views(state, nodes),
+            views=ObservedViews(state.views, state.view_since_s, None, state.joining_since_s, views_sent),
             data_seed=new_seed() if waiting and job.spec.exchanges else "",
         )
         state.broken_since_s = self._broken_since_s(state, observed)
-        self._see_what_moved(state, observed)
+        self._note_moved_state(state, observed)
         since_s, handed_since_s = state.broken_since_s, state.handed_since_s
         return replace(observed, views=replace(observed.views, broken_since_s=since_s, handed_since_s=handed_since_s))
 
-    def _see_what_moved(self, state: JobState, observed: ObservedJob) -> None:
-        """Of state, between workers of the run, since the last look. Only members that change are waited for."""
+    def _note_moved_state(self, state: JobState, observed: ObservedJob) -> None:
+        """Note when state last moved between workers of the run. Only changing members are waited for."""
         if not state.views or state.views[-1].state is ViewState.IN_FORCE:
             return
-        handed = {rank: one.standing.handed_bytes for rank, one in observed.workers.items() if one.standing is not None}
+        handed = {
+            rank: one.view_report.handed_bytes for rank, one in observed.workers.items() if one.view_report is not None
+        }
         if any(count > state.handed_bytes.get(rank, count) for rank, count in handed.items()):
             state.handed_since_s = self._clock()
         state.handed_bytes = {**state.handed_bytes, **handed}
 
     def _all_nodes(self) -> Mapping[str, ObservedNode]:
-        """As they were when the first job of this pass asked: a hundred may wait."""
+        """Return all nodes, once a pass: a hundred jobs may wait."""
         if self._nodes is None:
             self._nodes = self._sessions.nodes()
         return self._nodes
 
-    def _views(self, state: JobState, nodes: Iterable[str]) -> ObservedViews:
-        run, sent = state.run, {}
-        for name in nodes:
-            if run is not None and (session := self._sessions.connected.get(name)) is not None:
-                sent[name] = session.views_sent.get((run.job, run.run), (0, 0))
-        return ObservedViews(state.views, state.view_since_s, None, state.joining_since_s, sent)
-
     def _broken_since_s(self, state: JobState, observed: ObservedJob) -> float | None:
-        """Since when some member of the newest view says that it is broken, or is lost."""
+        """Return the time since which a member of the newest view is lost or reports that it is broken."""
         newest = state.views[-1] if state.views else None
         members = members_of(state.run, newest) if state.run is not None and newest is not None else ()
-        standings = (worker.standing for worker in observed.workers.values())
+        reports = (worker.view_report for worker in observed.workers.values())
         broken = newest is not None and any(
-            one is not None and one.stage is ViewStage.BROKEN and one.view == newest.view for one in standings
+            one is not None and one.stage is ViewStage.BROKEN and one.view == newest.view for one in reports
         )
         if not broken and all(member.exit is None for member in members):
             return None
         return self._clock() if state.broken_since_s is None else state.broken_since_s
-
-    def _sent(self, run: RunRecord | None, nodes: Iterable[str]) -> dict[str, int]:
-        """By node, the newest plan that its present stream carried; the first came with the launch."""
-        there = {name: self._sessions.connected[name] for name in nodes if name in self._sessions.connected}
-        return {name: s.plans_sent.get((run.job, run.run), 1) for name, s in there.items()} if run else {}
 
     def _training(self, state: JobState) -> ObservedTraining:
         job, run = state.job, state.run
@@ -341,7 +335,8 @@ class Reconciler:
         )
 
     def _may_profile(self, state: JobState) -> bool:
-        """Whether the profile of its run is to be made anew, in this pass: else the next makes it, at once."""
+        """Return True if the run's profile is to be made anew in this pass. If ranks are used up, the next pass follows
+        at once."""
         progress = self._progress.of(state.job.id, state.job.status.run)
         if progress is None or not progress.profile_is_due(self._clock(), self._profile_every_s):
             return False
@@ -350,21 +345,21 @@ class Reconciler:
         return self._ranks_left > 0
 
     def _profile(self, state: JobState, run: RunRecord, progress: RunProgress) -> tuple[Profile | None, bool]:
-        """What is known of the run, and whether that is news."""
+        """Return the run's profile, and whether it is new."""
         renew = self._may_profile(state)
         if renew:
             self._ranks_left -= len(run.members)
         return progress.profile(self._clock(), renew=renew)
 
     def _links(self, state: JobState) -> dict[str, float]:
-        """By island, what its links carried in the job's last run."""
+        """Return the bandwidth of each island's links in the job's last run."""
         progress = self._progress.of(state.job.id, state.job.status.run)
         now_s = self._clock()
         profile = progress.profile(now_s, renew=progress.profile_is_due(now_s))[0] if progress else None
         return {island: link.bandwidth_bps for island, link in profile.links.items()} if profile else {}
 
     def _may_grow(self, state: JobState) -> bool:
-        """One run grows at a time, and not while a job that could start here waits for the devices."""
+        """Return True if the run may grow: one run at a time, and not while a job that could start waits."""
         if state.run is None or not state.run.members or state.living >= state.job.spec.max_workers:
             return False
         devices = sum(len(s.record.devices) for s in self._sessions.reliable.values())
@@ -407,12 +402,12 @@ class Reconciler:
         while self._cluster_events:
             await self._ledger.cluster_event(self._cluster_events[0])
             del self._cluster_events[0]
-        if self._events_untold:
+        if self._events_dropped:
             cause = "more events of the cluster came at once and are not told one by one"
-            count = self._events_untold
+            count = self._events_dropped
             dropped = NewEvent(kind=EventKind.DROPPED, level=Level.WARNING, count=count, cause=cause)
             await self._ledger.cluster_event(dropped)
-            self._events_untold = 0
+            self._events_dropped = 0
 
     def _stop_orphans(self) -> None:
         jobs = {name: (state.job, state.run) for name, state in self._ledger.jobs.items()}

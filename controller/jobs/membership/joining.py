@@ -114,10 +114,10 @@ def stops(observed: ObservedJob, run: RunRecord, clock: PassClock) -> Iterator[A
         worker = observed.workers.get(member.rank)
         if worker is None:
             continue
-        stage = worker.standing.stage if worker.standing is not None else ViewStage.JOINING
+        stage = worker.view_report.stage if worker.view_report is not None else ViewStage.JOINING
         reason = ""
-        if stage is ViewStage.UNABLE and worker.standing is not None:
-            reason = f"it cannot join: {worker.standing.reason}"
+        if stage is ViewStage.UNABLE and worker.view_report is not None:
+            reason = f"it cannot join: {worker.view_report.reason}"
         elif stage is ViewStage.JOINING and clock.now_s - observed.views.joining_since_s > join_s:
             reason = f"it was not ready to join within {join_s:.0f} s"
         elif stage not in (ViewStage.JOINING, ViewStage.READY) and in_force_s > LEAVE_S:
@@ -137,8 +137,8 @@ def can_change(observed: ObservedJob, run: RunRecord) -> bool:
         if (
             worker is None
             or worker.trained
-            or worker.standing is None
-            or worker.standing.stage is not ViewStage.TRAINING
+            or worker.view_report is None
+            or worker.view_report.stage is not ViewStage.TRAINING
         ):
             return False
     return _take_in(observed, run, newest)
@@ -148,5 +148,5 @@ def _take_in(observed: ObservedJob, run: RunRecord, newest: ViewRecord) -> bool:
     """Return True if all members can leave their view at a boundary for one with new members, by their strategy and
     their own version."""
     workers = [observed.workers.get(member.rank) for member in living(members_of(run, newest))]
-    words = [worker.standing for worker in workers if worker is not None]
+    words = [worker.view_report for worker in workers if worker is not None]
     return len(words) == len(workers) and all(word is not None and word.takes_in for word in words)

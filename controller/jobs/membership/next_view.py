@@ -16,7 +16,7 @@ from atoll.controller.jobs.model.exits import silent_s
 from atoll.controller.jobs.model.failures import crashed
 from atoll.controller.jobs.model.members import in_whole_pipelines, joiners, members_of, with_state
 from atoll.controller.jobs.model.observed import ObservedJob, PassClock
-from atoll.controller.jobs.model.observed_views import ViewStage, WorkerStanding
+from atoll.controller.jobs.model.observed_views import ViewStage, WorkerViewReport
 from atoll.controller.state.records import ExitRecord, Level, RunMember, RunRecord, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 
@@ -37,13 +37,13 @@ FRUITLESS_VIEWS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class MemberStanding:
+class MemberReport:
     """A member of the newest view, as it is known to stand. `word`: None where its agent is away, or it says
     nothing."""
 
     member: RunMember
     has_state: bool
-    word: WorkerStanding | None
+    word: WorkerViewReport | None
     silent: bool
     """True if its agent is connected and knows no report: it does not train by `atoll.init`, or not yet."""
     trained: bool
@@ -64,30 +64,30 @@ def next_view(observed: ObservedJob, run: RunRecord, clock: PassClock) -> ViewSt
     gone = [member for member in members_of(run, newest) if member.exit is not None]
     if not gone and newest.stepped_unix_s and observed.views.broken_since_s is None and not joiners(run, newest):
         return ViewStep()  # it trains, as in nearly every pass over nearly every run
-    standings = _standings(observed, run, newest)
+    reports = _member_reports(observed, run, newest)
     if any(member.exit and member.exit.kind is WorkerExitKind.FINISHED for member in gone):
         return _at_the_end(gone)
     if gone:
-        return _without(observed, run, gone, standings, clock)
-    unable = [one for one in standings if one.has_state and one.is_in(ViewStage.UNABLE)]
+        return _without(observed, run, gone, reports, clock)
+    unable = [one for one in reports if one.has_state and one.is_in(ViewStage.UNABLE)]
     if unable and newest.state is not ViewState.IN_FORCE and newest.cause is not ViewCause.LAUNCH:
         return ViewStep(again=f"{unable[0].who} cannot: {_why(unable[0])}")
-    if step := _stuck(observed, run, newest, standings, clock):
+    if step := _stuck(observed, run, newest, reports, clock):
         return step
-    if step := _advanced(observed, newest, standings, clock):
+    if step := _advanced(observed, newest, reports, clock):
         return step
-    return _changed_at_boundary(observed, run, newest, standings, clock)
+    return _changed_at_boundary(observed, run, newest, reports, clock)
 
 
-def _standings(observed: ObservedJob, run: RunRecord, view: ViewRecord) -> list[MemberStanding]:
+def _member_reports(observed: ObservedJob, run: RunRecord, view: ViewRecord) -> list[MemberReport]:
     found, states = [], set(with_state(view))
     for member in members_of(run, view):
         if member.exit is not None:
             continue
         worker = observed.workers.get(member.rank)
-        word = worker.standing if worker is not None else None
+        word = worker.view_report if worker is not None else None
         silent, trained = worker is not None and word is None, worker is not None and worker.trained
-        found.append(MemberStanding(member, member.rank in states, word, silent, trained))
+        found.append(MemberReport(member, member.rank in states, word, silent, trained))
     return found
 
 
@@ -102,13 +102,13 @@ def _without(
     observed: ObservedJob,
     run: RunRecord,
     gone: Sequence[RunMember],
-    standings: Sequence[MemberStanding],
+    reports: Sequence[MemberReport],
     clock: PassClock,
 ) -> ViewStep:
     """Members were lost: the next view is of those who are left, if they can go on."""
     newest = observed.views.kept[-1]
     if observed.views.in_force is None:
-        unable = [f"{one.who} cannot: {_why(one)}" for one in standings if one.is_in(ViewStage.UNABLE)]
+        unable = [f"{one.who} cannot: {_why(one)}" for one in reports if one.is_in(ViewStage.UNABLE)]
         return ViewStep(again=unable[0] if unable else "not all of its workers have trained a step by atoll.init")
     states = [member for member in gone if member.rank in with_state(newest)]
     if own := [member for member in states if member.exit is not None and not from_outside(member.exit)]:
@@ -118,16 +118,16 @@ def _without(
         whole = in_whole_pipelines(run, newest, stages)
         if not whole:
             return ViewStep(again="no pipeline has all of its stages left")
-        standings = [one for one in standings if one.member.rank in whole]
-        wanted = len(standings)  # pipelines come back with a new run
-    has_state = [one.member.rank for one in standings if one.has_state]
-    if reason := _unfit(observed, newest, standings):
+        reports = [one for one in reports if one.member.rank in whole]
+        wanted = len(reports)  # pipelines come back with a new run
+    has_state = [one.member.rank for one in reports if one.has_state]
+    if reason := _unfit(observed, newest, reports):
         return ViewStep(again=reason)
-    members = [one.member for one in standings if one.has_state or _may_stay(one)]
+    members = [one.member for one in reports if one.has_state or _may_stay(one)]
     joined = _ready(observed, run, newest, observed.job.spec.max_workers - len(members))
     if len(members) + len(joined) < (least := observed.job.spec.min_workers):
         short = f"{len(members)} of at least {least} workers are left"
-        if any(one.has_state and one.word is not None and not one.word.takes_in for one in standings):
+        if any(one.has_state and one.word is not None and not one.word.takes_in for one in reports):
             return ViewStep(again=short)
         since_s = observed.views.broken_since_s
         if since_s is not None and clock.now_s - since_s > REPLACED_S:
@@ -140,7 +140,7 @@ def _without(
         + (f" and {len(whose) - 1} more" if len(whose) > 1 else ""),
         members=[*members, *joined],
         has_state=has_state,
-        at_boundary=_at_boundary(newest, states, standings),
+        at_boundary=_at_boundary(newest, states, reports),
         wanted=wanted,
         lost=states,
         joined=joined,
@@ -149,12 +149,12 @@ def _without(
     return propose(observed, run, newest, asked, clock)
 
 
-def _at_boundary(newest: ViewRecord, lost: Sequence[RunMember], standings: Sequence[MemberStanding]) -> bool:
+def _at_boundary(newest: ViewRecord, lost: Sequence[RunMember], reports: Sequence[MemberReport]) -> bool:
     """Return True if members leave for the next view at a boundary: no lost member's state counts, or the rest
     complete their step without it."""
     if not lost:
         return newest.at_boundary
-    words = [one.word for one in standings if one.has_state and not one.is_in(ViewStage.BROKEN)]
+    words = [one.word for one in reports if one.has_state and not one.is_in(ViewStage.BROKEN)]
     return bool(words) and all(word is not None and word.tolerates_loss_mid_step for word in words)
 
 
@@ -165,9 +165,9 @@ def from_outside(exit: ExitRecord) -> bool:
     return exit.kind in (WorkerExitKind.LOST, WorkerExitKind.UNRESPONSIVE)
 
 
-def _unfit(observed: ObservedJob, newest: ViewRecord, standings: Sequence[MemberStanding]) -> str:
+def _unfit(observed: ObservedJob, newest: ViewRecord, reports: Sequence[MemberReport]) -> str:
     """Return why the remaining members cannot continue in place; empty if they can."""
-    survivors = [one for one in standings if one.has_state]
+    survivors = [one for one in reports if one.has_state]
     if not survivors:
         return "nobody is left who has its state"
     for one in survivors:
@@ -192,7 +192,7 @@ def _fruitless(views: Sequence[ViewRecord]) -> int:
     return count
 
 
-def _may_stay(one: MemberStanding) -> bool:
+def _may_stay(one: MemberReport) -> bool:
     """Return True if the next view may include this member, which has no state yet."""
     return one.word is not None and one.word.stage not in (ViewStage.UNABLE, ViewStage.JOINING)
 
@@ -202,58 +202,56 @@ def _ready(observed: ObservedJob, run: RunRecord, newest: ViewRecord, room: int)
     ready = []
     for member in joiners(run, newest):
         worker = observed.workers.get(member.rank)
-        if worker is not None and worker.standing is not None and worker.standing.stage is ViewStage.READY:
+        if worker is not None and worker.view_report is not None and worker.view_report.stage is ViewStage.READY:
             ready.append(member)
     return ready[: max(room, 0)]
 
 
 def _stuck(
-    observed: ObservedJob, run: RunRecord, newest: ViewRecord, standings: Sequence[MemberStanding], clock: PassClock
+    observed: ObservedJob, run: RunRecord, newest: ViewRecord, reports: Sequence[MemberReport], clock: PassClock
 ) -> ViewStep | None:
     """Return the transition for a view that makes no progress although no member is known to be lost."""
     if observed.views.in_force is None:
         return None  # the run's first: its workers begin at their own pace
-    if not (reason := _stuck_for(observed, newest, standings, clock)):
+    if not (reason := _stuck_for(observed, newest, reports, clock)):
         return None
     if newest.state is ViewState.PROPOSED and not newest.at_boundary and _overdue(observed, newest, clock):
         return ViewStep(again=reason)
-    if unfit := _unfit(observed, newest, standings):
+    if unfit := _unfit(observed, newest, reports):
         return ViewStep(again=unfit)
-    members = [one.member for one in standings if one.has_state or _may_stay(one)]
+    members = [one.member for one in reports if one.has_state or _may_stay(one)]
     asked = NextMembers(
         cause=ViewCause.BROKEN,
         reason=reason,
         members=members,
-        has_state=[one.member.rank for one in standings if one.has_state],
+        has_state=[one.member.rank for one in reports if one.has_state],
         seen_unix_s=clock.unix_s,
     )
     return propose(observed, run, newest, asked, clock)
 
 
-def _stuck_for(observed: ObservedJob, newest: ViewRecord, standings: Sequence[MemberStanding], clock: PassClock) -> str:
+def _stuck_for(observed: ObservedJob, newest: ViewRecord, reports: Sequence[MemberReport], clock: PassClock) -> str:
     """Return why the newest view makes no progress; empty if it does, or still may."""
-    broken = [one for one in standings if one.is_in(ViewStage.BROKEN) and one.word and one.word.view == newest.view]
+    broken = [one for one in reports if one.is_in(ViewStage.BROKEN) and one.word and one.word.view == newest.view]
     since_s = observed.views.broken_since_s
-    away = any(one.word is None for one in standings)  # whose agent is: it will be back, or be lost
+    away = any(one.word is None for one in reports)  # whose agent is: it will be back, or be lost
     if broken and since_s is not None and not away:
-        training = any(one.is_in(ViewStage.TRAINING) for one in standings)
+        training = any(one.is_in(ViewStage.TRAINING) for one in reports)
         patience_s = STAND_STILL_S if training else BROKEN_S
         if clock.now_s - since_s > patience_s:
             return f"its members lost touch ({_why(broken[0])})"
     if newest.state is ViewState.IN_FORCE:
         return ""
-    if failed := [
-        one for one in standings if one.is_in(ViewStage.FAILED) and one.word and one.word.view == newest.view
-    ]:
+    if failed := [one for one in reports if one.is_in(ViewStage.FAILED) and one.word and one.word.view == newest.view]:
         return f"view {newest.view} did not come about ({failed[0].who}: {_why(failed[0])})"
-    if out := [one for one in standings if not one.has_state and one.is_in(ViewStage.UNABLE)]:
+    if out := [one for one in reports if not one.has_state and one.is_in(ViewStage.UNABLE)]:
         return f"{out[0].who} cannot join ({_why(out[0])})"
     if not (late_s := _overdue(observed, newest, clock)):
         return ""
     if newest.state is ViewState.FORMING:
-        late = [one for one in standings if one.word is None or not one.word.trains_in(newest.view)]
+        late = [one for one in reports if one.word is None or not one.word.trains_in(newest.view)]
         return f"{_first(late)} did not come to train in view {newest.view} within {late_s:.0f} s"
-    late = [one for one in standings if one.word is None or not one.word.left_for(newest.view)]
+    late = [one for one in reports if one.word is None or not one.word.left_for(newest.view)]
     what = "came to no step boundary" if newest.at_boundary else "did not stand still"
     return f"{_first(late)} {what} within {late_s:.0f} s"
 
@@ -274,10 +272,10 @@ def _overdue(observed: ObservedJob, newest: ViewRecord, clock: PassClock) -> flo
 
 
 def _advanced(
-    observed: ObservedJob, newest: ViewRecord, standings: Sequence[MemberStanding], clock: PassClock
+    observed: ObservedJob, newest: ViewRecord, reports: Sequence[MemberReport], clock: PassClock
 ) -> ViewStep | None:
     """The newest view in its next state, where its members say so."""
-    words = [one.word for one in standings if one.word is not None]
+    words = [one.word for one in reports if one.word is not None]
     if len(words) < len(newest.ranks):
         return None
     match newest.state:
@@ -298,24 +296,24 @@ def _advanced(
             if newest.cause is ViewCause.LAUNCH:
                 return ViewStep(views=(stepped,), events=(first_step_event(stepped),))
             level = Level.WARNING if len(words) == 1 else Level.INFO
-            ways = [one.word.way for one in standings if one.word is not None and one.member.rank in newest.has_state]
+            ways = [one.word.way for one in reports if one.word is not None and one.member.rank in newest.has_state]
             return ViewStep(views=(stepped,), events=(changed_event(stepped, ways, level),))
         case _:
             return None
 
 
-def _stepped(word: WorkerStanding, view: ViewRecord) -> bool:
+def _stepped(word: WorkerViewReport, view: ViewRecord) -> bool:
     """Return True if the worker has completed a step in the view."""
     return word.view == view.view and (word.way.first_step_s > 0 or word.step > view.step)
 
 
 def _changed_at_boundary(
-    observed: ObservedJob, run: RunRecord, newest: ViewRecord, standings: Sequence[MemberStanding], clock: PassClock
+    observed: ObservedJob, run: RunRecord, newest: ViewRecord, reports: Sequence[MemberReport], clock: PassClock
 ) -> ViewStep:
     """Workers that are ready are taken in, once all members train and have come to a step."""
     if newest.state is not ViewState.IN_FORCE or not newest.stepped_unix_s:
         return ViewStep()
-    if not standings or not all(one.is_in(ViewStage.TRAINING) and not one.trained for one in standings):
+    if not reports or not all(one.is_in(ViewStage.TRAINING) and not one.trained for one in reports):
         return ViewStep()
     if not (joined := _ready(observed, run, newest, observed.job.spec.max_workers - len(newest.ranks))):
         return ViewStep()
@@ -355,11 +353,11 @@ def left_out(
     return propose(observed, run, newest, asked, clock)
 
 
-def _first(late: Sequence[MemberStanding]) -> str:
+def _first(late: Sequence[MemberReport]) -> str:
     return late[0].who if late else "a worker"
 
 
-def _why(one: MemberStanding) -> str:
+def _why(one: MemberReport) -> str:
     return one.word.reason if one.word is not None and one.word.reason else "no reason given"
 
 

@@ -29,7 +29,7 @@ _GOOD_ENDS: Final = (WorkerExitKind.FINISHED, WorkerExitKind.DRAINED, WorkerExit
 
 def silent_s(node: ObservedNode | None, clock: PassClock) -> float | None:
     """Return the seconds since a node's last message; None for a node from which this leader had none."""
-    return None if node is None or node.heard_s is None else clock.now_s - node.heard_s
+    return None if node is None or node.last_message_s is None else clock.now_s - node.last_message_s
 
 
 def is_lost(node: ObservedNode | None, clock: PassClock) -> bool:
@@ -93,7 +93,9 @@ def _parted(observed: ObservedJob, run: RunRecord, node: ObservedNode | None, cl
         return any(m.exit is not None and m.exit.kind is WorkerExitKind.PEER_LOST for m in run.members)
     newest = observed.views.newest
     others = [observed.workers[rank] for rank in newest.ranks if rank in observed.workers] if newest is not None else []
-    return bool(others) and all(one.standing is not None and one.standing.stage is ViewStage.BROKEN for one in others)
+    return bool(others) and all(
+        one.view_report is not None and one.view_report.stage is ViewStage.BROKEN for one in others
+    )
 
 
 def _is_yet_to_join(observed: ObservedJob, member: RunMember) -> bool:
@@ -110,7 +112,7 @@ def _exit_of_absent(observed: ObservedJob, member: RunMember, node: ObservedNode
             return ExitRecord(
                 kind=WorkerExitKind.LOST, reason=f"the agent of {member.node} was restarted and has it no more"
             )
-        case JobPhase.STOPPING if node.heard_s is not None and node.heard_s > observed.since_s + ABSENT_S:
+        case JobPhase.STOPPING if node.last_message_s is not None and node.last_message_s > observed.since_s + ABSENT_S:
             return ExitRecord(kind=WorkerExitKind.STOPPED, reason="it had not begun")
         case _:
             return None

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple, TypeAlias
 
 from atoll.controller.estimators.profile import Profile
-from atoll.controller.jobs.model.observed_views import ObservedViews, WorkerStanding
+from atoll.controller.jobs.model.observed_views import ObservedViews, WorkerViewReport
 from atoll.controller.jobs.model.start import FreeDevice
 from atoll.controller.state.events import NewEvent
 from atoll.controller.state.records import (
@@ -49,8 +49,8 @@ class WorkerPhase(Enum):
 
 class ObservedWorker(NamedTuple):
     """A worker as its agent reported it, thousands of times a second. `exit` is set where `phase` is EXITED. `trained`:
-    its loop over the epochs is over. `standing`: its word about the views of its run, None of one that says nothing of
-    them."""
+    its loop over the epochs is over. `view_report`: its report on the views of its run, None if it
+    makes none."""
 
     phase: WorkerPhase
     step: int = 0
@@ -58,17 +58,17 @@ class ObservedWorker(NamedTuple):
     uses_atoll: bool = False
     exit: ExitRecord | None = None
     trained: bool = False
-    standing: WorkerStanding | None = None
+    view_report: WorkerViewReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedNode:
-    """A node that has, or had, an agent. Times are of the monotonic clock; `heard_s` is None where this leader has
-    never heard of it. `ports`: rendezvous ports it holds free; `memory_jobs`: whose checkpoints are in its memory."""
+    """A node that has, or had, an agent. Times are of the monotonic clock; `last_message_s` is None if this leader
+    received no message. `ports`: rendezvous ports it holds free; `memory_jobs`: whose checkpoints are in its memory."""
 
     record: NodeRecord
     connected: bool
-    heard_s: float | None
+    last_message_s: float | None
     workers: Mapping[WorkerKey, ObservedWorker] = field(default_factory=dict)
     ports: tuple[int, ...] = ()
     memory_jobs: frozenset[str] = frozenset()

@@ -32,7 +32,7 @@ class WayIn(NamedTuple):
     first_step_s: float = 0.0
 
 
-class WorkerStanding(NamedTuple):
+class WorkerViewReport(NamedTuple):
     """A worker's own word. step: completed ones. lost: ranks that it misses, where it can tell. takes_in: it can leave
     a view at a boundary. tolerates_loss_mid_step: it completes a step in which a peer is
     lost, and comes to a boundary.

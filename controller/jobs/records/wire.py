@@ -8,7 +8,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from atoll.controller.jobs.model.observed import ObservedWorker, WorkerPhase
-from atoll.controller.jobs.model.observed_views import ViewStage, WayIn, WorkerStanding
+from atoll.controller.jobs.model.observed_views import ViewStage, WayIn, WorkerViewReport
 from atoll.controller.state.events import EventRecord
 from atoll.controller.state.records import DeviceRecord, ExitRecord, Level, NodeRecord, PlanRecord, WorkerExitKind
 from atoll.jobs import job_spec
@@ -47,11 +47,11 @@ def worker_from_wire(status: common_pb2.WorkerStatus) -> ObservedWorker:
             uses_atoll=status.uses_atoll,
         )
     return ObservedWorker(
-        phase, status.step, status.plan, status.uses_atoll, exit, status.trained, _standing(status.view)
+        phase, status.step, status.plan, status.uses_atoll, exit, status.trained, _view_report(status.view)
     )
 
 
-def _standing(report: common_pb2.ViewReport) -> WorkerStanding | None:
+def _view_report(report: common_pb2.ViewReport) -> WorkerViewReport | None:
     """Read a worker's report on the views of its run; None if it reports none, or a stage of another version."""
     if (stage := _VIEW_STAGES.get(report.stage)) is None:
         return None
@@ -59,7 +59,7 @@ def _standing(report: common_pb2.ViewReport) -> WorkerStanding | None:
     if report.HasField("times"):
         times = report.times
         way = WayIn(times.aborted_s, times.told_s, times.met_s, times.agreed_s, times.first_step_s)
-    return WorkerStanding(
+    return WorkerViewReport(
         report.view,
         stage,
         report.step,

@@ -245,7 +245,7 @@ class Life:
         if session is None:
             session = AgentSession(agent.name, agent.record, self._cluster.now_s)
             self.sessions.admit(session)
-        session.heard_s = self._cluster.now_s
+        session.last_message_s = self._cluster.now_s
         session.report([_copy(status) for status in agent.workers.values()], [29500])
         for telemetry in agent.telemetry():
             self.progress.observe(telemetry)

@@ -91,7 +91,7 @@ def node(
     name: str,
     workers: dict[int, ObservedWorker] | None = None,
     connected: bool = True,
-    heard_s: float | None = NOW_S,
+    last_message_s: float | None = NOW_S,
     *,
     run: int = 1,
     work_per_s: float = 0.0,
@@ -99,7 +99,7 @@ def node(
     device = DeviceRecord(index=0, kind="cpu", model="fake", memory_bytes=1, speed=1.0, work_per_s=work_per_s)
     record = NodeRecord(name=name, island="here", address=f"{name}.lan", memory_bytes=1, devices=(device,), version="0")
     keyed = {WorkerKey(JOB, run, rank): observed for rank, observed in (workers or {}).items()}
-    return ObservedNode(record, connected, heard_s, keyed, (29500,))
+    return ObservedNode(record, connected, last_message_s, keyed, (29500,))
 
 
 def free(name: str, since_s: float = 0.0, speed: float = 1.0, kind: str = "cpu", **fields: Any) -> FreeDevice:

@@ -13,7 +13,7 @@ from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.estimators.profile import LinkEstimate
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.model.observed import JobStep, ObservedJob
-from atoll.controller.jobs.model.observed_views import ObservedViews, ViewStage, WorkerStanding
+from atoll.controller.jobs.model.observed_views import ObservedViews, ViewStage, WorkerViewReport
 from atoll.controller.planners.registry import EXCHANGE_DENSITY
 from atoll.controller.state.records import Cause, JobPhase, JobRecord, PlanRecord
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
@@ -85,9 +85,9 @@ def test_it_leaves_in_place_and_does_not_hand_over_for_40_minutes_what_it_has_no
     """Of the run's members without it the next view is, from a step boundary. What it has not sent it takes along, and
     people are told."""
     thin = training(500 * MBIT, 500 * MBIT, 0.5 * MBIT, 500 * MBIT)
-    standing = WorkerStanding(1, ViewStage.TRAINING, 100, takes_in=True)
+    standing = WorkerViewReport(1, ViewStage.TRAINING, 100, takes_in=True)
     nodes = {
-        name: replace(one, workers={rank: worker()._replace(standing=standing) for rank in one.workers})
+        name: replace(one, workers={rank: worker()._replace(view_report=standing) for rank in one.workers})
         for name, one in thin.nodes.items()
     }
     ranks = tuple(range(len(NAMES)))

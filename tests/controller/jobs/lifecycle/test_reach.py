@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.controller.jobs.lifecycle.connectivity import told_of_relay, within_reach
+from atoll.controller.jobs.lifecycle.connectivity import relay_notice, within_reach
 from atoll.controller.jobs.model.start import FreeDevice
 from atoll.controller.state.records import NodeRecord, RunMember
 
@@ -53,6 +53,6 @@ def test_the_events_say_which_links_are_relayed() -> None:
         rank=0, node="h1", device=0, node_rank=0, local_rank=0, local_world_size=1, island="home", behind_nat=True
     )
     lab = RunMember(rank=1, node="lab", device=0, node_rank=1, local_rank=0, local_world_size=1, island="lab")
-    assert "h1" in told_of_relay([home, lab])
-    assert told_of_relay([home]) == ""
-    assert told_of_relay([lab]) == ""
+    assert "h1" in relay_notice([home, lab])
+    assert relay_notice([home]) == ""
+    assert relay_notice([lab]) == ""

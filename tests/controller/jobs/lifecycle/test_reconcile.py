@@ -242,7 +242,7 @@ def test_an_agent_that_was_restarted_has_lost_its_worker() -> None:
 
 def test_a_node_counts_as_lost_when_its_lease_ran_out_and_not_before() -> None:
     def at(silent_s: float) -> JobPhase:
-        gone = node("b", connected=False, heard_s=NOW_S - silent_s)
+        gone = node("b", connected=False, last_message_s=NOW_S - silent_s)
         return next_step(observed(job(), run("a", "b"), node("a", {0: worker()}), gone), clock()).job.status.phase
 
     assert (at(2.9), at(3.1)) == (JobPhase.RUNNING, JobPhase.STOPPING)
@@ -253,7 +253,7 @@ def test_a_new_leader_gives_agents_time_to_come_back() -> None:
     assert RETURN_GRACE_S > REGISTER_DEADLINE_S + BACKOFF_CAP_S
 
     def after(leading_s: float) -> JobPhase:
-        unheard = node("b", connected=False, heard_s=None)
+        unheard = node("b", connected=False, last_message_s=None)
         view = observed(job(), run("a", "b"), node("a", {0: worker()}), unheard)
         return next_step(view, clock(awaiting_since_s=NOW_S - leading_s)).job.status.phase
 
@@ -456,7 +456,7 @@ def test_a_fenced_run_is_stopped_until_nothing_of_it_is_left() -> None:
 def test_the_workers_of_a_lost_node_die_a_little_after_its_lease() -> None:
     def at(silent_s: float) -> JobPhase:
         record = ended(run("a", "b", **STOPPING), KILLED, None)
-        gone = node("b", connected=False, heard_s=NOW_S - silent_s)
+        gone = node("b", connected=False, last_message_s=NOW_S - silent_s)
         return next_step(observed(job(JobPhase.STOPPING), record, node("a"), gone), clock()).job.status.phase
 
     assert (at(3.4), at(3.6)) == (JobPhase.STOPPING, JobPhase.QUEUED)
@@ -465,7 +465,7 @@ def test_the_workers_of_a_lost_node_die_a_little_after_its_lease() -> None:
 def test_a_worker_that_never_began_is_not_waited_for() -> None:
     def heard(after_stop_s: float) -> JobPhase:
         record = ended(run("a", "b", **STOPPING), KILLED, None)
-        quiet = node("b", heard_s=NOW_S - 20 + after_stop_s)
+        quiet = node("b", last_message_s=NOW_S - 20 + after_stop_s)
         return next_step(observed(job(JobPhase.STOPPING), record, node("a"), quiet), clock()).job.status.phase
 
     assert (heard(1.0), heard(2.0)) == (JobPhase.STOPPING, JobPhase.QUEUED)
@@ -489,7 +489,7 @@ def test_cancelling_a_run_that_is_stopping_already_hurries_it() -> None:
 def test_cancel_waits_5_s_for_a_node_that_is_out_of_reach() -> None:
     def after(stopping_s: float) -> JobPhase:
         record = run("a", fenced=True, cause=Cause.CANCEL, grace_s=2.0, why="cancelled")
-        gone = node("a", connected=False, heard_s=NOW_S - 1)
+        gone = node("a", connected=False, last_message_s=NOW_S - 1)
         view = observed(job(JobPhase.STOPPING, cancel=True), record, gone, since_s=NOW_S - stopping_s)
         return next_step(view, clock()).job.status.phase
 

@@ -89,7 +89,7 @@ def test_a_run_that_stops_to_grow_is_followed_like_one_that_is_lost() -> None:
 
 
 def test_a_silent_machine_is_counted_from_its_last_sign_of_life() -> None:
-    gone = node("b", connected=False, heard_s=NOW_S - 3.1)
+    gone = node("b", connected=False, last_message_s=NOW_S - 3.1)
     record = run("a", "b")
     step = next_step(observed(job(), record, node("a", {0: worker(step=41)}), gone), clock())
     assert step.run is not None
@@ -109,7 +109,7 @@ def test_peers_notice_first_and_the_machine_is_named_once_it_is_known() -> None:
     assert first.run is not None
     assert first.run.recovery is not None
     assert (first.run.recovery.lost, first.run.recovery.reached_step) == ((), 8)
-    gone = node("b", connected=False, heard_s=NOW_S - 0.2)
+    gone = node("b", connected=False, last_message_s=NOW_S - 0.2)
     stopping = observed(first.job, first.run, node("a"), gone, since_s=NOW_S)
     early, later = (replace(clock(NOW_S + s), unix_s=clock().unix_s + s) for s in (1.2, 1.4))
     assert next_step(stopping, early).job.status.phase is JobPhase.STOPPING, "it may be on its way back"

@@ -9,7 +9,7 @@ from made import JOB, NOW_S, changed, clock, ended, exited, free, job, node, obs
 
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.model.observed import JobStep, ObservedJob, ObservedWorker, SendView, StopRun
-from atoll.controller.jobs.model.observed_views import ObservedViews, ViewStage, WayIn, WorkerStanding
+from atoll.controller.jobs.model.observed_views import ObservedViews, ViewStage, WayIn, WorkerViewReport
 from atoll.controller.state.records import Cause, ExitRecord, JobPhase, RunRecord, Standby, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 
@@ -38,9 +38,11 @@ def view(
     return replace(made, **fields)  # type: ignore[arg-type]
 
 
-def standing(stage: ViewStage = ViewStage.TRAINING, number: int = 1, reason: str = "", step: int = 9) -> ObservedWorker:
-    word = WorkerStanding(number, stage, step, reason, way=WAY if number > 1 else WayIn(), takes_in=True)
-    return worker(step=step)._replace(standing=word)
+def reporting(
+    stage: ViewStage = ViewStage.TRAINING, number: int = 1, reason: str = "", step: int = 9
+) -> ObservedWorker:
+    word = WorkerViewReport(number, stage, step, reason, way=WAY if number > 1 else WayIn(), takes_in=True)
+    return worker(step=step)._replace(view_report=word)
 
 
 def look(
@@ -72,7 +74,7 @@ def told(step: JobStep) -> list[str]:
 def test_the_survivors_of_a_killed_worker_are_the_next_view_and_the_job_goes_on_running() -> None:
     """1. Rank 1 is killed. 2. In the same look view 2 is proposed, of the others, with a plan and a place to meet; the
     job stays RUNNING and its run is not fenced. 3. Nothing is said to agents before that is written."""
-    step = next_step(look(standing(), gone(), standing()), clock())
+    step = next_step(look(reporting(), gone(), reporting()), clock())
     assert step.job.status.phase is JobPhase.RUNNING
     assert (step.job.status.run, step.job.status.view) == (1, 2)
     assert step.run is not None
@@ -99,14 +101,14 @@ def test_members_who_make_their_step_without_a_lost_one_leave_at_its_end() -> No
     who stands still already too. 3. Where one of them does not, collectives are aborted, as ever."""
 
     def tolerates_loss_mid_step(made: ObservedWorker) -> ObservedWorker:
-        assert made.standing is not None
-        return made._replace(standing=made.standing._replace(tolerates_loss_mid_step=True))
+        assert made.view_report is not None
+        return made._replace(view_report=made.view_report._replace(tolerates_loss_mid_step=True))
 
     for others, at_boundary in (
-        ((tolerates_loss_mid_step(standing()), tolerates_loss_mid_step(standing())), True),
-        ((tolerates_loss_mid_step(standing()), standing(ViewStage.BROKEN)), True),
-        ((tolerates_loss_mid_step(standing()), standing()), False),
-        ((standing(ViewStage.BROKEN), standing(ViewStage.BROKEN)), False),
+        ((tolerates_loss_mid_step(reporting()), tolerates_loss_mid_step(reporting())), True),
+        ((tolerates_loss_mid_step(reporting()), reporting(ViewStage.BROKEN)), True),
+        ((tolerates_loss_mid_step(reporting()), reporting()), False),
+        ((reporting(ViewStage.BROKEN), reporting(ViewStage.BROKEN)), False),
     ):
         [proposed] = next_step(look(others[0], gone(), others[1]), clock()).views
         assert (proposed.ranks, proposed.at_boundary) == ((0, 2), at_boundary)
@@ -119,13 +121,13 @@ def test_a_job_that_needs_all_its_workers_stands_still_until_another_is_ready() 
     """1. Rank 1 of a job that needs three is killed. 2. Nobody is stopped and no view is proposed: rank 3 is launched
     on the device that it had, which no other job gets. 3. Rank 3 is ready: the next view has it, without state, where
     rank 1 was."""
-    seen = look(standing(ViewStage.BROKEN), gone(), standing(), wants=ALL, free=[free("b")])
+    seen = look(reporting(ViewStage.BROKEN), gone(), reporting(), wants=ALL, free=[free("b")])
     waits = next_step(seen, clock())
     assert (waits.job.status.phase, waits.views) == (JobPhase.RUNNING, ())
     assert waits.run is not None
     assert [(member.rank, member.node, member.node_rank) for member in waits.run.members[3:]] == [(3, "b", 1)]
     assert told(waits)[-1] == "run 1: rank 3 on b/0 starts beside view 1, to join it"
-    ready = node("b", {3: standing(ViewStage.READY, 0)})
+    ready = node("b", {3: reporting(ViewStage.READY, 0)})
     nodes = {**seen.nodes, "b": ready}
     after = next_step(changed(seen, job=waits.job, run=waits.run, nodes=nodes), clock())
     [proposed] = after.views
@@ -133,7 +135,7 @@ def test_a_job_that_needs_all_its_workers_stands_still_until_another_is_ready() 
     assert (proposed.lost, proposed.joined) == (("rank 1 on b",), ("rank 3 on b",))
 
 
-STUCK = standing(ViewStage.UNABLE, reason="its collective does not come back")
+STUCK = reporting(ViewStage.UNABLE, reason="its collective does not come back")
 RAISED = exited(WorkerExitKind.FAILED, 1, "ValueError: x")
 
 
@@ -141,24 +143,26 @@ RAISED = exited(WorkerExitKind.FAILED, 1, "ValueError: x")
     ("seen", "reason"),
     [
         (
-            look(standing(), gone(), standing(), views=(view(state=ViewState.FORMING),)),
+            look(reporting(), gone(), reporting(), views=(view(state=ViewState.FORMING),)),
             "not all of its workers have trained a step by atoll.init",
         ),
         (
             look(worker(step=9), gone(), worker(step=9)),
             "rank 0 on a does not train yet, or not by atoll.init",
         ),
-        (look(STUCK, gone(), standing()), "rank 0 on a cannot: its collective does not come back"),
-        (look(standing(), gone(RAISED), standing()), "rank 1 ended by itself"),
+        (look(STUCK, gone(), reporting()), "rank 0 on a cannot: its collective does not come back"),
+        (look(reporting(), gone(RAISED), reporting()), "rank 1 ended by itself"),
         (
-            look(standing(), gone(), standing()._replace(standing=WorkerStanding(1, ViewStage.BROKEN)), wants=ALL),
+            look(
+                reporting(), gone(), reporting()._replace(view_report=WorkerViewReport(1, ViewStage.BROKEN)), wants=ALL
+            ),
             "2 of at least 3 workers are left",
         ),
         (
-            look(standing(), gone(), standing(), wants=ALL, broken_since_s=NOW_S - 91),
+            look(reporting(), gone(), reporting(), wants=ALL, broken_since_s=NOW_S - 91),
             "2 of at least 3 workers are left, and none was ready in their stead within 90 s",
         ),
-        (look(standing()._replace(trained=True), gone(), standing()), "rank 0 on a has trained already"),
+        (look(reporting()._replace(trained=True), gone(), reporting()), "rank 0 on a has trained already"),
         (look(gone(), gone(), gone()), "nobody is left who has its state"),
     ],
 )
@@ -175,16 +179,16 @@ def test_a_machine_that_its_peers_and_the_controller_miss_alike_is_not_waited_fo
     """1. A machine falls silent: its agent's stream is gone for 2 s, its lease of 3 s still runs. 2. Its peers'
     collectives failed: both say so. 3. It counts as lost now, not a second later. 4. While one of them trains, it does
     not."""
-    away = node("b", {}, connected=False, heard_s=NOW_S - 2)
+    away = node("b", {}, connected=False, last_message_s=NOW_S - 2)
     for other, is_lost in ((ViewStage.BROKEN, True), (ViewStage.TRAINING, False)):
-        seen = look(standing(ViewStage.BROKEN), None, standing(other), broken_since_s=NOW_S)
+        seen = look(reporting(ViewStage.BROKEN), None, reporting(other), broken_since_s=NOW_S)
         step = next_step(changed(seen, nodes={**seen.nodes, "b": away}), clock())
         assert [one.ranks for one in step.views] == ([(0, 2)] if is_lost else [])
         assert bool(step.views and step.views[0].seen_unix_s == 3.0) is is_lost, "2 s before now"
 
 
 def test_members_that_only_lost_touch_are_the_next_view_again() -> None:
-    broken = standing(ViewStage.BROKEN, reason="connection reset")
+    broken = reporting(ViewStage.BROKEN, reason="connection reset")
     assert next_step(look(broken, broken, broken, broken_since_s=NOW_S - 0.9), clock()).views == ()
     [again] = next_step(look(broken, broken, broken, broken_since_s=NOW_S - 1.1), clock()).views
     assert (again.ranks, again.cause, again.lost) == ((0, 1, 2), ViewCause.BROKEN, ())
@@ -193,9 +197,9 @@ def test_members_that_only_lost_touch_are_the_next_view_again() -> None:
 def test_a_view_is_in_force_when_all_train_in_it_and_the_one_before_is_over() -> None:
     views = (view(1), view(2, ViewState.FORMING, (0, 2)))
     record = ended(run("a", "b", "c"), None, KILLED, None)
-    trains = standing(number=2, step=9)
+    trains = reporting(number=2, step=9)
     assert (
-        next_step(look(trains, None, standing(ViewStage.FORMING, 2), views=views, record=record), clock()).views == ()
+        next_step(look(trains, None, reporting(ViewStage.FORMING, 2), views=views, record=record), clock()).views == ()
     )
     step = next_step(look(trains, None, trains, views=views, record=record), clock())
     assert [(one.view, one.state) for one in step.views] == [(1, ViewState.ABANDONED), (2, ViewState.IN_FORCE)]
@@ -213,7 +217,7 @@ def test_a_change_is_told_in_one_sentence_with_its_parts() -> None:
         proposed_unix_s=10.3,
     )
     record = ended(run("a", "b", "c"), None, KILLED, None)
-    trains = standing(number=2, step=11)
+    trains = reporting(number=2, step=11)
     step = next_step(look(trains, None, trains, views=(view(1, ViewState.ABANDONED), proposed), record=record), clock())
     assert told(step) == [
         "view 2: 2 workers went on in place after 0.95 s from step 9: 0.05 noticed, 0.10 aborted, 0.15 told, "
@@ -225,7 +229,7 @@ def test_the_first_step_after_a_launch_is_told_once() -> None:
     """1. One of three has not completed a step. 2. All have: it is told, with the seconds since the launch. 3. Never
     again."""
     launched = view(1, stepped_unix_s=0.0, proposed_unix_s=clock().unix_s - 4.1)
-    trains, waits = standing(step=1), standing(step=0)
+    trains, waits = reporting(step=1), reporting(step=0)
     assert told(next_step(look(trains, waits, trains, views=(launched,)), clock())) == []
     step = next_step(look(trains, trains, trains, views=(launched,)), clock())
     assert told(step) == ["view 1: 3 workers completed their first step 4.1 s after the launch"]
@@ -234,7 +238,7 @@ def test_the_first_step_after_a_launch_is_told_once() -> None:
 
 def test_who_does_not_stand_still_in_time_starts_the_run_again() -> None:
     views, record = (view(1), view(2, ViewState.PROPOSED, (0, 2))), ended(run("a", "b", "c"), None, KILLED, None)
-    workers = (standing(ViewStage.FORMING, 2), None, standing(ViewStage.TRAINING, 1))
+    workers = (reporting(ViewStage.FORMING, 2), None, reporting(ViewStage.TRAINING, 1))
     assert next_step(look(*workers, views=views, record=record, since_s=NOW_S - 9), clock()).views == ()
     step = next_step(look(*workers, views=views, record=record, since_s=NOW_S - 11), clock())
     assert "run 1 does not go on in place: rank 2 on c did not stand still within 10 s" in told(step)
@@ -265,9 +269,9 @@ def test_members_are_waited_for_while_state_moves_between_them(
     anything over: then nothing that moved counts."""
     record = ended(run("a", "b", "c"), None, KILLED, None)
     seen = look(
-        standing(ViewStage.FORMING if views is not LEAVES else ViewStage.TRAINING, 2 if views is not LEAVES else 1),
+        reporting(ViewStage.FORMING if views is not LEAVES else ViewStage.TRAINING, 2 if views is not LEAVES else 1),
         None,
-        standing(ViewStage.TRAINING, 1),
+        reporting(ViewStage.TRAINING, 1),
         views=views,
         record=record,
         since_s=NOW_S - 400,
@@ -284,13 +288,13 @@ def test_a_lost_worker_is_replaced_by_one_that_joins_while_the_others_train() ->
     one; its state does not count."""
     views = (view(1, ViewState.ABANDONED), view(2, ranks=(0, 2)))
     record = ended(run("a", "b", "c"), None, KILLED, None)
-    trains = standing(number=2)
+    trains = reporting(number=2)
     step = next_step(look(trains, None, trains, views=views, record=record, free=[free("b")]), clock())
     assert step.run is not None
     assert [(m.rank, m.node) for m in step.run.members] == [(0, "a"), (1, "b"), (2, "c"), (3, "b")]
     for stage, ranks in ((ViewStage.JOINING, []), (ViewStage.READY, [(0, 3, 2)])):
         seen = look(trains, None, trains, views=views, record=step.run)
-        joiner = node("b", {3: standing(stage, 0)})
+        joiner = node("b", {3: reporting(stage, 0)})
         after = next_step(changed(seen, nodes={**seen.nodes, "b": joiner}), clock())
         assert [one.ranks for one in after.views] == ranks
         assert all((one.at_boundary, one.has_state, one.cause) == (True, (0, 2), ViewCause.JOIN) for one in after.views)
@@ -301,7 +305,7 @@ def test_a_device_that_was_left_out_as_slow_is_better_than_to_stand_still(least:
     """1. The third of three is lost. The one free device waits as a standby, for it would slow the job down. 2. Where
     the job cannot go on with two it is taken; where it can, it goes on waiting."""
     views = (view(1),) if least == 3 else (view(1, ViewState.ABANDONED), view(2, ranks=(0, 2)))
-    record, trains = ended(run("a", "b", "c"), None, KILLED, None), standing(number=views[-1].view)
+    record, trains = ended(run("a", "b", "c"), None, KILLED, None), reporting(number=views[-1].view)
     seen = look(trains, None, trains, views=views, record=record, wants={"min_workers": least}, free=[free("b")])
     learned = replace(seen.job.learned, standby={"b/0": Standby(reason="it is slow")})
     step = next_step(replace(seen, job=replace(seen.job, learned=learned)), clock())
@@ -316,7 +320,7 @@ def test_a_lost_stage_leaves_its_pipeline_out_and_the_others_keep_their_order() 
     nodes, ports = "abcdef", {"e": (29501,)}
 
     def decided(*exits: ExitRecord | None, least: int) -> JobStep:
-        broken = standing()._replace(standing=WorkerStanding(1, ViewStage.BROKEN, 9))
+        broken = reporting()._replace(view_report=WorkerViewReport(1, ViewStage.BROKEN, 9))
         workers = [broken if exit is None else gone(exit) for exit in exits]
         wants = {"strategy": "groups", "strategy_settings": {"stages": 2}, "min_workers": least, "max_workers": 6}
         seen = observed(

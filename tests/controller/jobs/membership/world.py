@@ -17,7 +17,7 @@ from atoll.controller.jobs.model.observed import (
     StopRun,
     WorkerPhase,
 )
-from atoll.controller.jobs.model.observed_views import ObservedViews, ViewStage, WayIn, WorkerStanding
+from atoll.controller.jobs.model.observed_views import ObservedViews, ViewStage, WayIn, WorkerViewReport
 from atoll.controller.state.records import JobPhase, JobRecord, PlacementRecord, PlanRecord, RunRecord, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 
@@ -119,15 +119,15 @@ def begin(least: int = 1, **fields: object) -> World:
     return World(record_job, record, (view,), first.plans.issued, processes, **fields)  # type: ignore[arg-type]
 
 
-def _standing(world: World, process: Process) -> WorkerStanding:
+def _view_report(world: World, process: Process) -> WorkerViewReport:
     step = 10 * process.view + process.stepped
     way = WayIn(0.1, 0.2, 0.3, 0.4, 0.5) if process.stepped else WayIn(0.1, 0.2, 0.3, 0.4)
-    return WorkerStanding(process.view, process.stage, step, "it lost touch", way=way, takes_in=True)
+    return WorkerViewReport(process.view, process.stage, step, "it lost touch", way=way, takes_in=True)
 
 
 def _worker(world: World, process: Process) -> ObservedWorker:
     if process.alive:
-        return ObservedWorker(WorkerPhase.RUNNING, 10, 1, True, None, False, _standing(world, process))
+        return ObservedWorker(WorkerPhase.RUNNING, 10, 1, True, None, False, _view_report(world, process))
     kind = WorkerExitKind.DRAINED if process.drained else WorkerExitKind.SIGNALLED
     return ObservedWorker(WorkerPhase.EXITED, 10, 1, True, exited(kind, 85 if process.drained else -9, step=10))
 
