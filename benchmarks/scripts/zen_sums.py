@@ -26,7 +26,7 @@ from atoll.agent.runtime.transport.frames import Frame
 from atoll.agent.runtime.transport.topology import members_of
 from atoll.agent.runtime.transport.transport import Transport
 from atoll.planning.sparse_scheme import Scheme
-from atoll.strategies.staged_sums.mailbox import StagedMailbox
+from atoll.strategies.staged_sums.exchange import StagedExchange
 from atoll.strategies.zen.coordinates import Coordinates, GradientLayout, SumTally
 from atoll.strategies.zen.messages import largest
 from atoll.strategies.zen.partitions import hash_seeds
@@ -57,7 +57,6 @@ def main() -> None:
     names = sorted(path.stem for path in Path(asked.folder).glob("*.npz"))
     data = {name: gradient(Path(asked.folder, f"{name}.npz"), asked.rank) for name in names}
     tensors = [SeparateTensor(at, name, data[name][1], True, "zen") for at, name in enumerate(names)]
-    mailbox = StagedMailbox(names, [largest(tensor.shape) for tensor in tensors], stages_among(asked.workers))
     ranks = range(asked.workers)
     transport = Transport(
         asked.rank, members_of([f"node-{rank}" for rank in ranks], ["one"] * asked.workers),
@@ -65,19 +64,24 @@ def main() -> None:
     )  # fmt: skip
     try:
         tell(str(transport.bind()))
+        most = [largest(tensor.shape) for tensor in tensors]
+        exchange = StagedExchange(transport, names, most, stages_among(asked.workers))
+        mailbox = exchange.mailbox
         endpoints = [Endpoint.parse(one) for one in json.loads(sys.stdin.readline())]
 
         def deliver(frame: Frame) -> str | None:
             return mailbox.deliver(int(frame.kind), frame.origin, frame.step, frame.tensor, frame.count, frame.payload)
 
         transport.connect(endpoints, None, deliver, mailbox.fail)
-        summation = Summation(transport, mailbox, [list(ranks)], asked.rank, hash_seeds(1))
+        exchange.start()
+        summation = Summation(exchange, [list(ranks)], asked.rank, hash_seeds(1))
         tell("connected")
         number = 0
         for line in sys.stdin:
             wanted = json.loads(line)
             tensor = tensors[names.index(wanted["data"])]
-            number += measure(transport, summation, tensor, data[tensor.name][0], wanted, number)
+            number += measure(transport, exchange, summation, tensor, data[tensor.name][0], wanted, number)
+        exchange.close()
         transport.goodbye()
     finally:
         transport.close()
@@ -85,6 +89,7 @@ def main() -> None:
 
 def measure(
     transport: Transport,
+    exchange: StagedExchange,
     summation: Summation,
     tensor: SeparateTensor,
     mine: Coordinates,
@@ -97,8 +102,8 @@ def measure(
     before = sum(link.bytes_sent for link in transport.links())
     began = time.perf_counter()
     for turn in range(1, rounds + 1):
-        summation.begin(number + turn)
-        summation.finish(summation.start(tensor, mine, lambda _: None), DEADLINE_S)
+        exchange.begin(number + turn)
+        exchange.finish(summation.start(tensor, mine, lambda _: None), DEADLINE_S)
     took_s = time.perf_counter() - began
     sent = sum(link.bytes_sent for link in transport.links()) - before
     tell({"took_s": took_s, "sent_bytes": sent / rounds})

@@ -28,12 +28,12 @@ from atoll.strategies.compressed.costs.measured import (
     MeasuredCosts,
 )
 from atoll.strategies.compressed.costs.timing import PassTimes
-from atoll.strategies.compressed.exchanges.group_exchange import GroupExchange
-from atoll.strategies.compressed.exchanges.group_sum import GroupGradient, RankCircle
+from atoll.strategies.compressed.exchanges.group_sum import ExchangedGroup, GroupGradient, RankCircle
 from atoll.strategies.compressed.groups.layout import GRADIENT_BYTES, TensorLayout
 from atoll.strategies.compressed.groups.options import TensorGroup, Way
 from atoll.strategies.compressed.settings import Compressed
 from atoll.strategies.dense.worker import DenseReducer
+from atoll.strategies.staged_sums.exchange import StagedExchange
 
 CPU: Final = torch.device("cpu")
 SMALL_ENTRIES: Final = 1_024
@@ -63,7 +63,7 @@ class Measuring:
         self._device, self._times = device, times
         self.learned = context.learned if isinstance(context.learned, LearnedCosts) else LearnedCosts()
 
-    def start(self, exchange: GroupExchange, circle: RankCircle, next_round: Callable[[], None]) -> None:
+    def start(self, exchange: StagedExchange, circle: RankCircle, next_round: Callable[[], None]) -> None:
         """Measure what is not known yet. next_round: begins another round of exchanges, on all ranks."""
         self._exchange, self._circle, self._next_round = exchange, circle, next_round
         if self._session.group is None:
@@ -202,8 +202,8 @@ class Measuring:
             mine = GroupGradient(CodePlace(0, 0), value, torch.zeros(entries), np.zeros(0, np.float32), value)
             way = Way(compressed=True, compress="cpu")
             begun_s = time.monotonic()
-            group = self._exchange.submit(0, circle, Float16(), mine, way=way, ended=lambda _: None)
-            self._exchange.finish(group, self._session.collective_timeout_s)
+            group = ExchangedGroup(self._exchange, 0, circle, Float16(), mine, way=way, ended=lambda _: None)
+            group.finish(self._session.collective_timeout_s)
             found.append(time.monotonic() - begun_s)
         return min(found)
 

@@ -25,8 +25,14 @@ from atoll.strategies.compressed.codes.compressors import CodePlace
 from atoll.strategies.compressed.cost_measuring import Measuring
 from atoll.strategies.compressed.costs.link_costs import LearnedCosts
 from atoll.strategies.compressed.costs.timing import TIMED_EVERY_PASSES, PassTimes
-from atoll.strategies.compressed.exchanges.group_exchange import ExchangedGroup, GroupExchange
-from atoll.strategies.compressed.exchanges.group_sum import STAGES, GroupGradient, RankCircle, at_once, compressible
+from atoll.strategies.compressed.exchanges.group_sum import (
+    STAGES,
+    ExchangedGroup,
+    GroupGradient,
+    RankCircle,
+    at_once,
+    compressible,
+)
 from atoll.strategies.compressed.exchanges.messages import largest
 from atoll.strategies.compressed.flat_state import FlatState
 from atoll.strategies.compressed.groups.layout import GRADIENT_BYTES, TensorLayout
@@ -36,7 +42,7 @@ from atoll.strategies.compressed.settings import Compressed
 from atoll.strategies.compressed.state import CompressedState
 from atoll.strategies.declaration import PlanParameters
 from atoll.strategies.dense.worker import DenseReducer
-from atoll.strategies.staged_sums.mailbox import StagedMailbox
+from atoll.strategies.staged_sums.exchange import StagedExchange
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 
@@ -81,7 +87,9 @@ class CompressedReducer:
         self._measuring = Measuring(context, self._layout, self._compressor, self._device, self._times)
         self._groups = self._layout.by_size(context.settings.min_bytes, Way(compressed=True))
         self._planned: list[TensorGroup] | None = None
-        self._exchange = GroupExchange(self._channel, self._mailbox)
+        layout, ranks, tensors = self._layout, context.session.place.world_size, len(self._layout.names)
+        most = [largest(ranks, layout.size(index, tensors), tensors) for index in range(tensors)]
+        self._exchange = StagedExchange(self._channel, layout.names, most, STAGES)
         self._circle: RankCircle | None = None
         self._round = 0
         self._density = context.settings.density
@@ -253,7 +261,9 @@ class CompressedReducer:
             )
         )
         mine = GroupGradient(place, value, residual, counts, out, velocity, self._momentum, ready)
-        under_way = self._exchange.submit(group.begin, self._circle, self._compressor, mine, way=group.way, ended=ended)
+        under_way = ExchangedGroup(
+            self._exchange, group.begin, self._circle, self._compressor, mine, way=group.way, ended=ended
+        )
         self._plain_bytes += entries * GRADIENT_BYTES
         return under_way
 
@@ -299,7 +309,7 @@ class CompressedReducer:
         residual = self._residuals.after(group)
         velocity = self._velocity.after(group) if self._velocity is not None else None
         entries = len(residual)
-        counts = self._exchange.finish(under_way, self._session.collective_timeout_s)
+        counts = under_way.finish(self._session.collective_timeout_s)
         mine = under_way.sum.mine
         if self._scale != 1:
             mine.out_N.mul_(self._scale)
@@ -337,8 +347,3 @@ class CompressedReducer:
                 self._velocity.complete = self._opened
             self._times.combined()
             self._measuring.tell(self._groups)
-
-    def _mailbox(self, changed: Callable[[], None]) -> StagedMailbox:
-        layout, ranks, tensors = self._layout, self._session.place.world_size, len(self._layout.names)
-        most = [largest(ranks, layout.size(index, tensors), tensors) for index in range(tensors)]
-        return StagedMailbox(layout.names, most, STAGES, changed)

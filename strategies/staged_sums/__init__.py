@@ -1,1 +1,1 @@
-"""Worker parts of strategies that sum tensors by messages in stages: the messages received but not used yet."""
+"""Worker parts of strategies that sum tensors by messages in stages: the exchange's thread, and its mailbox."""

@@ -6,7 +6,7 @@ OmniReduce (Fei et al., 2021)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeAlias
@@ -16,13 +16,14 @@ import numpy as np
 from atoll.errors import BadInput
 from atoll.kernels import units
 from atoll.planning.sparse_scheme import Scheme
-from atoll.strategies.staged_sums.mailbox import Awaited, Message
+from atoll.strategies.staged_sums.exchange import Post, Steps
+from atoll.strategies.staged_sums.mailbox import Awaited
 from atoll.strategies.zen.blocks import BLOCK_ENTRIES, from_blocks, to_blocks
 from atoll.strategies.zen.coordinates import U32, Coordinates, UnitShape, summed, total
 from atoll.strategies.zen.messages import decode, encode
 from atoll.strategies.zen.partitions import EvenPartitions, HashPartitions, Partitions
 
-Summing: TypeAlias = Generator[Awaited, list[Message], Coordinates]
+Summing: TypeAlias = Steps[Coordinates]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,7 @@ class Circle:
 
     ranks: tuple[int, ...]
     me: int
-    post: Callable[[int, int, memoryview], None]
-    """(rank, stage, message)"""
+    post: Post
 
     @property
     def size(self) -> int:

@@ -22,14 +22,14 @@ from atoll.agent.runtime.strategy_interface.capabilities import (
 from atoll.planning.sparse_scheme import Scheme
 from atoll.strategies.dense.fusion import fused_by_bytes
 from atoll.strategies.dense.worker import DenseReducer
-from atoll.strategies.staged_sums.mailbox import StagedMailbox
+from atoll.strategies.staged_sums.exchange import StagedExchange, StagedSum
 from atoll.strategies.zen.blocks import block_count
 from atoll.strategies.zen.coordinates import Coordinates, countable, distinct_values, from_gradient, to_gradient
 from atoll.strategies.zen.messages import finite_or_unknown, largest
 from atoll.strategies.zen.partitions import hash_seeds
 from atoll.strategies.zen.schemes import stages_among
 from atoll.strategies.zen.settings import Zen
-from atoll.strategies.zen.summation import Sum, Summation
+from atoll.strategies.zen.summation import Summation
 from atoll.strategies.zen.tensor import MEASURED_EVERY_ROUNDS, Measured, SeparateTensor, measured_dense, measured_of
 from atoll.v1.common_pb2 import LEVEL_INFO
 
@@ -54,6 +54,7 @@ class ZenReducer:
         layers = [one for one in context.model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)]
         self._embeddings = {id(layer.weight): layer.sparse for layer in layers}
         self._tensors: dict[int, SeparateTensor] = {}  # by the parameter's index
+        self._exchange: StagedExchange | None = None  # None: no tensor is summed separately
         self._summation: Summation | None = None
         self._round = 0
         self._units = self._own_units = self._all_units = 0  # of the sparse tensors, in this step
@@ -85,16 +86,17 @@ class ZenReducer:
         islands, tensors = self._channel.islands(), self._tensors.values()
         names = [tensor.name for tensor in tensors]
         most = [largest(tensor.shape) for tensor in tensors]
-        mailbox = StagedMailbox(names, most, stages_among(self._session.place.world_size))
+        self._exchange = StagedExchange(self._channel, names, most, stages_among(self._session.place.world_size))
         seeds, rank = hash_seeds(self._session.seed), self._session.place.rank
-        self._summation = Summation(self._channel, mailbox, islands, rank, seeds)
-        self._channel.connect_receiver(mailbox, names)
+        self._summation = Summation(self._exchange, islands, rank, seeds)
+        self._channel.connect_receiver(self._exchange.mailbox, names)
+        self._exchange.start()
 
     def begin(self, opened: Pass) -> None:
         self._round += 1
         self._units = self._own_units = self._all_units = 0
-        if self._summation is not None:
-            self._summation.begin(self._round)
+        if self._exchange is not None:
+            self._exchange.begin(self._round)
 
     def reduce(self, flat_N: torch.Tensor, used: Sequence[bool], ended: Callable[[object], None]) -> Reduction:
         return self._dense.reduce(flat_N, used, ended)
@@ -119,7 +121,9 @@ class ZenReducer:
         sum_ = self._summation.start(tensor, mine.with_tally(tally), ended)
         return SeparateReduction(lambda: self._finish(tensor, sum_), 0)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        if self._exchange is not None:
+            self._exchange.close()
 
     def take_step(self, stall_s: float, sent_bytes: int) -> Mapping[str, float]:
         units = max(self._units, 1)
@@ -141,9 +145,10 @@ class ZenReducer:
         """Return whether this round's densities are measured. The same rounds on all ranks."""
         return self._round % MEASURED_EVERY_ROUNDS == 1
 
-    def _finish(self, tensor: SeparateTensor, sum_: Sum) -> torch.Tensor | None:
+    def _finish(self, tensor: SeparateTensor, sum_: StagedSum[Coordinates]) -> torch.Tensor | None:
+        assert self._exchange is not None
         assert self._summation is not None
-        result: Coordinates = self._summation.finish(sum_, self._session.collective_timeout_s)
+        result = self._exchange.finish(sum_, self._session.collective_timeout_s)
         self._all_units += len(result.unit)
         if self._looks:
             self._decide(tensor, measured_of(result, tensor.shape, len(self._summation.circle)))

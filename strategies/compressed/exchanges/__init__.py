@@ -1,1 +1,1 @@
-"""Sum groups over all ranks: messages, the order of exchange, and the thread that carries it out."""
+"""Sum groups over all ranks: messages, and the order of exchange."""

@@ -6,7 +6,7 @@ the sum has the same bits everywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -19,16 +19,15 @@ from atoll.kernels.signs import SIGN_BLOCK
 from atoll.strategies.compressed.codes.compressors import CodePlace, Compressor, as_payload
 from atoll.strategies.compressed.codes.sparse_codes import compress_with_momentum
 from atoll.strategies.compressed.exchanges.messages import EntryForm, bundled, decode, encode, unbundled
+from atoll.strategies.compressed.groups.options import Way
+from atoll.strategies.staged_sums.exchange import Post, StagedExchange, Steps
 from atoll.strategies.staged_sums.mailbox import Awaited, Message
 
 STAGES: Final = 4
 INSIDE, FIRST, SECOND, RESULT = range(STAGES)
 """Number of stages: to the island's first rank, between those twice, back."""
 Counts: TypeAlias = NDArray[np.float32]
-Post: TypeAlias = Callable[[int, int, Message], None]
-"""(rank, stage, message)"""
-
-Summing: TypeAlias = Generator[Awaited, list[Message], list["Addend"]]
+Summing: TypeAlias = Steps[list["Addend"]]
 ALIGNED: Final = SIGN_BLOCK
 """Entries to whose multiples the ranges of a divided group are aligned."""
 COMPRESSED_MOST: Final = 2.0**40
@@ -92,7 +91,7 @@ class GroupGradient:
 
 
 class GroupSum:
-    """Sum of one group. `steps` compresses, posts and waits; `add_up` decodes the received messages."""
+    """Sum of one group. `steps` posts and waits; `add_up` decodes the received messages."""
 
     def __init__(
         self, circle: RankCircle, compressor: Compressor, mine: GroupGradient, post: Post, *, divisible: bool
@@ -100,6 +99,7 @@ class GroupSum:
         self.mine, self._circle, self._compressor, self._post = mine, circle, compressor, post
         self._divisible = divisible and compressor.divisible
         self._own: dict[int, Message] = {}  # of the first stage, by the place of the range
+        self._compressed = False
 
     @property
     def payload_bytes(self) -> int:
@@ -109,6 +109,7 @@ class GroupSum:
     def compress(self) -> None:
         """Compress this rank's own part. An island's mates compress nothing: what they left out before is sent
         along."""
+        self._compressed = True
         mine = self.mine
         mine.ready()
         if self._circle.rank != self._circle.leader:
@@ -117,7 +118,10 @@ class GroupSum:
             self._compress_ranges()
 
     def steps(self) -> Summing:
-        """Continue after `compress`. Raises BadInput naming the rank of an impossible message."""
+        """Compress if `compress` was not called, and exchange. Raises BadInput naming the rank of an impossible
+        message."""
+        if not self._compressed:
+            self.compress()
         circle = self._circle
         if circle.rank != circle.leader:
             self._post(circle.leader, INSIDE, self._own[0])
@@ -134,6 +138,10 @@ class GroupSum:
             for mate in circle.mates:
                 self._post(mate, RESULT, result)
         return addends
+
+    def decoded_steps(self) -> Steps[Counts]:
+        """Exchange as `steps`, and decode the received messages. Return the sum of the counts."""
+        return self.add_up((yield from self.steps()))
 
     def add_up(self, addends: Sequence[Addend]) -> Counts:
         """Write the sum to out_N. Return the sum of the counts. Raises BadInput naming the rank."""
@@ -267,3 +275,30 @@ def compressible(value_N: torch.Tensor) -> bool:
         return True
     least, most = torch.aminmax(value_N)  # NaN where any entry is
     return bool(torch.maximum(most, -least) <= COMPRESSED_MOST)
+
+
+class ExchangedGroup:
+    """Sum of a group that an exchange carries out. The thread of the exchange does what its way puts on the CPU."""
+
+    def __init__(
+        self,
+        exchange: StagedExchange,
+        tensor: int,
+        circle: RankCircle,
+        compressor: Compressor,
+        mine: GroupGradient,
+        *,
+        way: Way,
+        ended: Callable[[object], None],
+    ) -> None:
+        """Begin to sum a group, named by its first tensor. Its memory is the exchange's until `finish`."""
+        self.sum = GroupSum(circle, compressor, mine, exchange.poster(tensor), divisible=way.divisible)
+        if way.compress == "device":
+            self.sum.compress()
+        steps: Steps[Counts | list[Addend]] = self.sum.decoded_steps() if way.decompress == "cpu" else self.sum.steps()
+        self._exchange, self._staged = exchange, exchange.submit(tensor, steps, ended)
+
+    def finish(self, deadline_s: float) -> Counts:
+        """Wait until the sum is in the group's memory. Returns the counts. Raises PeerLost, BadInput."""
+        found = self._exchange.finish(self._staged, deadline_s)
+        return self.sum.add_up(found) if isinstance(found, list) else found

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.transport.frames import Kind
-from atoll.strategies.staged_sums.mailbox import StagedMailbox
+from atoll.strategies.staged_sums.exchange import StagedExchange
 from atoll.strategies.zen.coordinates import Coordinates, GradientLayout, SumTally
 from atoll.strategies.zen.messages import HEADER_BYTES, largest
 from atoll.strategies.zen.partitions import hash_seeds
@@ -23,12 +23,12 @@ UNITS = 4_096
 class Post:
     """A Sender: what a rank sends is in the other's mailbox at once. lengths: by (from, to)."""
 
-    def __init__(self, rank: int, mailboxes: list[StagedMailbox], lengths: dict[tuple[int, int], int]) -> None:
-        self._rank, self._mailboxes, self._lengths = rank, mailboxes, lengths
+    def __init__(self, rank: int, exchanges: list[StagedExchange], lengths: dict[tuple[int, int], int]) -> None:
+        self._rank, self._exchanges, self._lengths = rank, exchanges, lengths
 
     def send(self, to: int, number: int, tensor: int, count: int, payload: memoryview, /) -> None:
         self._lengths[self._rank, to] = len(payload)
-        flaw = self._mailboxes[to].deliver(Kind.DIRECT, self._rank, number, tensor, count, payload)
+        flaw = self._exchanges[to].mailbox.deliver(Kind.DIRECT, self._rank, number, tensor, count, payload)
         assert flaw is None, flaw
 
 
@@ -45,22 +45,23 @@ def test_within_an_island_messages_have_the_shortest_form_too(density: float, in
         values = rng.standard_normal((count, 1)).astype(np.float32)
         terms.append(Coordinates(unit, values, SumTally(GradientLayout.SPARSE, count)))
     tensors = [SeparateTensor(0, "table", nn.Parameter(torch.empty(UNITS, 1, device="meta")), True, "zen")] * 3
-    mailboxes = [StagedMailbox(["table"], [largest(tensors[0].shape)], stages_among(3)) for _ in range(3)]
     lengths: dict[tuple[int, int], int] = {}
-    sums = [
-        Summation(Post(rank, mailboxes, lengths), mailboxes[rank], ISLANDS, rank, hash_seeds(1)) for rank in range(3)
-    ]
-    for one in sums:
+    exchanges: list[StagedExchange] = []
+    for rank in range(3):
+        post = Post(rank, exchanges, lengths)
+        exchanges.append(StagedExchange(post, ["table"], [largest(tensors[0].shape)], stages_among(3)))
+    for one in exchanges:
         one.begin(1)
+        one.start()
+    sums = [Summation(exchanges[rank], ISLANDS, rank, hash_seeds(1)) for rank in range(3)]
     started = [sums[rank].start(tensors[rank], terms[rank], lambda _: None) for rank in range(3)]
-    while any(one.result is None for one in started):  # all messages are there: nobody waits
-        for rank in range(3):
-            sums[rank]._go_on()
+    results = [exchanges[rank].finish(started[rank], 30.0) for rank in range(3)]
+    for one in exchanges:
+        one.close()
     expected = np.zeros(UNITS, np.float32)
     for term in terms:
         expected[term.unit] += term.values[:, 0]
-    for rank in range(3):
-        result = sums[rank].finish(started[rank], 1.0)
+    for result in results:
         summed = np.zeros(UNITS, np.float32)
         summed[result.unit] = result.values[:, 0]
         np.testing.assert_allclose(summed, expected, rtol=1e-5, atol=1e-6)
