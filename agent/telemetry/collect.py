@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from atoll.agent.telemetry.buffer import TelemetryBuffer
-from atoll.agent.telemetry.steps import StepEstimates
 from atoll.jobs.worker_key import WorkerKey
 from atoll.network.message_limits import SHA256
+from atoll.step_estimators.rank import RankEstimator
+from atoll.step_estimators.sums import NormSums, SyncSums, add_ranks, norms_of, sync_of
+from atoll.step_estimators.wire import estimate_to_wire, step_from_wire, sums_to_wire
 from atoll.telemetry.telemetry_limits import (
     FAMILIES,
     MAX_DROP_REASONS,
@@ -16,7 +18,7 @@ from atoll.telemetry.telemetry_limits import (
     MAX_METRICS,
     MAX_NOTICES,
     MAX_REPORTS,
-    MAX_VOLUNTEER,
+    MAX_STEPS,
     TIERS,
     flaw_of_link,
     flaw_of_step,
@@ -29,20 +31,27 @@ MAX_DROP_REASON: Final = 256
 MESSAGE_BYTES: Final = 1024 * 1024
 """A Telemetry message is closed beyond this, so that none comes near gRPC's limit."""
 
+_StepSums = tuple[dict[int, SyncSums], dict[int, NormSums]]
+"""All-reduces and gradient samples by step."""
+
 
 class Collector:
     """Measurements of the workers of this node since the last `take`. `begun` is called at a worker's first step,
-    which the controller should know at once."""
+    which the controller should know at once.
+
+    Each worker of a strategy that does not ask for each step has an estimator here. What workers measured of a step
+    together is added up, for at most MAX_STEPS unsent steps: the first ones are worth the least."""
 
     def __init__(self, begun: Callable[[], None] = lambda: None) -> None:
         self._begun = begun
         self._buffers: dict[WorkerKey, TelemetryBuffer] = {}
         self._forgotten: set[WorkerKey] = set()
-        self._estimates = StepEstimates()
+        self._estimators: dict[WorkerKey, RankEstimator] = {}
+        self._sums: dict[tuple[str, int, int], _StepSums] = {}  # by job, run and view
 
     def estimate(self, key: WorkerKey) -> None:
         """Report estimates from this worker's steps from now on, not each step."""
-        self._estimates.begin(key)
+        self._estimators[key] = RankEstimator()
 
     def add(self, key: WorkerKey, telemetry: WorkerTelemetry) -> None:
         """Take over what a worker sent; more than the protocol allows is cut off."""
@@ -73,9 +82,14 @@ class Collector:
             self._begun()
 
     def _take_step(self, key: WorkerKey, sample: StepSample, into: TelemetryBuffer) -> None:
-        if key in self._estimates:
-            self._estimates.observe(key, into.view, sample)
-        if key in self._estimates and key.rank:
+        if key in self._estimators:
+            observed = step_from_wire(sample)
+            if self._estimators[key].observe(observed):
+                syncs, sampled = self._sums.setdefault((key.job, key.run, into.view), ({}, {}))
+                add_ranks(syncs, observed.step, sync_of(observed), MAX_STEPS)
+                if (norms := norms_of(observed)) is not None:
+                    add_ranks(sampled, observed.step, norms, MAX_STEPS)
+        if key in self._estimators and key.rank:
             into.newest_step(sample)
         else:  # users are shown the steps of rank 0
             into.add(steps=[sample])
@@ -93,16 +107,18 @@ class Collector:
 
     def take(self) -> Iterator[Telemetry]:
         """Everything since the last call, in messages of a bounded size."""
-        message = Telemetry(sums=self._estimates.take_sums())
+        message = Telemetry(sums=[sums_to_wire(*run, *sums) for run, sums in self._sums.items()])
+        self._sums.clear()
         bytes = message.ByteSize()
         for key, buffer in list(self._buffers.items()):
             worker = buffer.take(key.to_wire())
-            if worker is not None and (estimate := self._estimates.estimate(key)) is not None:
-                worker.estimate.CopyFrom(estimate)
+            estimator = self._estimators.get(key)
+            if worker is not None and estimator is not None and estimator.last_step >= 0:
+                worker.estimate.CopyFrom(estimate_to_wire(estimator.estimate()))
             if key in self._forgotten:
                 del self._buffers[key]
                 self._forgotten.discard(key)
-                self._estimates.forget(key)
+                self._estimators.pop(key, None)
             if worker is None:
                 continue
             if message.workers and bytes + worker.ByteSize() > MESSAGE_BYTES:
@@ -129,16 +145,7 @@ def _cut(metrics: Metrics) -> Metrics:
 
 def _trimmed(link: LinkSample) -> LinkSample:
     reasons = [reason for reason in sorted(link.dropped) if len(reason) <= MAX_DROP_REASON][:MAX_DROP_REASONS]
-    return LinkSample(
-        peer=link.peer,
-        sent_bytes=link.sent_bytes,
-        received_bytes=link.received_bytes,
-        busy_s=link.busy_s,
-        goodput_bps=link.goodput_bps,
-        dropped={reason: link.dropped[reason] for reason in reasons},
-        volunteer=link.volunteer[:MAX_VOLUNTEER],
-        wait_share=link.wait_share,
-        form=link.form,
-        differs=link.differs,
-        copied_bytes=link.copied_bytes,
-    )
+    kept = {reason: link.dropped[reason] for reason in reasons}
+    link.dropped.clear()
+    link.dropped.update(kept)
+    return link

@@ -61,13 +61,8 @@ class ObservedLink:
     busy_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """Traffic of one rank to other islands since the run began. now_s: time of the report."""
-
-    now_s: float
-    sent_bytes: dict[int, int]
-    busy_s: dict[int, float]
+_Counts = tuple[float, dict[int, ObservedLink]]
+"""Time of a report, and the traffic of one rank to other islands since the run began, by peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +103,9 @@ class BandwidthEstimator:
         if island is None:
             return
         away = [link for link in links if _sound(link) and island_of.get(link.peer, island) != island][:MAX_PEERS]
-        counts = _Counts(now_s, {link.peer: link.sent_bytes for link in away}, {p.peer: p.busy_s for p in away})
+        counts = now_s, {link.peer: link for link in away}
         before = self._counts.get(rank)
-        if before is not None and 0 <= now_s - before.now_s < INTERVAL_S:
+        if before is not None and 0 <= now_s - before[0] < INTERVAL_S:
             return
         self._counts[rank] = counts
         if before is None or not away or not (sent := _between(before, counts)):
@@ -121,7 +116,7 @@ class BandwidthEstimator:
         # Ranks and peers share the link and seldom send at the same moments: the time in which any of them sends.
         busy = 1 - math.prod(each.idle for each in current)
         bps = sum(each.bps for each in current)
-        if bps * (now_s - before.now_s) < 8 * MIN_BYTES or not busy > 0:
+        if bps * (now_s - before[0]) < 8 * MIN_BYTES or not busy > 0:
             return
         link = self._links.get(island)
         if link is None:
@@ -139,18 +134,19 @@ def _sound(link: ObservedLink) -> bool:
 
 def _between(before: _Counts, after: _Counts) -> _Sent | None:
     """Return the traffic between two reports; None if a counter went back, since that connection began anew."""
-    interval_s = after.now_s - before.now_s
+    (before_s, links_before), (now_s, links) = before, after
+    interval_s = now_s - before_s
     if not interval_s > 0:
         return None
     total, idle = 0, 1.0
-    for peer, sent_bytes in after.sent_bytes.items():
-        grown = sent_bytes - before.sent_bytes.get(peer, 0)
-        busy_s = after.busy_s[peer] - before.busy_s.get(peer, 0.0)
+    for peer, link in links.items():
+        was = links_before.get(peer, ObservedLink(peer=peer, sent_bytes=0, busy_s=0.0))
+        grown, busy_s = link.sent_bytes - was.sent_bytes, link.busy_s - was.busy_s
         if grown < 0 or busy_s < 0:
             return None
         total += grown
         idle *= 1 - min(busy_s / interval_s, 1.0)
-    return _Sent(after.now_s, 8 * total / interval_s, idle)
+    return _Sent(now_s, 8 * total / interval_s, idle)
 
 
 class _Link:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 from atoll.controller.estimators.bandwidth import BandwidthEstimator, ObservedLink, PathEstimator
@@ -45,7 +45,6 @@ class RunEstimators:
     def __init__(self, of_strategy: StepEstimator | None = None) -> None:
         self._of_strategy = of_strategy
         self._ranks: dict[int, RankEstimate] = {}
-        self._told: dict[int, tuple[int, Callable[[], RankEstimate]]] = {}  # by rank: newer, with the newest step
         self._estimators: dict[int, RankEstimator] = {}  # of ranks whose steps are told one by one
         self._overlap = OverlapEstimator()
         self._noise = NoiseEstimator()
@@ -74,15 +73,10 @@ class RunEstimators:
         if isinstance(self._of_strategy, MessageEstimator):
             self._of_strategy.hear(rank, told)
 
-    def observe_rank(self, rank: int, last_step: int, estimate: Callable[[], RankEstimate]) -> None:
-        """Add an agent's estimate from all steps of its rank up to `last_step`; older estimates change nothing.
-        estimate: called when a profile is needed, since many arrive between two profiles."""
-        if rank in self._told:
-            before = self._told[rank][0]
-        else:
-            before = self._ranks[rank].last_step if rank in self._ranks else -1
-        if last_step >= before:
-            self._told[rank] = last_step, estimate
+    def observe_rank(self, rank: int, estimate: RankEstimate) -> None:
+        """Add an agent's estimate from all steps of its rank; older estimates change nothing."""
+        if rank not in self._ranks or estimate.last_step >= self._ranks[rank].last_step:
+            self._ranks[rank] = estimate
 
     def observe_sync(self, step: int, told: SyncSums) -> None:
         """Add measurements of a step by some ranks; each rank once, times finite and not negative."""
@@ -112,9 +106,6 @@ class RunEstimators:
     def _known(self) -> dict[int, RankEstimate]:
         for rank, estimator in self._estimators.items():
             self._ranks[rank] = estimator.estimate()
-        for rank, (_, estimate) in self._told.items():
-            self._ranks[rank] = estimate()
-        self._told.clear()
         return self._ranks
 
     def profile(self) -> Profile:

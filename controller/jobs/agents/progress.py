@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Final
 
 from atoll.controller.deciding.given import ControllerHalf
@@ -258,8 +257,7 @@ class ProgressBoard:
             rank.last = sample
             found.observe_step(position, sample, now_s, estimated=estimated)
         if estimated:
-            estimate = telemetry.estimate
-            found.estimators.observe_rank(position, estimate.last_step, partial(estimate_from_wire, estimate))
+            found.estimators.observe_rank(position, estimate_from_wire(telemetry.estimate))
         if telemetry.HasField("prepared"):
             found.batch_size, found.samples = telemetry.prepared.batch_size, telemetry.prepared.samples
             if position == 0:
