@@ -61,7 +61,7 @@ def until_settled(cluster: Cluster, job: str, deadline_s: float = 180) -> pb.Job
 
 
 def show_plans(cluster: Cluster, job: str, after: int) -> None:
-    for decided in cluster.client.plans(job):
+    for decided in cluster.client.plans(job).plans:
         plan, measured_s = decided.plan, decided.measured_step_s
         if plan.id <= after:
             continue

@@ -21,7 +21,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from atoll.client.leader_connection import Leader
-from atoll.client.log_position import LogPosition
 from atoll.errors import BadInput, DeadlineExceeded, NotFound
 from atoll.host.ports import DEFAULT_ADDRESS
 from atoll.network.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES, Tls
@@ -45,10 +44,6 @@ if TYPE_CHECKING:
     from atoll.v1.jobs_pb2_grpc import JobServiceAsyncStub
 
 
-def addresses_of_environment() -> list[str]:
-    return os.environ.get("ATOLL_CONTROLLER", DEFAULT_ADDRESS).split(",")
-
-
 class AsyncClient:
     """A connection to the controllers of one cluster; whichever leads is found and followed.
 
@@ -62,7 +57,8 @@ class AsyncClient:
         self, controllers: Sequence[str] | None = None, *, tls: Tls | None = None, timeout_s: float = 10.0
     ) -> None:
         if controllers is None:
-            controllers, tls = addresses_of_environment(), tls or Tls.of_environment()
+            controllers = os.environ.get("ATOLL_CONTROLLER", DEFAULT_ADDRESS).split(",")
+            tls = tls or Tls.of_environment()
         self._leader = Leader(controllers, tls, timeout_s)
 
     async def __aenter__(self) -> Self:
@@ -76,16 +72,6 @@ class AsyncClient:
     async def close(self) -> None:
         """Close the connections; streams that are open end."""
         await self._leader.close()
-
-    async def submit_alike(self, spec: common.JobSpec, code_of: str, request_id: str | None = None) -> str:
-        """Hand over a job with the code, and the offline profile, of another one; return its id. Raises NotFound where
-        the other one was removed."""
-        header = pb.SubmitHeader(spec=spec, request_id=request_id or uuid.uuid4().hex, code_of=code_of)
-
-        async def parts() -> AsyncIterator[pb.SubmitRequest]:
-            yield pb.SubmitRequest(header=header)
-
-        return (await self._leader.call("submit", lambda stub, s: stub.Submit(parts(), timeout=s))).job
 
     async def checkpoints(self, job: str) -> pb.CheckpointsReply:
         """What there is of a job's checkpoints in all tiers, and which nodes could not be asked."""
@@ -105,8 +91,16 @@ class AsyncClient:
         full = common.JobSpec()
         full.CopyFrom(spec)
         full.code_sha256 = hashlib.sha256(code).hexdigest()
-        header = pb.SubmitHeader(spec=full, request_id=request_id or uuid.uuid4().hex)
+        return await self._submit(pb.SubmitHeader(spec=full, request_id=request_id or uuid.uuid4().hex), code)
 
+    async def submit_alike(self, spec: common.JobSpec, code_of: str, request_id: str | None = None) -> str:
+        """Submit a job with the code, and the offline profile, of another one; return its id. Raises NotFound if the
+        other one was removed."""
+        return await self._submit(
+            pb.SubmitHeader(spec=spec, request_id=request_id or uuid.uuid4().hex, code_of=code_of), b""
+        )
+
+    async def _submit(self, header: pb.SubmitHeader, code: bytes) -> str:
         async def parts() -> AsyncIterator[pb.SubmitRequest]:
             yield pb.SubmitRequest(header=header)
             for start in range(0, len(code), CODE_CHUNK_BYTES):
@@ -163,46 +157,35 @@ class AsyncClient:
         )
         return await self._leader.call(f"adjust {job}", lambda stub, s: stub.Adjust(request, timeout=s))
 
-    async def plans(self, job: str, run: int = 0) -> list[pb.DecidedPlan]:
-        """The plans of the job's newest run, or of another, oldest first, with what each was decided from."""
-        reply = await self._leader.call(
+    async def plans(self, job: str, run: int = 0) -> pb.PlansReply:
+        """Return what was decided about the job's newest run, or another: its plans, oldest first, with what each was
+        decided from; devices that offered themselves (admissions); and the placement of copies of its state, if any."""
+        return await self._leader.call(
             f"plans of {job}", lambda stub, s: stub.Plans(pb.PlansRequest(job=job, run=run), timeout=s)
         )
-        return list(reply.plans)
-
-    async def placement(self, job: str, run: int = 0) -> pb.DecidedPlacement | None:
-        """Whose memory holds copies of whose state in the run; None where nobody's does."""
-        reply = await self._leader.call(
-            f"placement of {job}", lambda stub, s: stub.Plans(pb.PlansRequest(job=job, run=run), timeout=s)
-        )
-        return reply.placement if reply.HasField("placement") else None
-
-    async def admissions(self, job: str, run: int = 0) -> list[pb.DecidedAdmission]:
-        """What was decided about devices that offered themselves to the run, oldest first."""
-        reply = await self._leader.call(
-            f"admissions of {job}", lambda stub, s: stub.Plans(pb.PlansRequest(job=job, run=run), timeout=s)
-        )
-        return list(reply.admissions)
 
     async def nodes(self) -> pb.ListNodesReply:
         """The nodes and what runs on them; also which controller answered, its version and clock."""
         return await self._leader.call("list nodes", lambda stub, s: stub.ListNodes(pb.ListNodesRequest(), timeout=s))
 
     async def watch(self, job: str) -> AsyncGenerator[pb.Job, None]:
-        """The job now, then after every change, until it has ended. Goes on over controller restarts."""
+        """Yield the job now and after every change, until it has ended, also over controller restarts."""
         last = await self.get(job)
         yield last
-        doing, request = f"watch {job}", pb.WatchRequest(job=last.id)
-        breaks = self._leader.patience()
-        while last.phase not in ENDED:
-            stream = self._leader.stream(doing, breaks, lambda stub, s: stub.Watch(request, timeout=s))
-            async with aclosing(stream):
-                async for seen in stream:
-                    if seen != last:
-                        last = seen
-                        yield seen
-            if last.phase not in ENDED:
-                await self.get(last.id)
+        if last.phase in ENDED:
+            return
+        request = pb.WatchRequest(job=last.id)
+
+        async def ended() -> bool:
+            await self.get(request.job)
+            return last.phase in ENDED
+
+        stream = self._leader.stream(f"watch {job}", lambda stub, s: stub.Watch(request, timeout=s), ended)
+        async with aclosing(stream):
+            async for seen in stream:
+                if seen != last:
+                    last = seen
+                    yield seen
 
     async def wait(self, job: str, timeout_s: float) -> pb.Job:
         """The job once it has ended. Raises DeadlineExceeded after timeout_s; the job goes on."""
@@ -216,58 +199,59 @@ class AsyncClient:
         return last
 
     async def events(self, job: str = "", *, follow: bool = False) -> AsyncGenerator[common.Event, None]:
-        """Events of a job, or of the cluster; each once, in order, also over controller restarts."""
+        """Yield the events of a job, or of the cluster; each once, in order, also over controller restarts."""
         job = (await self.get(job)).id if job else ""
-        doing, request = f"events of {job or 'the cluster'}", pb.EventsRequest(job=job, follow=follow)
-        breaks, newest = self._leader.patience(), 0
-        while True:
-            stream = self._leader.stream(doing, breaks, lambda stub, s: stub.Events(request, timeout=s))
-            async with aclosing(stream):
-                async for event in stream:
-                    if event.sequence > newest:
-                        newest = event.sequence
-                        yield event
-            if breaks.ended_well and (not follow or (job and await self._has_ended(job))):
-                return
-            await (self.get(job) if job else self.nodes())
+        doing, request, newest = f"events of {job or 'the cluster'}", pb.EventsRequest(job=job, follow=follow), 0
+
+        async def ended() -> bool:
+            if job:
+                return await self._has_ended(job)
+            await self.nodes()
+            return False
+
+        stream = self._leader.stream(doing, lambda stub, s: stub.Events(request, timeout=s), ended, follow=follow)
+        async with aclosing(stream):
+            async for event in stream:
+                if event.sequence > newest:
+                    newest = event.sequence
+                    yield event
 
     async def logs(
         self, job: str, *, rank: int | None = None, follow: bool = False, tail_lines: int = 0
     ) -> AsyncGenerator[pb.LogChunk, None]:
-        """Output of the workers; no byte twice and none lost over controller restarts.
+        """Yield the output of the workers; no byte twice and none lost over controller restarts.
 
-        rank: only this one's; all where None. tail_lines: only the newest lines of each; 0 = all that is kept.
+        rank: of this worker alone; None for all. tail_lines: the newest lines of each; 0 for all that is kept.
         """
-        job = (await self.get(job)).id
-        doing, breaks, had = f"logs of {job}", self._leader.patience(), LogPosition()
-        while True:
-            tail = 0 if had.anything else tail_lines
-            had.new_stream()
-            request = pb.LogsRequest(job=job, rank=rank, follow=follow, tail_lines=tail)
-            stream = self._leader.stream(doing, breaks, partial(_open_logs, request))
-            async with aclosing(stream):
-                async for chunk in stream:
-                    if fresh := had.only_new(chunk):
-                        yield fresh
-            if breaks.ended_well and (not follow or await self._has_ended(job)):
-                return
-            await self.get(job)
+        job, received = (await self.get(job)).id, LogPosition()
+
+        def start(stub: JobServiceAsyncStub, deadline_s: float) -> Stream[pb.LogChunk]:
+            tail = 0 if received.anything else tail_lines
+            received.new_stream()
+            return stub.Logs(pb.LogsRequest(job=job, rank=rank, follow=follow, tail_lines=tail), timeout=deadline_s)
+
+        stream = self._leader.stream(f"logs of {job}", start, partial(self._has_ended, job), follow=follow)
+        async with aclosing(stream):
+            async for chunk in stream:
+                if fresh := received.only_new(chunk):
+                    yield fresh
 
     async def curves(self, job: str, names: Sequence[str] = (), *, most_points: int = 0) -> list[pb.Curve]:
-        """What the script reported by run.report, as curves by step.
+        """Return the numbers that the script reported by run.report, as curves by step.
 
-        names: those alone; all where empty. most_points: of each, spread evenly; 0: all that are kept. Raises NotFound
+        names: those alone; all if empty. most_points: of each, spread evenly; 0: all that are kept. Raises NotFound
         for a name that was never reported.
         """
         request = pb.CurvesRequest(job=job, names=names, most_points=most_points)
-        breaks = self._leader.patience()
-        while True:
-            stream = self._leader.stream(f"curves of {job}", breaks, lambda stub, s: stub.Curves(request, timeout=s))
-            async with aclosing(stream):
-                found = [curve async for curve in stream]
-            if breaks.ended_well:
-                return found
-            await self.get(job)
+        stream = self._leader.stream(
+            f"curves of {job}",
+            lambda stub, s: stub.Curves(request, timeout=s),
+            partial(self._has_ended, job),
+            follow=False,
+        )
+        async with aclosing(stream):
+            found = {curve.name: curve async for curve in stream}  # a stream that broke begins again
+        return list(found.values())
 
     async def dial_back(self, port: int) -> str:
         """Let the controller dial this machine at `port`, once. Returns the address that it dialled."""
@@ -279,6 +263,39 @@ class AsyncClient:
 
     async def _has_ended(self, job: str) -> bool:
         return (await self.get(job)).phase in ENDED
+
+
+class LogPosition:
+    """How far each worker's output was delivered, so that a stream that starts over repeats nothing."""
+
+    def __init__(self) -> None:
+        self._next: dict[tuple[int, int], int] = {}
+        self._in_this_stream: dict[tuple[int, int], int] = {}
+        self._first_run = 0
+
+    @property
+    def anything(self) -> bool:
+        return bool(self._next)
+
+    def new_stream(self) -> None:
+        self._in_this_stream = {}
+        self._first_run = min((run for run, _ in self._next), default=0)
+
+    def only_new(self, chunk: pb.LogChunk) -> pb.LogChunk | None:
+        """The part of the chunk that was not delivered yet; None if all was."""
+        key = (chunk.run, chunk.rank)
+        if chunk.run < self._first_run:
+            return None
+        start = chunk.offset if chunk.HasField("offset") else self._in_this_stream.get(key, 0)
+        end = start + len(chunk.data)
+        self._in_this_stream[key] = end
+        had = self._next.get(key, start)
+        if end <= had:
+            return None
+        self._next[key] = end
+        if start >= had:
+            return chunk
+        return pb.LogChunk(run=chunk.run, rank=chunk.rank, data=chunk.data[had - start :], offset=had)
 
 
 def _awaited(
@@ -367,8 +384,6 @@ class Client:
     remove = _awaited(AsyncClient.remove)
     adjust = _awaited(AsyncClient.adjust)
     plans = _awaited(AsyncClient.plans)
-    placement = _awaited(AsyncClient.placement)
-    admissions = _awaited(AsyncClient.admissions)
     nodes = _awaited(AsyncClient.nodes)
     curves = _awaited(AsyncClient.curves)
     dial_back = _awaited(AsyncClient.dial_back)
@@ -376,10 +391,6 @@ class Client:
     watch = _iterated(AsyncClient.watch)
     events = _iterated(AsyncClient.events)
     logs = _iterated(AsyncClient.logs)
-
-
-def _open_logs(request: pb.LogsRequest, stub: JobServiceAsyncStub, deadline_s: float) -> Stream[pb.LogChunk]:
-    return stub.Logs(request, timeout=deadline_s)
 
 
 async def _close(stream: AsyncGenerator[Any, None]) -> None:

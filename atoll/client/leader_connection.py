@@ -7,7 +7,6 @@ import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import grpc
@@ -31,6 +30,8 @@ _SILENCE_S: Final = 2.0
 """A call that nobody answers for so long is told of; it goes on."""
 _SAYS_S: Final = 1.0
 """A call that had less time and none of it left says nothing of whom it asked: what was heard before it is told."""
+_HEALTHY_STREAM_S: Final = 2.0
+"""Life of a stream, in seconds, after which its break is no sign of an unreachable controller."""
 _STREAM_LIFE_S: Final = 300.0  # a stream is opened anew after this long: none can hang for ever unnoticed
 
 _T = TypeVar("_T")
@@ -39,25 +40,6 @@ if TYPE_CHECKING:
     from atoll.v1.jobs_pb2_grpc import JobServiceAsyncStub
 
     Stream: TypeAlias = grpc.aio.UnaryStreamCall[Any, _T]
-
-
-@dataclass(slots=True)
-class Breaks:
-    """How the streams of one subscription ended, and for how long they have been breaking at once."""
-
-    patience_s: float
-    ended_well: bool = False
-    failing_since_s: float | None = None
-
-    def too_long(self, *, healthy: bool) -> bool:
-        """Note one break; whether streams have broken without a sign of life for longer than patience_s."""
-        if healthy:
-            self.failing_since_s = None
-            return False
-        now_s = time.monotonic()
-        if self.failing_since_s is None:
-            self.failing_since_s = now_s
-        return now_s - self.failing_since_s > self.patience_s
 
 
 class Leader:
@@ -81,10 +63,6 @@ class Leader:
         channels, self._channels, self._left = [*self._left, *self._channels.values()], {}, []
         for channel in channels:
             await channel.close()
-
-    def patience(self) -> Breaks:
-        """The count of breaks that one subscription's streams share."""
-        return Breaks(self._timeout_s)
 
     async def call(self, doing: str, attempt: Callable[[JobServiceAsyncStub, float], Awaitable[_T]]) -> _T:
         """One unary call, tried at whoever may lead until it is answered or timeout_s has passed."""
@@ -117,28 +95,43 @@ class Leader:
             pause_s = min(2 * pause_s, _BACKOFF_S[1])
 
     async def stream(
-        self, doing: str, breaks: Breaks, start: Callable[[JobServiceAsyncStub, float], Stream[_T]]
+        self,
+        doing: str,
+        start: Callable[[JobServiceAsyncStub, float], Stream[_T]],
+        ended: Callable[[], Awaitable[bool]],
+        *,
+        follow: bool = True,
     ) -> AsyncGenerator[_T, None]:
-        """Whatever one stream gives; then `breaks.ended_well` says whether the server ended it or it broke."""
-        opened, delivered = time.monotonic(), False
-        breaks.ended_well = False
-        call = start(self._stub(), _STREAM_LIFE_S)
-        try:
-            async for message in call:
-                delivered = True
-                yield message
-            breaks.ended_well = True
-        except grpc.aio.AioRpcError as error:
-            self._raise_if_final(error, doing)
-            if hint := leader_hint(error):
-                self._current = hint
-            lived_s = time.monotonic() - opened
-            if breaks.too_long(healthy=delivered or lived_s > 2.0):
-                raise self._unreachable(doing, error) from error
-        finally:
-            call.cancel()
-        if not (breaks.ended_well and delivered):
-            await asyncio.sleep(random.uniform(_BACKOFF_S[0] / 2, _BACKOFF_S[0]))
+        """Yield a subscription's messages. A stream that breaks is opened again.
+
+        ended: called after each stream, by way of the leading controller: True if nothing more will come. It does not
+        count after a stream that broke, whose last messages may be lost. follow: False for what one whole stream has.
+        Raises ControllerUnreachable if streams have broken at once for timeout_s."""
+        failing_since_s = float("inf")
+        while True:
+            opened_s, delivered, whole = time.monotonic(), False, False
+            call = start(self._stub(), _STREAM_LIFE_S)
+            try:
+                async for message in call:
+                    delivered = True
+                    yield message
+                whole = True
+            except grpc.aio.AioRpcError as error:
+                self._raise_if_final(error, doing)
+                self._current = leader_hint(error) or self._current
+                now_s = time.monotonic()
+                healthy = delivered or now_s - opened_s > _HEALTHY_STREAM_S
+                failing_since_s = float("inf") if healthy else min(failing_since_s, now_s)
+                if now_s - failing_since_s > self._timeout_s:
+                    raise self._unreachable(doing, error) from error
+            finally:
+                call.cancel()
+            if whole and not follow:
+                return
+            if not (whole and delivered):
+                await asyncio.sleep(random.uniform(_BACKOFF_S[0] / 2, _BACKOFF_S[0]))
+            if await ended() and whole:
+                return
 
     def _raise_if_final(self, error: grpc.aio.AioRpcError, doing: str) -> None:
         if why := certificate_problem(error.details() or ""):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from atoll.client import job_file
-from atoll.client.client import Client, addresses_of_environment
+from atoll.client.client import Client
 from atoll.client.job_file import JobFile
 from atoll.errors import BadInput, NotFound
 from atoll.jobs import code_bundle, job_spec
@@ -32,7 +32,7 @@ def submit(
     command. Raises BadInput, NotFound, NotAllowed, ControllerUnreachable."""
     given = job_file.with_flags(JobFile(), {**fields, "script": str(script) if script is not None else None})
     spec, code = prepared(given, Path(), Path())
-    with Client(controllers or addresses_of_environment(), tls=tls or Tls.of_environment()) as client:
+    with Client(controllers, tls=tls or Tls.of_environment()) as client:
         return client.submit(spec, code.data)
 
 

@@ -75,10 +75,7 @@ def dashboard(client: AsyncClient, token: str, port: int, names: frozenset[str] 
         return {"curves": [curves.to_plain(curve) for curve in found]}
 
     async def job_plans(request: Request) -> Any:
-        job, run = request.path_params["job"], _number(request, "run")
-        return pages.plans(
-            await client.plans(job, run), await client.admissions(job, run), await client.placement(job, run)
-        )
+        return pages.plans(await client.plans(request.path_params["job"], _number(request, "run")))
 
     async def events(request: Request) -> Any:
         """The newest before a sequence number, oldest first."""

@@ -10,7 +10,7 @@ from atoll.cli.render import views, wire
 
 if TYPE_CHECKING:
     from atoll.v1.common_pb2 import Event
-    from atoll.v1.jobs_pb2 import DecidedAdmission, DecidedPlacement, DecidedPlan, Job, ListNodesReply, Node
+    from atoll.v1.jobs_pb2 import Job, ListNodesReply, Node, PlansReply
 
 ENDED_SHOWN: Final = 30
 """Jobs that are over, newest first."""
@@ -98,14 +98,9 @@ def islands(jobs: Iterable[Job], nodes: Sequence[Node]) -> dict[str, Any]:
     }
 
 
-def plans(
-    decided: Sequence[DecidedPlan], admissions: Sequence[DecidedAdmission], placement: DecidedPlacement | None
-) -> dict[str, Any]:
-    """The plans of a run as `atoll plans` lists them, the newest first."""
-    rows = [views.plan_row(one) for one in reversed(decided)]
-    rows += [views.admission_row(one) for one in reversed(admissions)]
-    rows += [views.placement_row(placement)] if placement is not None else []
-    return _table(views.PLAN_COLUMNS, views.PLAN_NUMBERS, rows)
+def plans(reply: PlansReply) -> dict[str, Any]:
+    """Return the rows of `atoll plans`, the newest first."""
+    return _table(views.PLAN_COLUMNS, views.PLAN_NUMBERS, views.plan_rows(reply)[::-1])
 
 
 def event(happened: Event) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def test_batches_follow_the_speeds_and_the_user_and_every_sample_counts_once(clu
     ended = cluster.wait_for_end(job, deadline_s=180)
     assert ended.phase == pb.PHASE_DONE, cluster.story(job)
     controller = ("--controller", cluster.addresses[0])
-    decided = cluster.client.plans(job)
+    decided = cluster.client.plans(job).plans
     for plan in decided[-2:]:
         text = atoll(*controller, "plans", job, "--input", str(plan.plan.id))
         assert atoll("plan", plan.plan.planner, given=text).strip() == plan.output

@@ -97,8 +97,9 @@ def test_lost_machine_with_its_memory_and_everything_goes_on_from_the_copies(clu
     how: dict[str, Any] = {"workers": (2, 2), "checkpoint_every": 0, "split": "even"}
     job = cluster.submit("tiny.py", f"--out={out}", SLOWER, "--epochs=2", **how)
     before = in_memory(cluster, job, 8)
-    placement = cluster.client.placement(job)
-    assert placement is not None
+    reply = cluster.client.plans(job)
+    assert reply.HasField("placement")
+    placement = reply.placement
     racks = {machine["name"]: machine["rack"] for machine in json.loads(placement.input)["machines"]}
     assert racks == {name: f"default/rack-of-{name}" for name in ("agent-0", "agent-1")}
     assert json.loads(placement.output)["holders"] == [[0, 1], [1, 0]]

@@ -115,33 +115,26 @@ def plans(
 ) -> None:
     """List a job's plans: what was decided when, why, and how the steps it predicted turned out; as a1, a2, … what was
     decided about devices that would take part; and as placement whose memory holds copies of whose state."""
-    found = connection.of(context).run(lambda client: client.plans(job, run))
-    admissions = connection.of(context).run(lambda client: client.admissions(job, run))
-    placement = connection.of(context).run(lambda client: client.placement(job, run))
+    reply = connection.of(context).run(lambda client: client.plans(job, run))
+    placement = reply.placement if reply.HasField("placement") else None
     if of:
-        inputs = {str(decided.plan.id): decided.input for decided in found}
-        inputs |= {f"a{admission.id}": admission.input for admission in admissions}
+        inputs = {str(decided.plan.id): decided.input for decided in reply.plans}
+        inputs |= {f"a{admission.id}": admission.input for admission in reply.admissions}
         inputs |= {"placement": placement.input} if placement else {}
         if of not in inputs:
             raise NotFound(f"job {job} has no plan {of} in that run. `atoll plans {job}` lists them")
         print(inputs[of])
         return
     if as_json:
-        plain = [wire.to_plain(decided) for decided in found]
-        placed = wire.to_plain(placement) if placement else None
-        terminal.print_json(
-            {"placement": placed, "plans": plain, "admissions": [wire.to_plain(one) for one in admissions]}
-        )
+        terminal.print_json(wire.to_plain(reply))
         return
     from atoll.cli.render import views
 
-    if not found:
+    if not reply.plans:
         terminal.note("no plans: no such run, or it has not begun")
         return
-    rows = [views.placement_row(placement)] if placement else []
-    rows += [views.plan_row(decided) for decided in found] + [views.admission_row(one) for one in admissions]
-    terminal.print_table(views.PLAN_COLUMNS, rows, right=views.PLAN_NUMBERS)
-    newest = found[-1].plan
+    terminal.print_table(views.PLAN_COLUMNS, views.plan_rows(reply), right=views.PLAN_NUMBERS)
+    newest = reply.plans[-1].plan
     terminal.note(f"derive one again: atoll plans {job} --input {newest.id} | atoll plan {newest.planner}")
 
 

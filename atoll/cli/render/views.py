@@ -16,11 +16,9 @@ if TYPE_CHECKING:
     from atoll.v1.common_pb2 import Event
     from atoll.v1.jobs_pb2 import (
         CheckpointsReply,
-        DecidedAdmission,
-        DecidedPlacement,
-        DecidedPlan,
         Job,
         Node,
+        PlansReply,
         Recovery,
         StoredCheckpoint,
         WorkerView,
@@ -221,29 +219,27 @@ def params_text(text: str) -> list[str]:
     return [f"{len(value)} {name}" if isinstance(value, list) else f"{name} {value}" for name, value in said]
 
 
-def plan_row(decided: DecidedPlan) -> tuple[str, ...]:
-    """One line of `atoll plans`."""
-    plan = decided.plan
-    return (
-        str(plan.id),
-        str(plan.from_step),
-        plan.planner,
-        str(plan.total_batch) if plan.total_batch else "-",
-        " ".join(params_text(plan.strategy_params)) or "-",
-        metric(plan.predicted_step_s, "s") if plan.predicted_step_s else "-",
-        metric(decided.measured_step_s, "s") if decided.measured_step_s else "-",
-        printable(plan.reason),
-    )
-
-
-def placement_row(placement: DecidedPlacement) -> tuple[str, ...]:
-    """One line of `atoll plans`."""
-    return ("placement", "-", "placement", "-", "-", "-", "-", printable(placement.reason))
-
-
-def admission_row(admission: DecidedAdmission) -> tuple[str, ...]:
-    """One line of `atoll plans`."""
-    return (f"a{admission.id}", "-", "admission", "-", "-", "-", "-", printable(admission.reason))
+def plan_rows(reply: PlansReply) -> list[tuple[str, ...]]:
+    """Return the lines of `atoll plans`: the placement, the plans, the admissions."""
+    unused = ("-",) * 4
+    rows: list[tuple[str, ...]] = []
+    if reply.HasField("placement"):
+        rows.append(("placement", "-", "placement", *unused, printable(reply.placement.reason)))
+    for decided in reply.plans:
+        plan = decided.plan
+        rows.append(
+            (
+                str(plan.id),
+                str(plan.from_step),
+                plan.planner,
+                str(plan.total_batch) if plan.total_batch else "-",
+                " ".join(params_text(plan.strategy_params)) or "-",
+                metric(plan.predicted_step_s, "s") if plan.predicted_step_s else "-",
+                metric(decided.measured_step_s, "s") if decided.measured_step_s else "-",
+                printable(plan.reason),
+            )
+        )
+    return rows + [(f"a{one.id}", "-", "admission", *unused, printable(one.reason)) for one in reply.admissions]
 
 
 def links_line(job: Job) -> str:
