@@ -87,13 +87,13 @@ def main() -> None:
 
 def timed_find() -> list[float]:
     """What finding a checkpoint to go on from takes from now on."""
-    from atoll.agent.runtime.checkpoints import resume
+    from atoll.agent.runtime.checkpoints import restore
     from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
     from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Recovered
     from atoll.agent.runtime.session.session import Session
 
     found_s: list[float] = []
-    find = resume.find
+    find = restore.find
 
     def timed(session: Session, directory: Path, model: Fingerprint) -> Recovered | None:
         dist.barrier()  # whose process came up later is not the storage's fault
@@ -103,7 +103,7 @@ def timed_find() -> list[float]:
         found_s.append(time.monotonic() - begun_s)
         return found
 
-    resume.find = timed
+    restore.find = timed
     return found_s
 
 

@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from lab.lifeline import end_with_parent
 
 from atoll.agent.runtime.checkpoints.disk.shard_folders import ShardFolders
-from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import OutgoingReplica, ReplicaTransfer
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, ShardFiles
+from atoll.agent.runtime.checkpoints.memory.replication.replica_transfer import OutgoingReplica, ReplicaTransfer
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import ShardFiles
 from atoll.agent.runtime.transport.keys import Keys
 
 DEADLINE_S = 120.0
@@ -41,9 +41,7 @@ def main() -> None:
     rank, size, folder = asked["rank"], asked["bytes"], Path(asked["folder"])
     public = {number: bytes.fromhex(key) for number, key in enumerate(asked["public"])}
     keys = Keys(secret=bytes.fromhex(asked["secret"]), public=public[rank], of=public)
-    files = (
-        {0: CopyFiles(ShardFiles(ShardFolders(folder).slots(0, 2, on_disk=False), None, lambda: False))} if rank else {}
-    )
+    files = {0: ShardFiles(ShardFolders(folder).slots(0, 2, on_disk=False), None, lambda: False)} if rank else {}
     sender = ReplicaSender(run=1, rank=rank, keys=keys, incoming=files, limit_bytes=2 * size, notify=print)
     try:
         print(sender.bind(asked["host"]).hex(), flush=True)

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.agent_link.place import WorkerPlace
-from atoll.agent.runtime.checkpoints import resume
+from atoll.agent.runtime.checkpoints import restore
 from atoll.agent.runtime.checkpoints.disk.header import fingerprint
 from atoll.agent.runtime.checkpoints.disk.shard_folders import file_name
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import SlotFile
@@ -135,10 +135,10 @@ def recover(cluster: Cluster, port: int, rank: int) -> dict[str, Any]:
     session = cluster.session(2, rank, group)
     begun_s = time.monotonic()
     with PeakWatch() as watch:
-        found = resume.find(session, session.checkpoint.directory, fingerprint(cluster.model.state_dict()))
+        found = restore.find(session, session.checkpoint.directory, fingerprint(cluster.model.state_dict()))
         if found is None or found.generation is None:
             raise SystemExit("nothing was found in memory")
-        resumed = resume.Resumed(found.checkpoint, found.own)
+        resumed = restore.Resumed(found.checkpoint, found.own)
         resumed.restore(cluster.model, cluster.optimizer, fingerprint(cluster.model.state_dict()))
     took_s = time.monotonic() - begun_s
     check(cluster)

@@ -47,7 +47,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from atoll.agent.runtime.checkpoints.disk import files, listing, retention
+from atoll.agent.runtime.checkpoints.disk import files, listing
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
 from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.checkpoints.disk.listing import CheckpointFolder
@@ -149,7 +149,7 @@ def write(directory: Path, header: Header, rank: int, packed: Packed) -> None:
     with disk_errors(f"writing {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
     files.write(folder, header, *packed)
-    retention.keep_newest(folder, KEPT)
+    listing.keep_newest(folder, KEPT)
 
 
 def take_over(session: Session, origin: Origin, sizes: Mapping[str, int]) -> list[OwnState]:

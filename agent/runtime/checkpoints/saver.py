@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.agent.runtime.checkpoints.background_copy import BackgroundCopy
-from atoll.agent.runtime.checkpoints.disk import fence, files, listing, retention, sharded
+from atoll.agent.runtime.checkpoints.disk import fence, files, listing, sharded
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.disk.header import Header, check_size
 from atoll.agent.runtime.checkpoints.disk.sharded import Share, shares
@@ -413,7 +413,7 @@ class Saver:
     def _tidy(self, directory: Path) -> None:
         try:
             settings = self._session.checkpoint
-            retention.keep_newest(directory, settings.keep, settings.keep_every_steps, self._began_with, self._written)
+            listing.keep_newest(directory, settings.keep, settings.keep_every_steps, self._began_with, self._written)
         except CheckpointError as error:
             self._session.notice(LEVEL_WARNING, f"old checkpoints stay: {error}")
 

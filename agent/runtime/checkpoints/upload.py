@@ -13,10 +13,9 @@ from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.agent.runtime.checkpoints.disk import fence, listing
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
 from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
+from atoll.agent.runtime.checkpoints.disk.listing import retained
 from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE
-from atoll.agent.runtime.checkpoints.disk.retention import retained
-from atoll.agent.runtime.checkpoints.disk.store import Listing, Store
-from atoll.agent.runtime.checkpoints.disk.store_fence import StoreFence
+from atoll.agent.runtime.checkpoints.disk.store import Listing, Store, StoreFence
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_ERROR, LEVEL_INFO, LEVEL_WARNING, Level
 

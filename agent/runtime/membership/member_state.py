@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
-from atoll.agent.runtime.checkpoints.resume import Resumed
+from atoll.agent.runtime.checkpoints.restore import Resumed
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import Position, after
 from atoll.agent.runtime.membership.aborted_step import AbortedStep

@@ -13,8 +13,7 @@ from torch import nn
 from atoll.agent.runtime.channel.agreement import Agreed, Meeting
 from atoll.agent.runtime.channel.arriving import Plans
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Recovered
-from atoll.agent.runtime.checkpoints.restore import prepared
-from atoll.agent.runtime.checkpoints.resume import Resumed
+from atoll.agent.runtime.checkpoints.restore import Resumed, prepared
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings, known_count
 from atoll.agent.runtime.data.sampler import Position, after
 from atoll.agent.runtime.membership.member_state import PreparedObjects

@@ -16,7 +16,7 @@ from atoll.agent.runtime.checkpoints import background_copy
 from atoll.agent.runtime.checkpoints import saver as saving
 from atoll.agent.runtime.checkpoints.disk import files, listing, sharded, transfer
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
-from atoll.agent.runtime.checkpoints.resume import Resumed
+from atoll.agent.runtime.checkpoints.restore import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.model.as_one import as_one

@@ -22,7 +22,7 @@ from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.agent.runtime.channel.agreement import Agreed, Agreement
 from atoll.agent.runtime.channel.proposals import ReducedProposals
-from atoll.agent.runtime.checkpoints import resume
+from atoll.agent.runtime.checkpoints import restore
 from atoll.agent.runtime.checkpoints.disk import files
 from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
@@ -201,7 +201,7 @@ def the_same_step_saved_at_two_positions_is_one_after_a_resume() -> None:
         model=fingerprint({}),
     )
     files.write(settings.directory, header, tensors, scalars)
-    newest = resume.find(session, settings.directory, fingerprint({}))
+    newest = restore.find(session, settings.directory, fingerprint({}))
     assert newest is not None
     found = newest.checkpoint
     assert (found.header.epoch, found.header.consumed) == (1, 0)

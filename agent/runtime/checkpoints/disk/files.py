@@ -17,7 +17,6 @@ import torch
 
 from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.agent.runtime.checkpoints.disk import manifest
-from atoll.agent.runtime.checkpoints.disk.content import Content, Hasher
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors, free_bytes, sync_folder, write_all
 from atoll.agent.runtime.checkpoints.disk.fence import locked, raise_fence
 from atoll.agent.runtime.checkpoints.disk.folders import WRITER_FILE, Moment, begin, discard, sweep
@@ -29,7 +28,7 @@ from atoll.agent.runtime.checkpoints.disk.listing import (
     newest,
     read_manifest,
 )
-from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE, Manifest
+from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE, Content, Hasher, Manifest
 from atoll.agent.runtime.checkpoints.disk.tensorfile import Readable, deserialized, serialized
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.errors import CheckpointError

@@ -2,7 +2,7 @@
 
 A store has neither locks nor renames. So the manifest, which says what the state file holds, is written last, after
 the state was read back, and removed first: without a sound one a checkpoint does not exist. What a run writes has its
-number, and a newer run's come first; store_fence.py keeps older runs away. Needs no torch."""
+number, and a newer run's come first; a fence keeps older runs away. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from atoll.agent.runtime.checkpoints.disk import manifest
-from atoll.agent.runtime.checkpoints.disk.content import CHUNK_BYTES, Content, Hasher
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
-from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE, Manifest
+from atoll.agent.runtime.checkpoints.disk.manifest import (
+    CHUNK_BYTES,
+    MANIFEST_FILE,
+    STATE_FILE,
+    Content,
+    Hasher,
+    Manifest,
+)
 from atoll.errors import CheckpointError
 
 _HAS_FOLDERS: Final = frozenset({"file", "local", "ftp", "sftp", "ssh", "smb", "hdfs", "webhdfs"})
@@ -273,3 +279,68 @@ def _modified_unix_s(about: Mapping[str, Any]) -> float | None:
         if isinstance(value, datetime):
             return value.timestamp()
     return None
+
+
+FOLDER: Final = "fence"
+_TRIES: Final = 32
+_MAX_RUN_BYTES: Final = 32
+
+
+class StoreFence:
+    """Fence of one run in a store. Methods raise CheckpointError if the store does not answer."""
+
+    def __init__(self, run: int) -> None:
+        self._run = run
+        self._begun = False
+        self.warning = ""
+        """Why the store cannot fence, for people; empty where it can."""
+
+    def advance(self, store: Store) -> int:
+        """Take the next number, unless a newer run has one. Returns the newest run: this one, where it may go on."""
+        if not self._begun:
+            self._begin(store)
+        if self.warning:
+            return self._run
+        for _ in range(_TRIES):
+            number, newest = self._newest(store)
+            if newest > self._run:
+                return newest
+            if store.create(_name(number + 1), f"{self._run}\n".encode()):
+                after, newest = self._newest(store)
+                if after == number + 1:  # else others went on meanwhile, and what was taken had been removed already
+                    self._remove_before(store, number)
+                    return newest
+        raise CheckpointError(f"{store.url}: others took the next number of its fence {_TRIES} times")
+
+    def newest_run(self, store: Store) -> int:
+        """Return the newest run that has taken a number; 0 if none has."""
+        return self._newest(store)[1]
+
+    def _begin(self, store: Store) -> None:
+        if not store.creates_atomically:
+            self.warning = f"{store.url}: its backend has no conditional writes"
+        else:
+            number, newest = self._newest(store)
+            name, content = _name(number + 1), f"{self._run}\n".encode()
+            if newest <= self._run and store.create(name, content) and store.create(name, content):
+                self.warning = f"{store.url} ignores the condition of conditional writes"
+        self._begun = True
+
+    def _newest(self, store: Store) -> tuple[int, int]:
+        """The highest number, and the run that has it; zeros where there is none."""
+        numbers = sorted((int(name) for name in store.names(FOLDER) if name.isdigit()), reverse=True)
+        if not numbers:
+            return 0, 0
+        content = store.content(_name(numbers[0]), _MAX_RUN_BYTES).strip()
+        if not content.isdigit():
+            raise CheckpointError(f"{store.url}/{_name(numbers[0])} holds {content!r}, not a run number. Remove it")
+        return numbers[0], int(content)
+
+    def _remove_before(self, store: Store, number: int) -> None:
+        for name in store.names(FOLDER):
+            if name.isdigit() and int(name) < number:
+                store.discard(f"{FOLDER}/{name}")
+
+
+def _name(number: int) -> str:
+    return f"{FOLDER}/{number:012d}"

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeGuard
 import torch
 import xxhash
 
-from atoll.agent.runtime.checkpoints.disk.content import CHUNK_BYTES, Content, Hasher
+from atoll.agent.runtime.checkpoints.disk.manifest import CHUNK_BYTES, Content, Hasher
 from atoll.agent.runtime.staging import StagingRing, staging_ring
 from atoll.errors import CheckpointError
 

@@ -16,6 +16,7 @@ import torch
 from atoll.agent.runtime.checkpoints.disk import manifest
 from atoll.agent.runtime.checkpoints.disk.header import MAX_TENSORS, Header, check_size
 from atoll.agent.runtime.checkpoints.disk.tensorfile import DTYPE_NAMES, DTYPES, bytes_of, digest_of, is_shape, ordered
+from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import CheckpointError
 
 
@@ -130,3 +131,28 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
     return bytes_of(tensor.detach().cpu().contiguous())
+
+
+def transfer_checkpoint(
+    group: Group,
+    own: LoadedCheckpoint | None,
+    source: int,
+    lacking: Sequence[int],
+    known: Mapping[str, torch.Tensor] | None = None,
+) -> LoadedCheckpoint | None:
+    """Send the checkpoint of rank `source` to the ranks `lacking`, which verify it. Collective.
+
+    own: the checkpoint, on rank `source`. known: tensors that this rank has, by their names in the checkpoint; equal
+    bits are not sent. Returns the checkpoint on the ranks `lacking`, None elsewhere. Raises PeerLost,
+    CheckpointError."""
+    here, has = group.rank, known or {}
+    mine = listed(own) if here == source and own is not None else None
+    said = group.broadcast_bytes(to_bytes(mine) if mine is not None else None, source)
+    listing = mine or from_bytes(said)
+    wants = listing.lacking(has) if here in lacking else [False] * len(listing.tensors)
+    rows = [np.frombuffer(row, np.uint8) for row in group.gather_bytes(np.packbits(wants).tobytes())]
+    together = np.unpackbits(np.bitwise_or.reduce(rows), count=len(listing.tensors)).astype(bool).tolist()
+    content = gathered(listing, together, own.tensors) if mine is not None and own is not None else None
+    routes = [(source, rank) for rank in lacking]
+    sent = group.distribute(content, listing.sent_bytes(together), routes)
+    return listing.read(together, sent, has) if here in lacking else None

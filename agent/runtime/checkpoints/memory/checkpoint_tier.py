@@ -6,25 +6,27 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import zmq
 from humanize import naturalsize
 
 from atoll.agent.runtime.channel.agreement import MemoryProgress
+from atoll.agent.runtime.channel.membership import data_keys, host
 from atoll.agent.runtime.checkpoints.memory.cost.cadence import ABANDON, OFF, Cadence, CadenceNotice
 from atoll.agent.runtime.checkpoints.memory.cost.contention import Contention
 from atoll.agent.runtime.checkpoints.memory.cost.state_size import StateBytes
-from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import ReplicaTransfer
-from atoll.agent.runtime.checkpoints.memory.replication.rendezvous import connected_sender
 from atoll.agent.runtime.checkpoints.memory.replication.replica_placement import ReplicaPlacement
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
+from atoll.agent.runtime.checkpoints.memory.replication.replica_transfer import ReplicaTransfer
 from atoll.agent.runtime.checkpoints.memory.shards.shard_state import BoundaryShard, RollingShard, ShardState
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, Generation, ShardFiles
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation, ShardFiles
 from atoll.agent.runtime.checkpoints.memory.shards.shard_writer import LONGEST_WAIT_S, ShardWrite, ShardWriter
 from atoll.agent.runtime.model.snapshot import Snapshot
 from atoll.agent.runtime.session.session import MemorySettings, Session
 from atoll.agent.runtime.staging import staging_ring
+from atoll.agent.runtime.transport.keys import KEY_BYTES
 from atoll.agent.runtime.transport.meter import LinksInUse
 from atoll.agent.runtime.transport.process_groups import gathered_rows
-from atoll.errors import CheckpointError, DeadlineExceeded, PeerLost
+from atoll.errors import AtollError, CheckpointError, DeadlineExceeded, PeerLost
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
 
 _MAX_LAYOUT_BYTES: Final = 128 << 20
@@ -73,12 +75,12 @@ class CheckpointTier:
         if self._memory is None:
             return
         self._begun_step = step
-        place, incoming = self._session.place, {}
+        place, incoming = self._session.place, dict[int, ShardFiles]()
         complete = self._session.run, self._place_shards(self._memory, state, complete_step)
         newest = complete if restored is None else (restored.run, restored.step)
         try:
             self._check_room(self._memory, state)
-            files = {
+            incoming = {
                 shard: ShardFiles(
                     self._memory.folders.slots(shard, place.world_size, on_disk=shard in self._on_disk & {place.rank}),
                     newest,
@@ -86,8 +88,7 @@ class CheckpointTier:
                 )
                 for shard in (place.rank, *self._placement.owners)
             }
-            self._files = files.pop(place.rank)
-            incoming = {owner: CopyFiles(copies) for owner, copies in files.items()}
+            self._files = incoming.pop(place.rank)
         except CheckpointError as error:
             self._fail(error)
         if self._placement.any and self._session.group is not None:
@@ -286,3 +287,47 @@ class CheckpointTier:
         self._current = 0
         text = f"no checkpoints in memory: {why}. Those on disk are written as asked; training goes on"
         self._session.notice(LEVEL_WARNING, text)
+
+
+_MAX_HELLO_BYTES: Final = 256
+
+
+def connected_sender(
+    session: Session,
+    placement: ReplicaPlacement,
+    incoming: Mapping[int, ShardFiles],
+    limit_bytes: int,
+    links_in_use: Callable[[], LinksInUse | None],
+) -> tuple[ReplicaSender | None, str]:
+    """This rank's sender, connected; or why there is none, on every rank or, where another sent a key that is none,
+    here. Collective; raises PeerLost."""
+    assert session.group is not None
+    sender = ReplicaSender(
+        run=session.incarnation,
+        rank=session.place.rank,
+        keys=data_keys(session),
+        incoming=incoming,
+        limit_bytes=limit_bytes,
+        notify=lambda text: session.notice(LEVEL_WARNING, text),
+        links_in_use=links_in_use,
+    )
+    try:
+        hello, why = sender.bind(host(session)), ""
+    except zmq.ZMQError as error:
+        hello, why = b"", str(error)
+    hellos = [one[:_MAX_HELLO_BYTES] for one in session.group.gather_bytes(hello)]
+    silent = [rank for rank, one in enumerate(hellos) if not one[KEY_BYTES:].startswith(b"tcp://")]
+    if silent:
+        sender.close()
+        return None, f"rank {silent[0]} cannot listen for copies of others' state {why}".rstrip()
+    links = session.links
+    if links is not None:
+        for holder in placement.holders:
+            key, endpoint = hellos[holder][:KEY_BYTES], hellos[holder][KEY_BYTES:].decode(errors="replace")
+            hellos[holder] = key + links.endpoint(holder, endpoint).encode()
+    try:
+        sender.start(hellos, placement.holders)
+    except AtollError as error:
+        sender.close()
+        return None, str(error)
+    return sender, ""

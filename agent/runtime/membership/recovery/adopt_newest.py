@@ -7,7 +7,7 @@ lacks it lost its part of that step, and receives the state."""
 from __future__ import annotations
 
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
-from atoll.agent.runtime.checkpoints.peer_transfer import transfer_checkpoint
+from atoll.agent.runtime.checkpoints.disk.transfer import transfer_checkpoint
 from atoll.agent.runtime.membership.member_positions import gather_positions, newest_rank
 from atoll.agent.runtime.membership.member_state import MemberState
 from atoll.agent.runtime.membership.recovery.outcome import RecoveryOutcome

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
-from atoll.agent.runtime.checkpoints.peer_transfer import transfer_checkpoint
+from atoll.agent.runtime.checkpoints.disk.transfer import transfer_checkpoint
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.membership.member_positions import MemberPosition, gather_positions, newest_rank
 from atoll.agent.runtime.membership.member_state import MemberState

@@ -8,7 +8,7 @@ import math
 from typing import Final
 
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Recovered
-from atoll.agent.runtime.checkpoints.resume import position_of
+from atoll.agent.runtime.checkpoints.restore import position_of
 from atoll.agent.runtime.membership.member_state import MemberState
 from atoll.agent.runtime.membership.recovery.outcome import RecoveryOutcome
 from atoll.agent.runtime.transport.process_groups import Group, gathered_rows

@@ -14,8 +14,7 @@ from atoll.agent.runtime.checkpoints.memory.checkpoint_tier import CheckpointTie
 from atoll.agent.runtime.checkpoints.memory.cost.state_size import StateBytes, size_of_state
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import HeldGenerations, Recovered
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
-from atoll.agent.runtime.checkpoints.restore import restore, work_of
-from atoll.agent.runtime.checkpoints.resume import Resumed
+from atoll.agent.runtime.checkpoints.restore import Resumed, restore, work_of
 from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import Position

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.agent.runtime.checkpoints.disk import files, listing, retention
+from atoll.agent.runtime.checkpoints.disk import files, listing
 from atoll.agent.runtime.checkpoints.disk.fence import locked
 from atoll.errors import CheckpointError
 
@@ -69,7 +69,7 @@ def test_a_writer_killed_at_any_moment_leaves_only_whole_checkpoints(tmp_path: P
             os.write(begin, b".")
             for number in range(step + 1, step + 10_000):
                 files.write(tmp_path, header(number), {"model/w": torch.full((50_000,), float(number))}, None)
-                retention.keep_newest(tmp_path, 3)
+                listing.keep_newest(tmp_path, 3)
 
         pid = forked(write_on)
         os.close(begin)

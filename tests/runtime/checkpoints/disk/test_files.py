@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from atoll.agent.runtime.checkpoints.disk import files, listing, retention, transfer
+from atoll.agent.runtime.checkpoints.disk import files, listing, transfer
 from atoll.agent.runtime.checkpoints.disk import header as headers
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, check_fits, fingerprint
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of, deserialized
@@ -119,16 +119,16 @@ def test_old_ones_are_removed_but_never_the_newest_sound_one(
 ) -> None:
     for step in (1, 2, 3, 4, 5):
         files.write(tmp_path, header(step), tensors, None)
-    assert [path.name for path in retention.keep_newest(tmp_path, 4)] == ["step-000000001-run-000003"]
+    assert [path.name for path in listing.keep_newest(tmp_path, 4)] == ["step-000000001-run-000003"]
     for step in (3, 4, 5):
         os.truncate(tmp_path / f"step-{step:09d}-run-000003" / "state.safetensors", 64)
-    assert retention.keep_newest(tmp_path, 3) == []
+    assert listing.keep_newest(tmp_path, 3) == []
     assert names(tmp_path) == [f"step-{step:09d}-run-000003" for step in (2, 3, 4, 5)]
     files.write(tmp_path, header(6), tensors, None)
-    retention.keep_newest(tmp_path, 1)
+    listing.keep_newest(tmp_path, 1)
     assert names(tmp_path) == ["step-000000006-run-000003"]
     with pytest.raises(CheckpointError, match="keep = 0"):
-        retention.keep_newest(tmp_path, 0)
+        listing.keep_newest(tmp_path, 0)
 
 
 def test_what_dead_writers_left_is_swept_and_live_ones_are_not(tmp_path: Path, header: Any) -> None:
@@ -220,7 +220,7 @@ def test_damage_in_a_large_file_is_located(
     tmp_path: Path, header: Any, monkeypatch: pytest.MonkeyPatch, tensors: dict[str, torch.Tensor]
 ) -> None:
     monkeypatch.setattr("atoll.agent.runtime.checkpoints.disk.manifest.CHUNK_BYTES", 1 << 16)
-    monkeypatch.setattr("atoll.agent.runtime.checkpoints.disk.content.CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr("atoll.agent.runtime.checkpoints.disk.manifest.CHUNK_BYTES", 1 << 16)
     path = files.write(tmp_path, header(), tensors, None)
     with (path / "state.safetensors").open("rb+") as file:
         file.seek(200_000)

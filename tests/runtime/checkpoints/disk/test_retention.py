@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.agent.runtime.checkpoints.disk import fence, files, listing, retention
+from atoll.agent.runtime.checkpoints.disk import fence, files, listing
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
-from atoll.agent.runtime.checkpoints.disk.retention import retained
+from atoll.agent.runtime.checkpoints.disk.listing import retained
 from atoll.errors import CheckpointError
 
 MOMENTS = st.sets(st.builds(Moment, st.integers(0, 4), st.integers(0, 60)), max_size=20)
@@ -49,12 +49,12 @@ def test_damaged_newest_ones_cost_neither_the_newest_sound_one_nor_those_kept_fo
         files.write(tmp_path, header(step), {}, None)
     for step in (190, 195):
         os.truncate(tmp_path / Moment(3, step).name / "state.safetensors", 4)
-    retention.keep_newest(tmp_path, 2, 100)
+    listing.keep_newest(tmp_path, 2, 100)
     assert steps(tmp_path) == [100, 180, 190, 195]
-    retention.keep_newest(tmp_path, 1, 0, frozenset([Moment(3, 100)]))
+    listing.keep_newest(tmp_path, 1, 0, frozenset([Moment(3, 100)]))
     assert steps(tmp_path) == [100, 180, 195], "what a run goes on from stays too"
     with pytest.raises(CheckpointError, match="keep = 0"):
-        retention.keep_newest(tmp_path, 0)
+        listing.keep_newest(tmp_path, 0)
 
 
 def test_nobody_waits_for_a_checkpoint_that_is_read(
@@ -71,7 +71,7 @@ def test_nobody_waits_for_a_checkpoint_that_is_read(
             return is_sound(path)
 
     monkeypatch.setattr(listing, "is_sound", slowly)
-    retention.keep_newest(tmp_path, 1)
+    listing.keep_newest(tmp_path, 1)
     assert steps(tmp_path) == [200]
 
 
@@ -81,5 +81,5 @@ def test_who_has_just_written_one_reads_none(tmp_path: Path, header: Any, monkey
     for step in (100, 150, 200):
         files.write(tmp_path, header(step), {}, None)
     monkeypatch.setattr(listing, "parts", lambda file: pytest.fail(f"{file} is read"))
-    retention.keep_newest(tmp_path, 2, sound=Moment(3, 200))
+    listing.keep_newest(tmp_path, 2, sound=Moment(3, 200))
     assert steps(tmp_path) == [150, 200]

@@ -17,11 +17,10 @@ import fsspec
 import pytest
 import torch
 
-from atoll.agent.runtime.checkpoints.disk import fence, files, listing, retention
+from atoll.agent.runtime.checkpoints.disk import fence, files, listing
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE
-from atoll.agent.runtime.checkpoints.disk.store import Store, answered
-from atoll.agent.runtime.checkpoints.disk.store_fence import StoreFence
+from atoll.agent.runtime.checkpoints.disk.store import Store, StoreFence, answered
 from atoll.agent.runtime.checkpoints.upload import Uploader
 from atoll.errors import CheckpointError
 
@@ -159,7 +158,7 @@ def test_the_store_keeps_the_newest_and_one_for_good(
     uploader, told = uploaded
     for step in (50, 100, 150, 200, 250):
         files.write(tmp_path / "jobs", header(step), {}, None)
-        retention.keep_newest(tmp_path / "jobs", 2, 100)
+        listing.keep_newest(tmp_path / "jobs", 2, 100)
         level(uploader)
     assert steps(url) == [100, 200, 250]
     assert sorted(path.name for path in (tmp_path / "jobs").glob("step-*")) == [

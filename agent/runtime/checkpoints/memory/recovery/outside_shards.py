@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from humanize import naturalsize
 
 from atoll.agent.runtime.checkpoints.disk.shard_folders import place_of
-from atoll.agent.runtime.checkpoints.memory.replication.chunk import place_of as place_in_file
+from atoll.agent.runtime.checkpoints.memory.replication.replica_transfer import place_of as place_in_file
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import SlotFile
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import (

@@ -4,9 +4,9 @@ A file is sent in chunks, its first page last; until that arrives, the copy is m
 acknowledges each chunk. The sender keeps as many chunks under way as fill the link. It resumes from the acknowledged
 position when a chunk is lost, when no answer comes for a while, and after a connection broke.
 
-Nothing is sent while training uses the links, and in an idle span only what fits into it (`pacing`). Where links are
-never idle, a chunk is sent now and then. Beside an exchange that needs its link, copies have a share of the link
-(`link_share`), which they use while no byte of the exchange is under way."""
+Nothing is sent while training uses the links. In an idle span only what fits into it is sent (`idle_spans`). Where
+links are never idle, a chunk is sent now and then. Beside an exchange that needs its link, copies have a share of the
+link (`link_share`), which they use while no byte of the exchange is under way."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from typing import Final
 import zmq
 
 from atoll.agent.runtime.checkpoints.memory.cost.contention import ThreadTime
-from atoll.agent.runtime.checkpoints.memory.replication.chunk import FileChunk
-from atoll.agent.runtime.checkpoints.memory.replication.copy_age import CopyAge
-from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import IdleSpans
-from atoll.agent.runtime.checkpoints.memory.replication.incoming_replica import IncomingReplica
-from atoll.agent.runtime.checkpoints.memory.replication.link_share import LinkShare
-from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import OutgoingReplica, ReplicaTransfer
-from atoll.agent.runtime.checkpoints.memory.replication.pacing import allowance, overdue
+from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import IdleSpans, allowance, overdue
+from atoll.agent.runtime.checkpoints.memory.replication.link_share import CopyAge, LinkShare
 from atoll.agent.runtime.checkpoints.memory.replication.path_model import CHUNKS_PER_WINDOW, MAX_CHUNK_BYTES
+from atoll.agent.runtime.checkpoints.memory.replication.replica_transfer import (
+    FileChunk,
+    IncomingReplica,
+    OutgoingReplica,
+    ReplicaTransfer,
+)
 from atoll.agent.runtime.checkpoints.memory.replication.sealing import Sealer
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import ShardFiles
 from atoll.agent.runtime.transport.keys import KEY_BYTES, Keys
 from atoll.agent.runtime.transport.meter import LinksInUse
 from atoll.errors import BadInput, CheckpointError
@@ -79,7 +80,7 @@ class ReplicaSender:
         run: int,
         rank: int,
         keys: Keys,
-        incoming: Mapping[int, CopyFiles],
+        incoming: Mapping[int, ShardFiles],
         limit_bytes: int,
         notify: Callable[[str], None],
         links_in_use: Callable[[], LinksInUse | None] = lambda: None,

@@ -148,25 +148,3 @@ class ShardFiles:
         for file in self._files:
             if file is not None:
                 file.close()
-
-
-class CopyFiles:
-    """The two slots of another rank's shard, for who holds its copy."""
-
-    def __init__(self, files: ShardFiles) -> None:
-        self._files = files
-        self._file: SlotFile | None = None
-
-    def begin(self, total: int, *, turn: bool) -> None:
-        """A new copy of `total` bytes comes. turn: the one before is complete, and stays. Raises CheckpointError."""
-        if turn:
-            self._files.turn()
-        self._file = self._files.next()
-        self._file.receive(total)
-
-    def put(self, part: memoryview, place: int) -> None:
-        assert self._file is not None  # begin came first
-        self._file.put(part, place)
-
-    def close(self) -> None:
-        self._files.close()

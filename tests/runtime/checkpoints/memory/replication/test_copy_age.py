@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from atoll.agent.runtime.checkpoints.memory.replication.copy_age import MIN_MEASURED_S, SETTLING_S, CopyAge
+from atoll.agent.runtime.checkpoints.memory.replication.link_share import MIN_MEASURED_S, SETTLING_S, CopyAge
 
 TOTAL_BYTES = 350_000_000
 

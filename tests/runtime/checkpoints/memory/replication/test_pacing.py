@@ -3,8 +3,13 @@ from __future__ import annotations
 import pytest
 from simulated_links import Link, trained
 
-from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import PROFILE_STEPS, IdleSpans
-from atoll.agent.runtime.checkpoints.memory.replication.pacing import USABLE_SHARE, allowance, overdue
+from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import (
+    PROFILE_STEPS,
+    USABLE_SHARE,
+    IdleSpans,
+    allowance,
+    overdue,
+)
 from atoll.agent.runtime.checkpoints.memory.replication.path_model import PathModel
 
 BANDWIDTH = 119e6

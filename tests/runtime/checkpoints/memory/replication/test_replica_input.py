@@ -6,18 +6,17 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import zmq
 
 from atoll.agent.runtime.checkpoints.disk.shard_folders import ShardFolders
-from atoll.agent.runtime.checkpoints.memory.replication.chunk import FileChunk
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
+from atoll.agent.runtime.checkpoints.memory.replication.replica_transfer import FileChunk
 from atoll.agent.runtime.checkpoints.memory.replication.sealing import Sealer
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import PAGE_BYTES
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, ShardFiles
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import ShardFiles
 from atoll.agent.runtime.transport.keys import KEY_BYTES, Keys, generate
 
 RUN, TOTAL, DEADLINE_S = 3, PAGE_BYTES + 600, 30.0
@@ -33,7 +32,7 @@ class Holder:
         pairs = [generate() for _ in range(3)]
         public = dict(enumerate(one for _, one in pairs))
         own = [Keys(secret=secret, public=public[rank], of=public) for rank, (secret, _) in enumerate(pairs)]
-        copies = CopyFiles(ShardFiles(ShardFolders(folder).slots(0, 3, on_disk=False), None, lambda: False))
+        copies = ShardFiles(ShardFolders(folder).slots(0, 3, on_disk=False), None, lambda: False)
         self.sender = ReplicaSender(
             run=RUN, rank=1, keys=own[1], incoming={0: copies}, limit_bytes=1 << 20, notify=lambda text: None
         )
@@ -50,7 +49,7 @@ class Holder:
         """changed: of the chunk's head, before it is sealed. Returns what was sent."""
         number = self.seals[by].next_number()
         sound = FileChunk(run=RUN, step=9, owner=0, position=position, total=TOTAL, number=number)
-        head = replace(sound, **changed).pack()
+        head = sound._replace(**changed).pack()
         message = [head, self.seals[by].seal(number, head, payload)]
         self.socket.send_multipart(message)
         return message

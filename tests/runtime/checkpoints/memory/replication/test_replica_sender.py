@@ -18,15 +18,13 @@ from thin_link import LINK_BYTES_PER_S, ThinLink
 
 from atoll.agent.runtime.checkpoints.disk.shard_folders import ShardFolders
 from atoll.agent.runtime.checkpoints.memory.replication import replica_sender
-from atoll.agent.runtime.checkpoints.memory.replication.chunk import FileChunk, place_of
-from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import PROFILE_STEPS
+from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import PROFILE_STEPS, USABLE_SHARE
 from atoll.agent.runtime.checkpoints.memory.replication.link_share import MIN_COPIES_SHARE
-from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import ReplicaTransfer
-from atoll.agent.runtime.checkpoints.memory.replication.pacing import USABLE_SHARE
 from atoll.agent.runtime.checkpoints.memory.replication.path_model import PathModel
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
+from atoll.agent.runtime.checkpoints.memory.replication.replica_transfer import FileChunk, ReplicaTransfer, place_of
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import PAGE_BYTES
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, ShardFiles
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import ShardFiles
 from atoll.agent.runtime.transport.keys import KEY_BYTES, Keys, generate
 from atoll.agent.runtime.transport.meter import LinksInUse, kernel_counts
 
@@ -52,7 +50,7 @@ class Pair:
         links_in_use: Callable[[], LinksInUse | None] = lambda: None,
     ) -> None:
         self.folder, self.said = folder, list[str]()
-        files = CopyFiles(ShardFiles(ShardFolders(folder).slots(0, 2, on_disk=False), None, lambda: False))
+        files = ShardFiles(ShardFolders(folder).slots(0, 2, on_disk=False), None, lambda: False)
         self.holder = self._made(1, own, {0: files}, limit_bytes)
         self.sender = self._made(0, own, {}, limit_bytes, links_in_use)
         self.endpoints = [sender.bind("127.0.0.1") for sender in (self.sender, self.holder)]
@@ -63,7 +61,7 @@ class Pair:
         self.sender.start(self.endpoints, (1,))
 
     def _made(
-        self, rank: int, own: list[Keys], incoming: dict[int, CopyFiles], limit: int,
+        self, rank: int, own: list[Keys], incoming: dict[int, ShardFiles], limit: int,
         links_in_use: Callable[[], LinksInUse | None] = lambda: None,
     ) -> ReplicaSender:  # fmt: skip
         return ReplicaSender(
@@ -278,14 +276,14 @@ def test_a_connection_that_breaks_costs_what_was_under_way(tmp_path: Path) -> No
     pair = Pair(folder, keys(2), wire=lambda endpoint: Wire(endpoint, cut_after))
     assert pair.wire is not None
     try:
-        incoming = pair.holder._incoming[0]
-        put, stored = incoming.files.put, list[int]()
+        file = pair.holder._files[0].next()
+        put, stored = file.put, list[int]()
 
-        def seen(part: memoryview, place: int) -> None:
+        def seen(part: bytes | memoryview, place: int) -> None:
             stored.append(len(part))
             put(part, place)
 
-        incoming.files.put = seen  # type: ignore[method-assign]
+        file.put = seen  # type: ignore[method-assign]
         sent = transfer(tmp_path, 1, total)
         pair.sender.send(sent)
         pair.wait(lambda: pair.holder.done_step == 1)

@@ -1,18 +1,81 @@
-"""One holder of this rank's copies, as its sender sees it. On the sender's thread."""
+"""Transfers of copies: messages, one holder of this rank's copies, one owner whose copies lie here. On the sender's
+thread."""
 
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import zmq
 
-from atoll.agent.runtime.checkpoints.memory.replication.chunk import ChunkAck, FileChunk, place_of
-from atoll.agent.runtime.checkpoints.memory.replication.path_model import PathModel
+from atoll.agent.runtime.checkpoints.memory.replication.path_model import MAX_CHUNK_BYTES, PathModel
 from atoll.agent.runtime.checkpoints.memory.replication.sealing import Seal
+from atoll.agent.runtime.checkpoints.memory.shards.shard_file import PAGE_BYTES
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import ShardFiles
+
+_MAGIC: Final = b"ATMD"
+_CHUNK_HEAD: Final = struct.Struct("<4sQQIQQQ")
+_ACK_HEAD: Final = struct.Struct("<4sQQQQQ")
+
+
+class FileChunk(NamedTuple):
+    """Head of a message whose second part is the sealed bytes. number: of the seal."""
+
+    run: int
+    step: int
+    owner: int
+    position: int
+    total: int  # bytes of the file that count
+    number: int
+
+    def pack(self) -> bytes:
+        return _CHUNK_HEAD.pack(_MAGIC, *self)
+
+    @staticmethod
+    def unpack(raw: bytes | memoryview) -> FileChunk | None:
+        """Return None for anything else."""
+        numbers = _unpacked(raw, _CHUNK_HEAD)
+        return FileChunk(*numbers) if numbers else None
+
+
+class ChunkAck(NamedTuple):
+    """Head of an answer, which is sealed with nothing in it. chunk: number of the one that is answered."""
+
+    run: int
+    step: int
+    reached: int  # everything up to this position is there
+    chunk: int
+    number: int
+
+    def pack(self) -> bytes:
+        return _ACK_HEAD.pack(_MAGIC, *self)
+
+    @staticmethod
+    def unpack(raw: bytes | memoryview) -> ChunkAck | None:
+        """Return None for anything else."""
+        numbers = _unpacked(raw, _ACK_HEAD)
+        return ChunkAck(*numbers) if numbers else None
+
+
+def _unpacked(raw: bytes | memoryview, layout: struct.Struct) -> list[int]:
+    if len(raw) != layout.size:
+        return []
+    magic, *numbers = layout.unpack(raw)
+    return numbers if magic == _MAGIC else []
+
+
+def place_of(position: int, length: int, total: int) -> tuple[int, int]:
+    """Return where in the file the chunk sent at `position` lies, and how long it is if `length` bytes are wanted. The
+    first page comes last."""
+    body = total - PAGE_BYTES
+    if position < body:
+        return position + PAGE_BYTES, min(length, body - position)
+    return position - body, min(length, total - position)
+
 
 RESEND_AFTER_S: Final = 3.0
 """Seconds without an answer after which chunks are sent again."""
@@ -139,3 +202,49 @@ class OutgoingReplica:
         self._sent, self._silent_s = self._reached, 0.0
         self._first_number = self._towards.newest_number + 1
         self.path.restart(self._reached)
+
+
+_NOTHING: Final = b""
+
+
+class IncomingReplica:
+    """Progress of the present copy of another rank's shard."""
+
+    def __init__(self, files: ShardFiles, *, run: int, seals: tuple[Seal, Seal], limit_bytes: int) -> None:
+        """seals: towards the owner, and from it. limit_bytes: no file is longer."""
+        self._files = files
+        self.done_step = 0
+        self.step = self.reached = 0
+        self._total = 0
+        self._run, self._limit_bytes = run, limit_bytes
+        self._towards, self._from = seals
+
+    def take(self, chunk: FileChunk, head: zmq.Frame, sealed: zmq.Frame) -> str | None:
+        """Store it, if it is what comes next; why it was refused. Raises CheckpointError where there is no room."""
+        payload = self._from.open(chunk.number, head.buffer, sealed.buffer)
+        if payload is None:
+            return "damaged, of another rank or seen before"
+        if not PAGE_BYTES < chunk.total <= self._limit_bytes or chunk.step < self.step or not payload:
+            return "makes no sense"
+        place, length = place_of(chunk.position, len(payload), chunk.total)
+        if length != len(payload) or len(payload) > MAX_CHUNK_BYTES:
+            return "makes no sense"
+        if chunk.step > self.step:
+            if 0 < self.step == self.done_step:
+                self._files.turn()  # the copy before is complete, and stays
+            self._files.next().receive(chunk.total)
+            self.step, self._total, self.reached = chunk.step, chunk.total, 0
+        if chunk.total != self._total:
+            return "makes no sense"
+        if chunk.position == self.reached < self._total:
+            self._files.next().put(memoryview(payload), place)
+            self.reached += length
+            if self.reached == self._total:
+                self.done_step = chunk.step
+        return None
+
+    def answer(self, chunk: FileChunk) -> list[bytes]:
+        """Return the acknowledgement of a chunk: how far the copy has come."""
+        number = self._towards.next_number()
+        head = ChunkAck(self._run, self.step, self.reached, chunk.number, number).pack()
+        return [head, self._towards.seal(number, head, _NOTHING)]
