@@ -15,12 +15,12 @@ from typing import Final
 
 import torch
 
+from atoll.agent.telemetry.cpu_work import best_rate
 from atoll.agent.telemetry.shared_gpu import shared_rate
 
 SIZE: Final = 4096
 """Fills the largest GPU; a product takes 17 ms on one of 8 TFLOP/s."""
-BUDGET_S: Final = 0.2
-"""Of the measurement in one format."""
+SAMPLE_S: Final = 0.01
 FORMATS: Final = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -36,7 +36,7 @@ def fastest(rate_of: Callable[[torch.dtype], float]) -> float:
 
 
 def multiplications_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the floating-point operations a second of a matrix product on the device: the best of its samples."""
+    """Return the floating-point operations a second of a matrix product on the device."""
     left = torch.rand((SIZE, SIZE), device=device).to(dtype)
     product = torch.empty_like(left)
 
@@ -48,13 +48,7 @@ def multiplications_per_s(device: torch.device, dtype: torch.dtype) -> float:
         torch.cuda.synchronize(device)
         return time.perf_counter() - began_s
 
-    seconds(3)  # loads the library, wakes the clocks
-    times = max(1, round(0.01 / seconds(4) * 4))
-    samples: list[float] = []
-    ends_s = time.perf_counter() + BUDGET_S
-    while len(samples) < 3 or time.perf_counter() < ends_s:
-        samples.append(seconds(times))
-    return 2 * SIZE**3 * times / min(samples)
+    return best_rate(2 * SIZE**3, seconds, SAMPLE_S)
 
 
 def main() -> None:

@@ -52,8 +52,11 @@ class TelemetryBuffer:
         dropped_steps: int = 0,
         dropped_before: int = 0,
     ) -> None:
-        """Add measurements. checkpoint_step: complete on disk. memory_step: complete in the memory of all ranks.
-        dropped_steps: measured, and will not be sent. dropped_before: since the run began, before they came here."""
+        """Add measurements.
+
+        resumed: where training begins: from "memory", from "disk" or at the "start". checkpoint_step: complete on
+        disk. memory_step: complete in the memory of all ranks. dropped_steps: measured, and will not be sent.
+        dropped_before: since the run began, before they came here."""
         with self._lock:
             self._dropped_steps += max(len(self._steps) + len(steps) - MAX_STEPS, 0) + dropped_steps
             self._dropped_before = max(self._dropped_before, dropped_before)

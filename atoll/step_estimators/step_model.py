@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add
 from typing import Final
@@ -52,30 +51,27 @@ class _Reference:
 
 
 class _Batch:
-    """The newest steps with one local batch. stale: measured before the device's speed changed."""
+    """The newest steps with one local batch: (step, others_s, backward_s). stale: measured before the device's speed
+    changed."""
 
-    __slots__ = ("_level", "backward_s", "count", "others_s", "reference", "stale", "steps")
+    __slots__ = ("_level", "count", "reference", "stale", "steps")
 
     def __init__(self) -> None:
         self.stale = False
         self._begin()
 
     def _begin(self) -> None:
-        self.steps: deque[int] = deque(maxlen=WINDOW_STEPS)
-        self.others_s: deque[float] = deque(maxlen=WINDOW_STEPS)
-        self.backward_s: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self.steps: deque[tuple[int, float, float]] = deque(maxlen=WINDOW_STEPS)
         self.reference: _Reference | None = None
         self.count = 0  # since it was new or stale
         self._level: BatchLevel | None = None
 
     @property
     def newest(self) -> int:
-        return self.steps[-1] if self.steps else -1
+        return self.steps[-1][0] if self.steps else -1
 
     def add(self, step: int, others_s: float, backward_s: float) -> None:
-        self.steps.append(step)
-        self.others_s.append(others_s)
-        self.backward_s.append(backward_s)
+        self.steps.append((step, others_s, backward_s))
         self.count += 1
         self._level = None
 
@@ -86,30 +82,24 @@ class _Batch:
             self.stale = False
 
     def level(self) -> BatchLevel | None:
-        """Medians; None while too few steps were seen."""
+        """Return the medians; None while too few steps were seen."""
         if self._level is None and len(self.steps) >= NEEDED_STEPS:
-            self._level = _level(self.others_s, self.backward_s)
+            _, others_s, backward_s = zip(*self.steps, strict=True)
+            sums = list(map(add, others_s, backward_s))
+            centre = median(sums)
+            error = median_error(spread(sums, centre), len(sums)) / centre
+            others, backward = median(others_s), median(backward_s)
+            self._level = BatchLevel(others, backward, others + backward, math.hypot(error, _SURE))
         return self._level
 
     def forget_before(self, step: int) -> None:
-        while self.steps and self.steps[0] < step:
+        while self.steps and self.steps[0][0] < step:
             self.steps.popleft()
-            self.others_s.popleft()
-            self.backward_s.popleft()
         self.reference, self.count, self._level = None, len(self.steps), None
 
     def scale(self, others: float, backward: float) -> None:
-        self.others_s = deque((a * others for a in self.others_s), WINDOW_STEPS)
-        self.backward_s = deque((p * backward for p in self.backward_s), WINDOW_STEPS)
+        self.steps = deque(((step, a * others, p * backward) for step, a, p in self.steps), WINDOW_STEPS)
         self._level = None
-
-
-def _level(others_s: Sequence[float], backward_s: Sequence[float]) -> BatchLevel:
-    sums = list(map(add, others_s, backward_s))
-    centre = median(sums)
-    error = median_error(spread(sums, centre), len(sums)) / centre
-    others, backward = median(others_s), median(backward_s)
-    return BatchLevel(others, backward, others + backward, math.hypot(error, _SURE))
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,7 +313,7 @@ class AgentLink:
     def _send_telemetry(self) -> None:
         telemetry = self.outbox.take(self.id)
         if telemetry is not None and not self._send(WorkerMessage(id=self.id, telemetry=telemetry)):
-            self.outbox.lost(telemetry)
+            self.outbox.add(dropped_steps=len(telemetry.steps))
 
 
 def _view_of(plan: Plan) -> int:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from atoll.agent.telemetry.buffer import TelemetryBuffer
-from atoll.v1.agents_pb2 import Notice, Prepared, Resumed, WorkerTelemetry
+from atoll.v1.agents_pb2 import Notice, WorkerTelemetry
 from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample, WorkerId
 
 
@@ -33,21 +33,6 @@ class Outbox(TelemetryBuffer):
     def notice(self, level: Level.ValueType, text: str) -> None:
         self.add(notices=[Notice(level=level, text=text)])
 
-    def resumed(self, tier: str, step: int) -> None:
-        """Training begins at `step`, from a checkpoint in "memory" or on "disk", or from the "start"."""
-        self.add(resumed=Resumed(tier=tier, step=step))
-
-    def prepared(self, what: Prepared) -> None:
-        self.add(prepared=what)
-
-    def checkpoint(self, step: int) -> None:
-        """A complete checkpoint of `step` is on disk."""
-        self.add(checkpoint_step=step)
-
-    def memory(self, step: int) -> None:
-        """All ranks have `step` complete in memory."""
-        self.add(memory_step=step)
-
     def links(self, samples: Iterable[LinkSample]) -> None:
         """Add samples of links that were measured apart from steps."""
         if told := list(samples):
@@ -70,7 +55,3 @@ class Outbox(TelemetryBuffer):
             telemetry = self._earlier.popleft() if self._earlier else super().take(id)
             self.urgent = bool(self._earlier)
             return telemetry
-
-    def lost(self, telemetry: WorkerTelemetry) -> None:
-        """Count the steps of an unsent telemetry as dropped."""
-        self.add(dropped_steps=len(telemetry.steps))

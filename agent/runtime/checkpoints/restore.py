@@ -35,6 +35,7 @@ from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput, CheckpointError
 from atoll.telemetry.telemetry_limits import ADAPTIVE, SGD
 from atoll.v1.agents_pb2 import Prepared
+from atoll.v1.agents_pb2 import Resumed as ResumedReport
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 _NONE = (-1, -1, -1, -1, -1)
@@ -277,7 +278,7 @@ def _refuse_apart(session: Session, directory: Path, writers: int) -> None:
 
 def _report_resumed(session: Session, tier: str, step: int) -> None:
     if session.link is not None:
-        session.link.outbox.resumed(tier, step)
+        session.link.outbox.add(resumed=ResumedReport(tier=tier, step=step))
 
 
 def _compare_seed(session: Session, saved: int, loader: Loader[object]) -> None:

@@ -406,7 +406,7 @@ class Saver:
         self._done_step = step
         self._began_with, self._written = frozenset(), Moment.of(path.name)
         if self._session.link is not None:
-            self._session.link.outbox.checkpoint(step)
+            self._session.link.outbox.add(checkpoint_step=step)
         if self._uploader is not None:
             self._uploader.wake()
 

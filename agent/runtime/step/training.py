@@ -182,7 +182,7 @@ class Training:
         self.state.start(self.loader.position)
         if session.link is not None:
             self._prepared = prepared(self._model, self._optimizers, self.loader, trains, self.state.bytes)
-            session.link.outbox.prepared(self._prepared)
+            session.link.outbox.add(prepared=self._prepared)
         seed_step(session.seed, session.place.rank, self.loader.position.step)
         torch.clear_autocast_cache()
 
@@ -294,7 +294,7 @@ class Training:
         if self._session.link is not None and self._prepared is not None:
             for name, value in changed.items():
                 setattr(self._prepared, name, value)
-            self._session.link.outbox.prepared(self._prepared)
+            self._session.link.outbox.add(prepared=self._prepared)
 
     @property
     def learning_rate_factor(self) -> float:

@@ -125,7 +125,7 @@ def test_outbox_drops_the_oldest_steps_and_counts_them() -> None:
     assert outbox.take(worker) is None
     for step in range(MAX_STEPS + 10):
         outbox.step(StepSample(step=step))
-    outbox.checkpoint(5)
+    outbox.add(checkpoint_step=5)
     telemetry = outbox.take(worker)
     assert telemetry is not None
     assert (telemetry.steps[0].step, len(telemetry.steps), telemetry.dropped_steps) == (10, MAX_STEPS, 10)

@@ -15,7 +15,7 @@ def test_steps_beyond_the_bound_and_those_that_could_not_leave_are_counted_as_dr
     first = outbox.take(ID)
     assert first is not None
     assert (first.steps[0].step, len(first.steps), first.dropped_steps) == (3, MAX_STEPS, 3)
-    outbox.lost(first)
+    outbox.add(dropped_steps=len(first.steps))
     second = outbox.take(ID)
     assert second is not None
     assert (len(second.steps), second.dropped_steps) == (0, MAX_STEPS + 3)
@@ -24,7 +24,7 @@ def test_steps_beyond_the_bound_and_those_that_could_not_leave_are_counted_as_dr
 
 def test_the_number_of_entries_is_in_every_message_so_that_a_controller_that_comes_later_hears_it() -> None:
     outbox = Outbox()
-    outbox.prepared(Prepared(entries=25_000_000))
+    outbox.add(prepared=Prepared(entries=25_000_000))
     first = outbox.take(ID)
     outbox.step(StepSample(step=1))
     second = outbox.take(ID)

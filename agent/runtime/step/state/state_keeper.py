@@ -193,7 +193,7 @@ class StateKeeper:
                 self.saver.at_boundary(position.step)
             complete = self.memory.at_boundary(agreed.memory)
             if complete is not None and self._session.link is not None:
-                self._session.link.outbox.memory(complete)
+                self._session.link.outbox.add(memory_step=complete)
 
     def _sizes_of_groups(self) -> list[int]:
         return [len(group["params"]) for group in self._optimizer.param_groups]
