@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,91 +64,142 @@ def sum_coordinates(
 def distinct_rows(values: object, width: int, reference: object, first: object) -> int: ...
 def nonzero_units(dense: object, width: int, threads: int = 0) -> NDArray[np.uint32]: ...
 
-class ExchangeEngine:
-    def __init__(
-        self,
-        rank: int,
-        islands: Sequence[Sequence[int]],
-        threads: int,
-        values: str,
-        selection: str,
-        error_feedback: bool,
-        digest_every: int,
-        seed: int,
-        first_round: int,
-        exchange: str,
-        every: int,
-        replicas: bool,
-    ) -> None: ...
-    def add_tensor(
-        self,
-        order: int,
-        rule: str,
-        shared_param: object,
-        residual: object,
-        first: object,
-        second: object,
-        last_step: object,
-        live: object,
-        group: int,
-        turn: int,
-        aggregator: int | None,
-        aggregator_sum: object,
-    ) -> int: ...
-    def close(self) -> None: ...
-    def fileno(self) -> int: ...
-    def compress(self, sync_round: int, tensor: int, gradient: object, weight: float, k_blocks: int) -> None: ...
-    def compress_chosen(
-        self, sync_round: int, tensor: int, index: object, values: object, found: int, nonfinite: int
-    ) -> None: ...
-    def compress_chosen_live(
-        self,
-        sync_round: int,
-        tensor: int,
-        index: object,
-        values: object,
-        found: int,
-        nonfinite: int,
-        sample: object,
-        weight: float,
-    ) -> None: ...
-    def take_reference(self, tensor: int) -> tuple[NDArray[np.uint32], NDArray[np.float32]]: ...
-    def drift_blocks(self, tensor: int) -> tuple[int, ...]: ...
-    def selection_seed(self, sync_round: int, tensor: int) -> int: ...
-    def compress_live(self, sync_round: int, tensor: int, live: object, weight: float, k_blocks: int) -> None: ...
-    def await_compressed(self, deadline_s: float, tensors: Sequence[int]) -> None: ...
-    def read_residual(self, tensor: int, live: object, out: object) -> int: ...
-    def read_shared_param(self, tensor: int, out: object) -> None: ...
-    def set_live(self, tensor: int, residual: object, weight: float, live: object) -> None: ...
-    def apply(
-        self, sync_round: int, update: int, groups: Sequence[tuple[float, ...]], maximize: bool, clip_norm: float
-    ) -> None: ...
-    def snapshot(self, sync_round: int, tensor: int, ranges: Sequence[tuple[object, object]]) -> None: ...
-    def snapshot_residual(self, sync_round: int, tensor: int, live: object, out: object) -> int: ...
-    def await_snapshot(self, tensors: Sequence[int], sync_round: int, deadline_s: float) -> None: ...
-    def accumulate(self, sync_round: int) -> None: ...
-    def sum_updates(
-        self, sync_round: int, weight: float, k_blocks: Sequence[int], aggregator_blocks: Sequence[int]
-    ) -> None: ...
-    def change_turns(self, sync_round: int, every: int, turns: Sequence[int]) -> None: ...
-    def remember(self, rounds: int) -> None: ...
-    def fetch(self, tensors: Sequence[int], sync_round: int, deadline_s: float) -> tuple[int, int, float]: ...
-    def changes(
-        self, tensors: Sequence[int], sync_round: int, deadline_s: float
-    ) -> tuple[float, list[tuple[int, NDArray[np.uint32], NDArray[np.float32]]]]: ...
-    def versions(self) -> list[int]: ...
-    def take_outgoing(self, limit: int) -> list[tuple[int, int, int, int, int, bytes, int]]: ...
-    def deliver(
-        self, kind: int, origin: int, sync_round: int, tensor: int, count: int, payload: object
-    ) -> str | None: ...
-    def fail(self, reason: str) -> None: ...
-    def quiesce(self, deadline_s: float) -> None: ...
-    def resume(self) -> None: ...
-    def recent_parts(self) -> list[tuple[int, int, int, NDArray[np.uint32], NDArray[np.float32]]]: ...
-    def idle(self, deadline_s: float) -> None: ...
-    def digests(self) -> list[tuple[int, int, int]]: ...
-    def waiting_for(self, limit: int) -> list[str]: ...
-    def take_stats(self) -> tuple[int, float, float, float, float, float, int, int, int, int, int, float]: ...
+class _EngineCalls:
+    """Methods that atoll.kernels.ExchangeEngine forwards as they are. This class exists in the stub alone."""
+
+    def fileno(self) -> int:
+        """An eventfd to poll: readable when `take_outgoing` has something; `fail` too makes it readable once."""
+
+    def compress(self, sync_round: int, tensor: int, gradient: Any, weight: float, k_blocks: int) -> None:
+        """Queue the choice of at most `k_blocks` blocks of residual + weight * gradient; the rest becomes the residual.
+
+        sync_round: ascends by 1 for each tensor. gradient: float32, float16 or bfloat16 [n] on the CPU, kept alive and
+        not to be written until it is done; None, or weight 0: it contributes nothing. k_blocks: 1 or more; from all
+        blocks on, everything that is not zero travels.
+        """
+
+    def take_reference(self, tensor: int) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+        """Exchanging updates, of a tensor that was added without live: the blocks of the reference that are others than
+        when this was last called, or `set_live`, after which it is the shared parameter. The reference is what this
+        rank's weights would be if they lacked nothing, so that weight * (reference - live) is what `compress_live`
+        chooses from. Returns index [k], ascending, and values [k, 16].
+
+        `compress_chosen_live` of what was chosen follows before the next call, and before `changes` are taken."""
+
+    def drift_blocks(self, tensor: int) -> tuple[int, ...]:
+        """The blocks of a tensor whose differences `compress_chosen_live` is told, ascending."""
+
+    def selection_seed(self, sync_round: int, tensor: int) -> int:
+        """The seed that a selection of a tensor's part takes, the same on all ranks: for what is chosen elsewhere."""
+
+    def compress_live(self, sync_round: int, tensor: int, live: Any, weight: float, k_blocks: int) -> None:
+        """Exchanging updates: queue the choice of at most `k_blocks` blocks of what this rank's own weights have and
+        the shared parameters have not, weight * (shared_param - live), less what is on its way.
+
+        live: None, the tensor's own; for a tensor added without, a copy of the weights kept elsewhere, with all
+        `changes` that were taken before this call, and none that are taken later. Not to be written until
+        `await_compressed` returned. weight: in (0, 1], the same for all tensors in this round. Otherwise as `compress`.
+        A block that is not finite is counted and never sent.
+        """
+
+    def read_residual(self, tensor: int, live: Any, out: Any) -> int:
+        """Exchanging updates: out, float32 [n], becomes what this rank has not sent yet of a tensor.
+
+        live: as for `compress_live`, a copy with all `changes` that were taken. Returns how many blocks are not finite
+        (counted, never sent); they are 0 in out.
+        """
+
+    def read_shared_param(self, tensor: int, out: Any) -> None:
+        """Exchanging updates: out, float32 [n], becomes a tensor's shared_param, at whatever sync round it is.
+
+        The shared parameter's own memory may be read while nothing is compressed alone: for a moment it is another."""
+
+    def set_live(self, tensor: int, residual: Any, weight: float, live: Any) -> None:
+        """Exchanging updates: live becomes shared_param - residual / weight, as of a rank that has not sent so much
+        yet.
+
+        residual: float32 [n], or None for 0. weight: in (0, 1], until the next round. live: None, the tensor's own;
+        else, for a tensor added without, a buffer for the weights that are kept elsewhere. Call it between two updates,
+        with nothing on the way.
+        """
+
+    def snapshot(self, sync_round: int, tensor: int, ranges: Sequence[tuple[Any, Any]]) -> None:
+        """Have memory that updates of a tensor change captured as it is at `sync_round`, which must not be older than
+        its version, while later rounds go on: by `await_snapshot`, or right before a later one is applied.
+
+        ranges: pairs (source, into) of uint8 buffers of the same length, of shared_param, moments or last_step. An
+        earlier snapshot of the tensor is forgotten.
+        """
+
+    def snapshot_residual(self, sync_round: int, tensor: int, live: Any, out: Any) -> int:
+        """Have this rank's residual after its part of `sync_round`, the newest begun, captured in out, float32 [n].
+
+        Exchanging updates, at once: live and the result as for `read_residual`; call it after `await_compressed` and
+        before the next update of the live weights. Exchanging gradients, as `snapshot` does: before the next part is
+        chosen. What the rounding of later sums up to `sync_round` takes away is added, so out is whole after
+        `await_snapshot`.
+        """
+
+    def await_snapshot(self, tensors: Sequence[int], sync_round: int, deadline_s: float) -> None:
+        """Wait until every tensor has been applied or accumulated up to `sync_round`; their snapshots are whole then.
+
+        Raises `DeadlineExceeded`, which says what is missing, and `PeerLost`.
+        """
+
+    def accumulate(self, sync_round: int) -> None:
+        """Order no update for `sync_round`: its sums go into the next round's. Until then they are nowhere else."""
+
+    def change_turns(self, sync_round: int, every: int, turns: Sequence[int]) -> None:
+        """Exchanging updates: from `sync_round` on, the next to be summed, only each so-many-th round of a tensor is
+        exchanged, which is its entry of turns. Rounds that are under way end as they began. On all ranks from the same
+        round."""
+
+    def remember(self, rounds: int) -> None:
+        """Keep parts of so many of each tensor's newest rounds for `recent_parts`: as many as ranks may be apart."""
+
+    def fetch(self, tensors: Sequence[int], sync_round: int, deadline_s: float) -> tuple[int, int, float]:
+        """Wait until every tensor has been applied or accumulated up to `sync_round`, then bring live up to date.
+
+        Returns the lowest version among them, how many are newer than `sync_round`, and the seconds waited. Raises
+        `DeadlineExceeded`, which says what is missing, and `PeerLost` after `fail`; live is then as it was.
+        Exchanging updates, the sums are added to live, and this rank's own parts, which it had before, taken out.
+        """
+
+    def versions(self) -> list[int]:
+        """Return each tensor's last round that was applied or accumulated."""
+
+    def deliver(self, kind: int, origin: int, sync_round: int, tensor: int, count: int, payload: Any) -> str | None:
+        """Take in a part of rank `origin` (kind 0) or the sum of island `origin` (kind 1); payload is copied.
+
+        Returns None, or why it was refused: "unknown tensor", "from nobody", "old round", "round too far ahead",
+        "twice", "too large". Bytes that make no sense are found later, by a thread, and fail the engine.
+        """
+
+    def fail(self, reason: str) -> None:
+        """Make every `fetch` and `changes`, waiting or to come, raise PeerLost(reason). The first reason stays. By any
+        thread, also when the engine is closed: then nobody waits."""
+
+    def quiesce(self, deadline_s: float) -> None:
+        """Let running tasks finish and begin no more until `resume`: shared parameters, moments and residuals hold
+        still.
+
+        Raises `DeadlineExceeded` if a task takes longer; then tasks go on.
+        """
+
+    def resume(self) -> None:
+        """Begin tasks again after `quiesce`."""
+
+    def idle(self, deadline_s: float) -> None:
+        """Wait until no task is queued or running; raises `DeadlineExceeded`."""
+
+    def digests(self) -> list[tuple[int, int, int]]:
+        """(sync_round, tensor, 64-bit digest of its shared_param after that round), each once; equal on all ranks."""
+
+class ExchangeEngine(_EngineCalls):
+    """Other methods take what atoll.kernels.exchange_engine passes, by their places."""
+
+    def __init__(self, *settings: object) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
 
 class Timeline:
     def __init__(

@@ -20,8 +20,8 @@ is there can be finished and saved. A forked child cannot use its parent's engin
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,8 +107,39 @@ class EngineStats(NamedTuple):
     """They took so long, from the order of their update to the last tensor's; added up, of wall clock."""
 
 
-class ExchangeEngine:
-    """One rank's engine. Its owner calls `close`.
+class _refusals(refusals):
+    __slots__ = ()
+
+    def _translated(self, error: BaseException) -> AtollError | None:
+        match error:
+            case TimeoutError():
+                return DeadlineExceeded(f"{self._name}: {error}")
+            case ConnectionError():
+                return PeerLost(str(error))
+            case RuntimeError():
+                return AtollError(f"{self._name}: {error}")
+        return super()._translated(error)
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    method = getattr(_native.ExchangeEngine, name)
+
+    def call(self: ExchangeEngine, *arguments: object, **named: object) -> Any:
+        with _refusals(name):
+            return method(self._native, *arguments, **named)
+
+    return call
+
+
+if TYPE_CHECKING:
+    from atoll.kernels._native import _EngineCalls
+else:
+    _names = [name for name in vars(_native.ExchangeEngine) if not name.startswith("_")]
+    _EngineCalls = type("_EngineCalls", (), {name: _forwarded(name) for name in _names})
+
+
+class ExchangeEngine(_EngineCalls):
+    """One rank's engine. Its owner calls `close`. Methods that the native engine has alike are in _native.pyi.
 
     islands: the ranks 0..N-1, each once, grouped by island. threads: 1..256 that work; each kernel runs on one.
     values: what a part's values are on the wire. selection: which blocks are sent; "random" needs the same `k_blocks`
@@ -182,7 +213,7 @@ class ExchangeEngine:
         every sum goes to all islands.
         """
         with _refusals("add_tensor"):
-            return self._native.add_tensor(
+            number: int = self._native.add_tensor(
                 order,
                 rule,
                 shared_param,
@@ -196,50 +227,22 @@ class ExchangeEngine:
                 aggregator,
                 aggregator_sum,
             )
+            return number
 
     def close(self) -> None:
         """Let running tasks finish, drop the others and join the threads. Waiters get `BadInput`. Repeatable."""
         self._finalizer.detach()
         self._native.close()
 
-    def fileno(self) -> int:
-        """An eventfd to poll: readable when `take_outgoing` has something; `fail` too makes it readable once."""
-        with _refusals("fileno"):
-            return self._native.fileno()
-
-    def compress(self, sync_round: int, tensor: int, gradient: Any, weight: float, k_blocks: int) -> None:
-        """Queue the choice of at most `k_blocks` blocks of residual + weight * gradient; the rest becomes the residual.
-
-        sync_round: ascends by 1 for each tensor. gradient: float32, float16 or bfloat16 [n] on the CPU, kept alive and
-        not to be written until it is done; None, or weight 0: it contributes nothing. k_blocks: 1 or more; from all
-        blocks on, everything that is not zero travels.
-        """
-        with _refusals("compress"):
-            self._native.compress(sync_round, tensor, gradient, weight, k_blocks)
-
     def compress_chosen(self, sync_round: int, tensor: int, index: Any, values: Any, counted: Counted) -> None:
-        """As `compress`, of blocks that were chosen where gradient and residual are, on a device: index uint32 or int32
-        [k], ascending, values float32 [k, 16], both on the CPU and copied. counted: what the selection returned.
+        """Send blocks as `compress` does. They were chosen where gradient and residual are, on a device.
 
+        index: uint32 or int32 [k], ascending; values: float32 [k, 16]; both on the CPU and copied. counted: what the
+        selection returned.
         What rounding to the wire takes away stays in the tensor's own residual, and goes when its block is next chosen.
         """
         with _refusals("compress_chosen"):
             self._native.compress_chosen(sync_round, tensor, index, values, counted.found, counted.nonfinite)
-
-    def take_reference(self, tensor: int) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-        """Exchanging updates, of a tensor that was added without live: the blocks of the reference that are others than
-        when this was last called, or `set_live`, after which it is the shared parameter. The reference is what this
-        rank's weights would be if they lacked nothing, so that weight * (reference - live) is what `compress_live`
-        chooses from. Returns index [k], ascending, and values [k, 16].
-
-        `compress_chosen_live` of what was chosen follows before the next call, and before `changes` are taken."""
-        with _refusals("take_reference"):
-            return self._native.take_reference(tensor)
-
-    def drift_blocks(self, tensor: int) -> tuple[int, ...]:
-        """The blocks of a tensor whose differences `compress_chosen_live` is told, ascending."""
-        with _refusals("drift_blocks"):
-            return self._native.drift_blocks(tensor)
 
     def compress_chosen_live(
         self, sync_round: int, tensor: int, chosen: tuple[Any, Any, Counted], sample: Any, weight: float
@@ -254,84 +257,11 @@ class ExchangeEngine:
         with _refusals("compress_chosen_live"):
             self._native.compress_chosen_live(sync_round, tensor, index, values, found, nonfinite, sample, weight)
 
-    def selection_seed(self, sync_round: int, tensor: int) -> int:
-        """The seed that a selection of a tensor's part takes, the same on all ranks: for what is chosen elsewhere."""
-        with _refusals("selection_seed"):
-            return self._native.selection_seed(sync_round, tensor)
-
-    def compress_live(self, sync_round: int, tensor: int, live: Any, weight: float, k_blocks: int) -> None:
-        """Exchanging updates: queue the choice of at most `k_blocks` blocks of what this rank's own weights have and
-        the shared parameters have not, weight * (shared_param - live), less what is on its way.
-
-        live: None, the tensor's own; for a tensor added without, a copy of the weights kept elsewhere, with all
-        `changes` that were taken before this call, and none that are taken later. Not to be written until
-        `await_compressed` returned. weight: in (0, 1], the same for all tensors in this round. Otherwise as `compress`.
-        A block that is not finite is counted and never sent.
-        """
-        with _refusals("compress_live"):
-            self._native.compress_live(sync_round, tensor, live, weight, k_blocks)
-
     def await_compressed(self, deadline_s: float, tensors: Sequence[int] = ()) -> None:
         """Wait until nothing is queued or running that reads live weights of these tensors; none given: of any. Raises
         `DeadlineExceeded`, `PeerLost`."""
         with _refusals("await_compressed"):
             self._native.await_compressed(deadline_s, list(tensors))
-
-    def read_residual(self, tensor: int, live: Any, out: Any) -> int:
-        """Exchanging updates: out, float32 [n], becomes what this rank has not sent yet of a tensor.
-
-        live: as for `compress_live`, a copy with all `changes` that were taken. Returns how many blocks are not finite
-        (counted, never sent); they are 0 in out.
-        """
-        with _refusals("read_residual"):
-            return self._native.read_residual(tensor, live, out)
-
-    def read_shared_param(self, tensor: int, out: Any) -> None:
-        """Exchanging updates: out, float32 [n], becomes a tensor's shared_param, at whatever sync round it is.
-
-        The shared parameter's own memory may be read while nothing is compressed alone: for a moment it is another."""
-        with _refusals("read_shared_param"):
-            self._native.read_shared_param(tensor, out)
-
-    def set_live(self, tensor: int, residual: Any, weight: float, live: Any) -> None:
-        """Exchanging updates: live becomes shared_param - residual / weight, as of a rank that has not sent so much
-        yet.
-
-        residual: float32 [n], or None for 0. weight: in (0, 1], until the next round. live: None, the tensor's own;
-        else, for a tensor added without, a buffer for the weights that are kept elsewhere. Call it between two updates,
-        with nothing on the way.
-        """
-        with _refusals("set_live"):
-            self._native.set_live(tensor, residual, weight, live)
-
-    def snapshot(self, sync_round: int, tensor: int, ranges: Sequence[tuple[Any, Any]]) -> None:
-        """Have memory that updates of a tensor change captured as it is at `sync_round`, which must not be older than
-        its version, while later rounds go on: by `await_snapshot`, or right before a later one is applied.
-
-        ranges: pairs (source, into) of uint8 buffers of the same length, of shared_param, moments or last_step. An
-        earlier snapshot of the tensor is forgotten.
-        """
-        with _refusals("snapshot"):
-            self._native.snapshot(sync_round, tensor, list(ranges))
-
-    def snapshot_residual(self, sync_round: int, tensor: int, live: Any, out: Any) -> int:
-        """Have this rank's residual after its part of `sync_round`, the newest begun, captured in out, float32 [n].
-
-        Exchanging updates, at once: live and the result as for `read_residual`; call it after `await_compressed` and
-        before the next update of the live weights. Exchanging gradients, as `snapshot` does: before the next part is
-        chosen. What the rounding of later sums up to `sync_round` takes away is added, so out is whole after
-        `await_snapshot`.
-        """
-        with _refusals("snapshot_residual"):
-            return self._native.snapshot_residual(sync_round, tensor, live, out)
-
-    def await_snapshot(self, tensors: Sequence[int], sync_round: int, deadline_s: float) -> None:
-        """Wait until every tensor has been applied or accumulated up to `sync_round`; their snapshots are whole then.
-
-        Raises `DeadlineExceeded`, which says what is missing, and `PeerLost`.
-        """
-        with _refusals("await_snapshot"):
-            self._native.await_snapshot(list(tensors), sync_round, deadline_s)
 
     def apply(
         self,
@@ -353,11 +283,6 @@ class ExchangeEngine:
         with _refusals("apply"):
             self._native.apply(sync_round, update, [tuple(group) for group in groups], maximize, clip_norm)
 
-    def accumulate(self, sync_round: int) -> None:
-        """Order no update for `sync_round`: its sums go into the next round's. Until then they are nowhere else."""
-        with _refusals("accumulate"):
-            self._native.accumulate(sync_round)
-
     def sum_updates(
         self, sync_round: int, weight: float, k_blocks: Sequence[int], aggregator_blocks: Sequence[int] | None = None
     ) -> None:
@@ -372,75 +297,18 @@ class ExchangeEngine:
         with _refusals("sum_updates"):
             self._native.sum_updates(sync_round, weight, list(k_blocks), list(aggregator_blocks or k_blocks))
 
-    def change_turns(self, sync_round: int, every: int, turns: Sequence[int]) -> None:
-        """Exchanging updates: from `sync_round` on, the next to be summed, only each so-many-th round of a tensor is
-        exchanged, which is its entry of turns. Rounds that are under way end as they began. On all ranks from the same
-        round."""
-        with _refusals("change_turns"):
-            self._native.change_turns(sync_round, every, list(turns))
-
-    def remember(self, rounds: int) -> None:
-        """Keep parts of so many of each tensor's newest rounds for `recent_parts`: as many as ranks may be apart."""
-        with _refusals("remember"):
-            self._native.remember(rounds)
-
-    def fetch(self, tensors: Sequence[int], sync_round: int, deadline_s: float) -> tuple[int, int, float]:
-        """Wait until every tensor has been applied or accumulated up to `sync_round`, then bring live up to date.
-
-        Returns the lowest version among them, how many are newer than `sync_round`, and the seconds waited. Raises
-        `DeadlineExceeded`, which says what is missing, and `PeerLost` after `fail`; live is then as it was.
-        Exchanging updates, the sums are added to live, and this rank's own parts, which it had before, taken out.
-        """
-        with _refusals("fetch"):
-            return self._native.fetch(list(tensors), sync_round, deadline_s)
-
     def changes(self, tensors: Sequence[int], sync_round: int, deadline_s: float) -> tuple[float, list[Change]]:
-        """As `fetch`, for tensors without live: the seconds waited, and of each the blocks that changed since the last
-        call, with what shared_param holds there. Exchanging updates, the values are to be added to the live weights."""
+        """Wait as `fetch` does, for tensors without live. Return the seconds waited, and of each tensor the blocks that
+        changed since the last call, with their values in shared_param. Exchanging updates, the values are to be added
+        to the live weights."""
         with _refusals("changes"):
             waited_s, rows = self._native.changes(list(tensors), sync_round, deadline_s)
             return waited_s, [Change._make(row) for row in rows]
-
-    def versions(self) -> list[int]:
-        """Of each tensor, the last round applied or accumulated."""
-        with _refusals("versions"):
-            return self._native.versions()
 
     def take_outgoing(self, limit: int = 64) -> list[Outgoing]:
         """Messages to send, the most urgent first."""
         with _refusals("take_outgoing"):
             return [Outgoing._make(row) for row in self._native.take_outgoing(limit)]
-
-    def deliver(  # noqa: PLR0917 - the fields of a frame, in its order
-        self, kind: int, origin: int, sync_round: int, tensor: int, count: int, payload: Any
-    ) -> str | None:
-        """Take in a part of rank `origin` (kind 0) or the sum of island `origin` (kind 1); payload is copied.
-
-        Returns None, or why it was refused: "unknown tensor", "from nobody", "old round", "round too far ahead",
-        "twice", "too large". Bytes that make no sense are found later, by a thread, and fail the engine.
-        """
-        with _refusals("deliver"):
-            return self._native.deliver(kind, origin, sync_round, tensor, count, payload)
-
-    def fail(self, reason: str) -> None:
-        """Make every `fetch` and `changes`, waiting or to come, raise PeerLost(reason). The first reason stays. By any
-        thread, also when the engine is closed: then nobody waits."""
-        with _refusals("fail"):
-            self._native.fail(reason)
-
-    def quiesce(self, deadline_s: float) -> None:
-        """Let running tasks finish and begin no more until `resume`: shared parameters, moments and residuals hold
-        still.
-
-        Raises `DeadlineExceeded` if a task takes longer; then tasks go on.
-        """
-        with _refusals("quiesce"):
-            self._native.quiesce(deadline_s)
-
-    def resume(self) -> None:
-        """Begin tasks again after `quiesce`."""
-        with _refusals("resume"):
-            self._native.resume()
 
     def recent_parts(self) -> list[RecentPart]:
         """The parts, and as an aggregator the totals, that this rank sent in the newest rounds of each tensor, oldest
@@ -448,36 +316,13 @@ class ExchangeEngine:
         with _refusals("recent_parts"):
             return [RecentPart._make(row) for row in self._native.recent_parts()]
 
-    def idle(self, deadline_s: float) -> None:
-        """Wait until no task is queued or running; raises `DeadlineExceeded`."""
-        with _refusals("idle"):
-            self._native.idle(deadline_s)
-
-    def digests(self) -> list[tuple[int, int, int]]:
-        """(sync_round, tensor, 64-bit digest of its shared_param after that round), each once; equal on all ranks."""
-        with _refusals("digests"):
-            return self._native.digests()
-
     def waiting_for(self, limit: int = 8) -> list[str]:
         """The reasons for which begun rounds still wait, a sentence a tensor, for at most `limit` tensors."""
         with _refusals("waiting_for"):
-            return self._native.waiting_for(limit)
+            reasons: list[str] = self._native.waiting_for(limit)
+            return reasons
 
     def take_stats(self) -> EngineStats:
         """The figures since the last call."""
         with _refusals("take_stats"):
             return EngineStats._make(self._native.take_stats())
-
-
-class _refusals(refusals):
-    __slots__ = ()
-
-    def _translated(self, error: BaseException) -> AtollError | None:
-        match error:
-            case TimeoutError():
-                return DeadlineExceeded(f"{self._name}: {error}")
-            case ConnectionError():
-                return PeerLost(str(error))
-            case RuntimeError():
-                return AtollError(f"{self._name}: {error}")
-        return super()._translated(error)

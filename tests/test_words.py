@@ -48,7 +48,6 @@ UNCLEAN_FOLDERS: set[str] = {
     "agent/runtime/step/state",
     "atoll/cli/render",
     "atoll/client",
-    "kernels",
 }
 """Folders with docstrings that begin badly. This list only shrinks."""
 
