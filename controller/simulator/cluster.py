@@ -31,13 +31,14 @@ class Cluster:
 
 def build(scenario: Scenario, folder: Path) -> Cluster:
     """Return the scenario's cluster. folder: paths of traces are relative to it. Raises BadInput."""
-    model = presets.model(scenario.model) if scenario.model is not None else presets.Model(0, 0, "")
+    model = presets.named(scenario.model, presets.MODELS, "model") if scenario.model is not None else None
     devices, tensors = _devices(scenario), scenario.compression
     entries = scenario.entries or (sum(tensors.bytes_of_each) // ENTRY_BYTES if tensors else 0)
+    batch = scenario.learning.initial_batch or (model.initial_batch if model else 0)
     return Cluster(
         scenario=scenario,
-        entries=entries or model.entries,
-        initial_batch=scenario.learning.initial_batch or model.initial_batch or scenario.total_batch,
+        entries=entries or (model.entries if model else 0),
+        initial_batch=batch or scenario.total_batch,
         devices=devices,
         links=_links(scenario, devices, folder),
         changes=_changes(scenario, devices),
@@ -45,7 +46,8 @@ def build(scenario: Scenario, folder: Path) -> Cluster:
 
 
 def _devices(scenario: Scenario) -> tuple[SimulatedDevice, ...]:
-    sections = [*(presets.devices_of(scenario.cluster) if scenario.cluster is not None else ()), *scenario.devices]
+    of_cluster = presets.named(scenario.cluster, presets.CLUSTERS, "cluster") if scenario.cluster is not None else {}
+    sections = [*(DeviceSection(preset=name, count=count) for name, count in of_cluster.items()), *scenario.devices]
     if sum(section.count for section in sections) > MAX_DEVICES:
         raise BadInput(f"the scenario has more than {MAX_DEVICES} devices. Simulate fewer")
     found: list[SimulatedDevice] = []
@@ -86,7 +88,7 @@ def _links(scenario: Scenario, devices: tuple[SimulatedDevice, ...], folder: Pat
 def _changes(scenario: Scenario, devices: tuple[SimulatedDevice, ...]) -> tuple[ChangeSection, ...]:
     for number, change in enumerate(scenario.changes):
         if change.device is not None and not any(device.is_called(change.device) for device in devices):
-            presets.known(change.device, {device.name for device in devices}, f"device changes[{number}].device =")
+            presets.require(change.device, {device.name for device in devices}, f"device changes[{number}].device =")
         if change.island is not None:
-            presets.known(change.island, scenario.links, f"link changes[{number}].island =")
+            presets.require(change.island, scenario.links, f"link changes[{number}].island =")
     return tuple(sorted(scenario.changes, key=lambda change: change.at_s))

@@ -106,10 +106,8 @@ def _list_presets(as_json: bool) -> None:
     from atoll.strategies.registry import strategies
 
     own = {name: made for each in strategies().values() for name, made in of_strategy(each).items()}
-    found = presets.listed() + [
-        {"kind": "policy", "name": name, "what": policy.what} for name, policy in (POLICIES | own).items()
-    ]
+    found = presets.listed() + [("policy", name, policy.what) for name, policy in (POLICIES | own).items()]
     if as_json:
-        terminal.print_json({"presets": found})
+        terminal.print_json({"presets": [{"kind": kind, "name": name, "what": what} for kind, name, what in found]})
     else:
-        terminal.print_table(("KIND", "NAME", "WHAT"), [(row["kind"], row["name"], row["what"]) for row in found])
+        terminal.print_table(("KIND", "NAME", "WHAT"), found)
