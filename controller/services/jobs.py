@@ -7,8 +7,10 @@ import re
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Final
+from urllib.parse import unquote
 
 from atoll.controller.deciding.given import Pins
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
@@ -17,7 +19,6 @@ from atoll.controller.jobs.records.code_bundles import check_bundle
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.jobs.records.wire import event_to_wire
 from atoll.controller.services.curves import MAX_CURVES, CurveStore
-from atoll.controller.services.dial_back import dial_back
 from atoll.controller.services.gate import Context, KnownLeader, caller
 from atoll.controller.services.inventory import checkpoints, remove
 from atoll.controller.services.logs import READ_BYTES, LogStore, RankLog, run
@@ -25,7 +26,7 @@ from atoll.controller.services.views import job_to_wire, node_to_wire, plans_to_
 from atoll.controller.state import keys
 from atoll.errors import BadInput, ControllerUnreachable, DeadlineExceeded, NotFound
 from atoll.jobs import job_spec
-from atoll.network.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES
+from atoll.network.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES, split_address
 from atoll.strategies import registry
 from atoll.v1 import jobs_pb2 as pb
 from atoll.v1.jobs_pb2_grpc import JobServiceServicer
@@ -37,6 +38,9 @@ LAST_WORDS_S: Final = 1.0
 PINS: Final = frozenset({"total-batch", "shares"})
 """Parameters that a user can pin, beside the plan parameters of the job's strategy."""
 ENDED: Final = (pb.PHASE_DONE, pb.PHASE_FAILED, pb.PHASE_CANCELLED)
+DIAL_S: Final = 3.0
+_LOWEST_PORT: Final = 1024
+"""Lowest port that is dialled, so that nodes cannot probe a gateway's own services."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -276,3 +280,25 @@ async def _code(requests: AsyncIterator[pb.SubmitRequest]) -> bytes:
         if len(code) > MAX_CODE_BYTES:
             raise BadInput(f"the code bundle has more than {MAX_CODE_BYTES} bytes. Leave data out of it")
     return bytes(code)
+
+
+async def dial_back(port: int, peer: str) -> pb.DialBackReply:
+    """Dial that port at the address of the caller, and nowhere else. The reply does not say if it came through: the
+    caller sees that, and learns nothing of others' ports. peer: as gRPC names it. Raises BadInput."""
+    if not _LOWEST_PORT <= port < 2**16:
+        raise BadInput(f"port = {port} must be {_LOWEST_PORT} to 65535: the one on which you listen")
+    address = address_of(peer)
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(DIAL_S):
+            _, writer = await asyncio.open_connection(address, port)
+            writer.close()
+            await writer.wait_closed()
+    return pb.DialBackReply(address=address)
+
+
+def address_of(peer: str) -> str:
+    """'ipv4:10.0.0.1:4242' and 'ipv6:%5Bfd00::2%5D:4242' -> the address. Raises BadInput for what is of no network."""
+    kind, _, where = unquote(peer).partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        raise BadInput(f"a caller at {peer[:80]!r} has no address that could be dialled")
+    return split_address(where)[0].removeprefix("::ffff:")

@@ -38,19 +38,19 @@ def install_etcd(
     """Put an etcd that keeps its data beside Atoll: the binary of Debian's package, checked by its digest.
 
     Controllers without --etcd start it, unless a newer one is on PATH."""
-    from atoll.controller.state import etcd_package
+    from atoll.controller.state import etcd_binary
     from atoll.controller.state.etcd_binary import INSTALLED
 
     if package is None:
-        terminal.note(f"fetching etcd {etcd_package.VERSION} from Debian: 12 MB")
-        content = etcd_package.fetch_package()
+        terminal.note(f"fetching etcd {etcd_binary.PACKAGE_VERSION} from Debian: 12 MB")
+        content = etcd_binary.fetch_package()
     else:
         try:
             content = package.expanduser().read_bytes()
         except OSError as error:
             raise BadInput(f"{package} cannot be read: {error.strerror}. Check the path") from error
-        etcd_package.check_package(content, str(package))
-    print(etcd_package.install(content, INSTALLED))
+        etcd_binary.check_package(content, str(package))
+    print(etcd_binary.install(content, INSTALLED))
 
 
 def version(as_json: Json = False) -> None:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 from atoll.controller.jobs.agents.sessions import AgentSessions
 from atoll.controller.jobs.model.data_keys import private_key, public_key, public_keys, volunteers_secret
@@ -42,18 +42,6 @@ MEETING_S: Final = 10.0
 Message = TypeVar("Message")
 
 
-class _KeptMessage(Generic[Message]):
-    """The newest message of a kind, kept for the next node that gets the same."""
-
-    def __init__(self) -> None:
-        self._kept: tuple[Hashable, Message] | None = None
-
-    def get(self, key: Hashable, make: Callable[[], Message]) -> Message:
-        if self._kept is None or self._kept[0] != key:
-            self._kept = (key, make())
-        return self._kept[1]
-
-
 class AgentOutbox:
     """Messages of one leader epoch."""
 
@@ -61,9 +49,8 @@ class AgentOutbox:
         """reveal: launches carry the values of the jobs' secrets."""
         self._sessions = sessions
         self._reveal = reveal
-        self._launch: _KeptMessage[tuple[bytes, list[str]]] = _KeptMessage()
-        self._plan: _KeptMessage[bytes] = _KeptMessage()
-        self._view: _KeptMessage[bytes] = _KeptMessage()
+        self._newest: dict[str, tuple[Hashable, Any]] = {}
+        """By kind, the newest message that many nodes get, and what it is of."""
 
     def act(self, state: JobState | None, action: Action, now_s: float) -> None:
         """Send an action's message, unless its node is away or got it just now. state: of its job, if it has one."""
@@ -90,12 +77,13 @@ class AgentOutbox:
             case SendPlan() if state:
                 session.plans_sent[action.job, action.run] = action.plan
                 plan = next(plan for plan in state.plans if plan.id == action.plan)
-                message = self._plan.get((action.job, action.run, plan.id), lambda: plan_for_job(action.job, plan))
+                key = (action.job, action.run, plan.id)
+                message = self._made_once("plan", key, lambda: plan_for_job(action.job, plan))
                 session.send(message)
             case SendView() if state and state.run and state.plans:
                 session.views_sent[action.job, action.run] = (action.view, action.in_force)
-                known, key = state, (action.job, action.run, action.view, action.in_force)
-                message = self._view.get(key, lambda: newest_view(known))
+                known, view = state, (action.job, action.run, action.view, action.in_force)
+                message = self._made_once("view", view, lambda: newest_view(known))
                 session.send_unless_recent(action, lambda: message, now_s)
             case _:
                 logger.error("job %s has no plan to launch %s with", state and state.job.id, action)
@@ -108,7 +96,13 @@ class AgentOutbox:
             common = launch_of_all(state.job, run, first, state.placement, outside=outside, reveal=self._reveal)
             return common, [node.name for node in outside]
 
-        return self._launch.get((run.job, run.run), make)
+        return self._made_once("launch", (run.job, run.run), make)
+
+    def _made_once(self, kind: str, key: Hashable, make: Callable[[], Message]) -> Message:
+        if kind not in self._newest or self._newest[kind][0] != key:
+            self._newest[kind] = (key, make())
+        message: Message = self._newest[kind][1]
+        return message
 
     def _outside(self, run: RunRecord) -> list[NodeRecord]:
         """Return the nodes that have shards of the job in memory, serve them, and take no part in the run."""

@@ -15,9 +15,9 @@ from atoll.controller.jobs.model.observed import (
     SendPlan,
     SendView,
     StopRun,
+    ViewStage,
     WorkerPhase,
 )
-from atoll.controller.jobs.model.observed_views import ViewStage
 from atoll.controller.state.records import JobPhase, RunMember, RunRecord
 from atoll.controller.state.views import ViewCause
 from atoll.jobs.worker_key import WorkerKey

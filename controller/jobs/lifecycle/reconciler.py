@@ -34,9 +34,10 @@ from atoll.controller.jobs.model.observed import (
     ObservedNode,
     ObservedPlans,
     ObservedTraining,
+    ObservedViews,
     PassClock,
+    ViewStage,
 )
-from atoll.controller.jobs.model.observed_views import ObservedViews, ViewStage
 from atoll.controller.jobs.model.start import FreeDevice
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.jobs.records.ledger import Ledger

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from atoll.controller.jobs.model.members import joiners, living, members_of, seat
-from atoll.controller.jobs.model.observed import Action, LaunchWorkers, ObservedJob, PassClock, StopRun
-from atoll.controller.jobs.model.observed_views import ViewStage
+from atoll.controller.jobs.model.observed import Action, LaunchWorkers, ObservedJob, PassClock, StopRun, ViewStage
 from atoll.controller.jobs.model.start import FreeDevice
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import RunMember, RunRecord

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from atoll.controller.jobs.model.observed_views import WayIn
+from atoll.controller.jobs.model.observed import WayIn
 from atoll.controller.state.events import EventKind, NewEvent, TimedPart
 from atoll.controller.state.records import Level
 from atoll.controller.state.views import ViewRecord, ViewState

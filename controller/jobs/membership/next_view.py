@@ -15,8 +15,7 @@ from atoll.controller.jobs.model.exits import in_words as exit_in_words
 from atoll.controller.jobs.model.exits import silent_s
 from atoll.controller.jobs.model.failures import crashed
 from atoll.controller.jobs.model.members import in_whole_pipelines, joiners, members_of, with_state
-from atoll.controller.jobs.model.observed import ObservedJob, PassClock
-from atoll.controller.jobs.model.observed_views import ViewStage, WorkerViewReport
+from atoll.controller.jobs.model.observed import ObservedJob, PassClock, ViewStage, WorkerViewReport
 from atoll.controller.state.records import ExitRecord, Level, RunMember, RunRecord, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 

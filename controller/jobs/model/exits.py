@@ -15,9 +15,9 @@ from atoll.controller.jobs.model.observed import (
     ObservedJob,
     ObservedNode,
     PassClock,
+    ViewStage,
     WorkerPhase,
 )
-from atoll.controller.jobs.model.observed_views import ViewStage
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import ExitRecord, JobPhase, Level, RunMember, RunRecord, WorkerExitKind
 from atoll.jobs.worker_key import WorkerKey

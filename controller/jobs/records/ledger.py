@@ -166,17 +166,14 @@ class Ledger:
             self.jobs.pop(name, None)
             return
         self.unreadable.pop(name, None)
-        before = self.jobs.get(name)
-        state = JobState(job, entry.mod_revision, entry.create_revision, self._clock(), run)
-        state.plans, state.placement, state.commit, state.views = tuple(plans), placement, commit, views
-        state.view_since_s = state.joining_since_s = self._clock()
+        before, now_s = self.jobs.get(name), self._clock()
+        state = JobState(job, entry.mod_revision, entry.create_revision, now_s, run)
+        state.view_since_s = state.joining_since_s = now_s
         if before and (before.job.status.phase, before.job.status.run) == (job.status.phase, job.status.run):
-            state.since_s, state.finished_since_s = before.since_s, before.finished_since_s
-            state.planned_s, state.judged_s, state.refused = before.planned_s, before.judged_s, before.refused
-            state.broken_since_s, state.joining_since_s = before.broken_since_s, before.joining_since_s
-            state.handed_bytes, state.handed_since_s = before.handed_bytes, before.handed_since_s
-            if before.views[-1:] == views[-1:]:
-                state.view_since_s = before.view_since_s
+            since_s = before.view_since_s if before.views[-1:] == views[-1:] else now_s
+            state = replace(before, job=job, revision=entry.mod_revision, run=run, view_since_s=since_s)
+        state.plans, state.placement, state.commit, state.views = tuple(plans), placement, commit, views
+        state.stale = False
         self.jobs[name] = state
 
     async def _read_run(self, job: JobRecord) -> RunRecord | None:

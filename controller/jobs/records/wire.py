@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
-from atoll.controller.jobs.model.observed import ObservedWorker, WorkerPhase
-from atoll.controller.jobs.model.observed_views import ViewStage, WayIn, WorkerViewReport
+from atoll.controller.jobs.model.observed import ObservedWorker, ViewStage, WayIn, WorkerPhase, WorkerViewReport
 from atoll.controller.state.events import EventRecord
 from atoll.controller.state.records import DeviceRecord, ExitRecord, Level, NodeRecord, PlanRecord, WorkerExitKind
 from atoll.jobs import job_spec

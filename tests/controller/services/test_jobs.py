@@ -12,7 +12,7 @@ import pytest
 from daemons import CALL_S, Controller, bundle, controller, leading, spec_for
 from fake_agent import FakeAgent
 
-from atoll.controller.services.dial_back import address_of
+from atoll.controller.services.jobs import address_of
 from atoll.errors import BadInput
 from atoll.network.rpc import MAX_CODE_BYTES, open_channel
 from atoll.v1 import common_pb2

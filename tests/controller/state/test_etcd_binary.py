@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from atoll.cli.main import app
-from atoll.controller.state import etcd_binary, etcd_package
+from atoll.controller.state import etcd_binary
 from atoll.controller.state.etcd_binary import find_etcd
 from atoll.errors import BadInput, StoreUnavailable
 
@@ -101,29 +101,29 @@ def known(monkeypatch: pytest.MonkeyPatch) -> bytes:
     """A package that counts as the right one for this machine."""
     package = deb(says("3.5.30"))
     sha256 = hashlib.sha256(package).hexdigest()
-    monkeypatch.setattr(etcd_package.platform, "machine", lambda: "x86_64")
-    monkeypatch.setitem(etcd_package._PACKAGES, "x86_64", ("amd64", sha256))
+    monkeypatch.setattr(etcd_binary.platform, "machine", lambda: "x86_64")
+    monkeypatch.setitem(etcd_binary._PACKAGES, "x86_64", ("amd64", sha256))
     return package
 
 
 def served(folder: Path, package: bytes) -> str:
     folder.mkdir()
-    (folder / f"etcd-server_{etcd_package.VERSION}_amd64.deb").write_bytes(package)
+    (folder / f"etcd-server_{etcd_binary.PACKAGE_VERSION}_amd64.deb").write_bytes(package)
     return folder.as_uri()
 
 
 def test_it_is_fetched_from_the_first_mirror_that_has_it_as_it_should_be(tmp_path: Path, known: bytes) -> None:
     nothing = (tmp_path / "nothing").as_uri()
     other = served(tmp_path / "other", deb(says("3.5.30") + "# and more\n"))
-    assert etcd_package.fetch_package([nothing, other, served(tmp_path / "good", known)]) == known
+    assert etcd_binary.fetch_package([nothing, other, served(tmp_path / "good", known)]) == known
     with pytest.raises(StoreUnavailable, match=r"(?s)could not be fetched: .*No such file.*its SHA-256 is"):
-        etcd_package.fetch_package([nothing, other])
+        etcd_binary.fetch_package([nothing, other])
 
 
 def test_a_machine_without_a_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcd_package.platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(etcd_binary.platform, "machine", lambda: "riscv64")
     with pytest.raises(BadInput, match="no etcd is known for riscv64 machines"):
-        etcd_package.fetch_package([])
+        etcd_binary.fetch_package([])
 
 
 def test_install_etcd_takes_a_file_and_the_next_controller_starts_it(put: Put, tmp_path: Path, known: bytes) -> None:
@@ -145,6 +145,6 @@ def test_one_that_does_not_run_here_takes_no_others_place(
 ) -> None:
     own = put("own", says("3.5.20"))
     with pytest.raises(StoreUnavailable, match="names no version"):
-        etcd_package.install(deb("#!/bin/sh\necho not with this libc >&2; exit 1\n"), own)
+        etcd_binary.install(deb("#!/bin/sh\necho not with this libc >&2; exit 1\n"), own)
     assert find_etcd().version == (3, 5, 20)
     assert [path.name for path in own.parent.iterdir()] == ["etcd"]

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.controller.jobs.lifecycle.recovery import recovery_event
 from atoll.controller.jobs.membership.life import changed_event, first_step_event
-from atoll.controller.jobs.model.observed_views import WayIn
+from atoll.controller.jobs.model.observed import WayIn
 from atoll.controller.jobs.records.wire import event_to_wire
 from atoll.controller.state.codec import decode, encode
 from atoll.controller.state.events import EventKind, EventRecord, NewEvent, TimedPart

@@ -12,8 +12,7 @@ from made import NOW_S, changed, clock, free, job, node, observed, profile, run,
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.estimators.profile import LinkEstimate
 from atoll.controller.jobs.lifecycle.reconcile import next_step
-from atoll.controller.jobs.model.observed import JobStep, ObservedJob
-from atoll.controller.jobs.model.observed_views import ObservedViews, ViewStage, WorkerViewReport
+from atoll.controller.jobs.model.observed import JobStep, ObservedJob, ObservedViews, ViewStage, WorkerViewReport
 from atoll.controller.planners.registry import EXCHANGE_DENSITY
 from atoll.controller.state.records import Cause, JobPhase, JobRecord, PlanRecord
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState

@@ -7,7 +7,7 @@ from graphlib import TopologicalSorter
 import pytest
 import world as w
 
-from atoll.controller.jobs.model.observed_views import ViewStage
+from atoll.controller.jobs.model.observed import ViewStage
 
 Key = tuple[object, ...]
 MOST_STATES = 200_000

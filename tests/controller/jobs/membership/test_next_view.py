@@ -8,8 +8,17 @@ import pytest
 from made import JOB, NOW_S, changed, clock, ended, exited, free, job, node, observed, run, spec, worker
 
 from atoll.controller.jobs.lifecycle.reconcile import next_step
-from atoll.controller.jobs.model.observed import JobStep, ObservedJob, ObservedWorker, SendView, StopRun
-from atoll.controller.jobs.model.observed_views import ObservedViews, ViewStage, WayIn, WorkerViewReport
+from atoll.controller.jobs.model.observed import (
+    JobStep,
+    ObservedJob,
+    ObservedViews,
+    ObservedWorker,
+    SendView,
+    StopRun,
+    ViewStage,
+    WayIn,
+    WorkerViewReport,
+)
 from atoll.controller.state.records import Cause, ExitRecord, JobPhase, RunRecord, Standby, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 

@@ -12,12 +12,15 @@ from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.model.observed import (
     JobStep,
     LaunchWorkers,
+    ObservedViews,
     ObservedWorker,
     SendView,
     StopRun,
+    ViewStage,
+    WayIn,
     WorkerPhase,
+    WorkerViewReport,
 )
-from atoll.controller.jobs.model.observed_views import ObservedViews, ViewStage, WayIn, WorkerViewReport
 from atoll.controller.state.records import JobPhase, JobRecord, PlacementRecord, PlanRecord, RunRecord, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 
