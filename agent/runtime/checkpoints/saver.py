@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_map_only
 
 from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.agent.runtime.checkpoints.background_copy import BackgroundCopy
-from atoll.agent.runtime.checkpoints.disk import fence, files, listing, sharded
+from atoll.agent.runtime.checkpoints.disk import fence, files, listing
+from atoll.agent.runtime.checkpoints.disk.files import Share, shares
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.disk.header import Header, check_size
-from atoll.agent.runtime.checkpoints.disk.sharded import Share, shares
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.upload import Uploader
@@ -248,24 +248,23 @@ class Saver:
         stands = self._snapshot.durable.rolling() is None  # until the next update; else it is copied here and now
         header, tensors, scalars = self._packed(copy=not stands)
         if self._part is not None:
-            return self._part_of_model(header, tensors, scalars) if self._part.writes else None
-        found = shares(tensors, self._writers)
-        shard = self._session.place.rank if len(found) > 1 else 0
-        if shard >= len(found) or (len(found) == 1 and not self._writes):
+            share = self._share_of_model(tensors) if self._part.writes else None
+        else:
+            found = shares(tensors, self._writers)
+            shard = self._session.place.rank if len(found) > 1 else 0
+            share = found[shard] if shard < len(found) and (len(found) > 1 or self._writes) else None
+        if share is None:
             return None
-        own = {name: tensor for name, tensor in tensors.items() if name in found[shard].names}
+        own = {name: tensor for name, tensor in tensors.items() if name in share.names}
         if not stands:
-            return _Part(header, scalars, found[shard], lambda: own)
+            return _Part(header, scalars, share, lambda: own)
         self._copy = BackgroundCopy(self._snapshot, own, self._session.device, self._ring)
-        return _Part(header, scalars, found[shard], self._copy.tensors)
-
-    def _part_of_model(self, header: Header, tensors: Mapping[str, torch.Tensor], scalars: Any) -> _Part:
-        self._copy = BackgroundCopy(self._snapshot, tensors, self._session.device, self._ring)
-        return _Part(header, scalars, self._share_of_model(tensors), self._copy.tensors)
+        return _Part(header, scalars, share, self._copy.tensors)
 
     def _share_of_model(self, tensors: Mapping[str, torch.Tensor]) -> Share:
-        """All that this rank has: a stage of the model."""
-        assert self._part is not None
+        """Return all that this rank has: a stage of the model, or the whole model."""
+        if self._part is None:
+            return Share(0, 1, frozenset(tensors), "")
         place = self._part.place
         return Share(place.stage, place.stages, frozenset(tensors), self._part.whole.digest)
 
@@ -290,14 +289,10 @@ class Saver:
 
     def _write_part(self, directory: Path, part: _Part, tensors: Mapping[str, torch.Tensor]) -> None:
         """Raises CheckpointError."""
-        if part.share.shards == 1:
-            self._write(directory, part.header, tensors, part.scalars)
-            return
-        self._awaited = directory / part.header.name
+        if part.share.shards > 1:
+            self._awaited = directory / part.header.name
         scalars = part.scalars if part.share.shard == 0 or self._part is not None else None
-        path = sharded.write(directory, part.header, part.share, tensors, scalars)
-        if path is not None:
-            self._published(path, part.header.step)
+        self._write_share(directory, part.header, part.share, tensors, scalars)
 
     def _attempt(self, write: Callable[[], object], step: int) -> bool:
         try:
@@ -375,12 +370,7 @@ class Saver:
                 return None  # what this run began with, kept on another machine
             header, tensors, scalars = self._packed(copy=False)
             self._snapshot.check_unmoved()
-            if self._part is None:
-                return self._write(directory, header, tensors, scalars)
-            path = sharded.write(directory, header, self._share_of_model(tensors), tensors, scalars)
-            if path is not None:
-                self._published(path, step)
-            return path
+            return self._write_share(directory, header, self._share_of_model(tensors), tensors, scalars)
 
     def _packed(self, *, copy: bool, brief_moments: bool = False) -> Packed:
         states = self._snapshot.states()
@@ -397,9 +387,12 @@ class Saver:
         """Return the header of the last boundary."""
         return self._snapshot.header(self._session, self._snapshot.prepared)
 
-    def _write(self, directory: Path, header: Header, tensors: Mapping[str, torch.Tensor], scalars: Any) -> Path:
-        path = files.write(directory, header, tensors, scalars)
-        self._published(path, header.step)
+    def _write_share(
+        self, directory: Path, header: Header, share: Share, tensors: Mapping[str, torch.Tensor], scalars: Any
+    ) -> Path | None:
+        path = files.write_shard(directory, header, share, tensors, scalars)
+        if path is not None:
+            self._published(path, header.step)
         return path
 
     def _published(self, path: Path, step: int) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from atoll.agent.runtime.checkpoints import background_copy
 from atoll.agent.runtime.checkpoints import saver as saving
-from atoll.agent.runtime.checkpoints.disk import files, listing, sharded, transfer
+from atoll.agent.runtime.checkpoints.disk import files, listing, transfer
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.restore import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver
@@ -139,7 +139,7 @@ def test_training_does_not_wait_where_its_device_has_room_for_a_clone(
 def test_ranks_that_reach_one_directory_write_a_shard_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1. Three ranks, one directory, a state that is worth it. 2. Each writes a third, the last one publishes, old ones
     go. 3. What all wrote is the state."""
-    monkeypatch.setattr(sharded, "SHARD_BYTES", 100_000)
+    monkeypatch.setattr(files, "SHARD_BYTES", 100_000)
     said: list[str] = []
     model = nn.Sequential(*(nn.Linear(200, 200) for _ in range(6)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

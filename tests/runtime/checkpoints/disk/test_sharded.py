@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from atoll.agent.runtime.checkpoints.disk import fence, files, listing, manifest, sharded
+from atoll.agent.runtime.checkpoints.disk import fence, files, listing, manifest
+from atoll.agent.runtime.checkpoints.disk.files import Share, shares
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
-from atoll.agent.runtime.checkpoints.disk.sharded import Share, shares
 from atoll.agent.runtime.checkpoints.disk.store import Store
 from atoll.errors import CheckpointError
 
@@ -26,8 +26,8 @@ SCALARS = {"dict": [["lr", 0.1]]}
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharded, "SHARD_BYTES", 100_000)
-    monkeypatch.setattr(sharded, "SMALL_BYTES", 1000)
+    monkeypatch.setattr(files, "SHARD_BYTES", 100_000)
+    monkeypatch.setattr(files, "SMALL_BYTES", 1000)
 
 
 def state(step: int) -> dict[str, torch.Tensor]:
@@ -40,7 +40,7 @@ def write(directory: Path, header: Any, step: int, rank: int, **changes: Any) ->
     share = shares(tensors, RANKS)[rank]
     share = Share(share.shard, share.shards, share.names, changes.get("layout", share.layout))
     own = {name: tensor for name, tensor in tensors.items() if name in share.names}
-    return sharded.write(directory, header(step), share, own, SCALARS if rank == 0 else None)
+    return files.write_shard(directory, header(step), share, own, SCALARS if rank == 0 else None)
 
 
 def left(directory: Path) -> list[str]:
@@ -101,7 +101,7 @@ def test_a_rank_killed_while_it_writes_leaves_no_checkpoint_and_the_older_one_is
             os.write(begin, b".")
             signal.pause()
 
-        sharded.serialized = parts
+        files.serialized = parts
         write(tmp_path, header, 200, 2)
         os._exit(0)
     os.read(begun, 1)
