@@ -48,7 +48,7 @@ def errors(tried: list[Tried], sampling: str, seed: int) -> tuple[float, float]:
     """Root mean square of the relative error of 1 + g, at sparsities below 0.9, and from 0.9 to 0.9999.
 
     Beyond the largest sparsity that was tried the surrogate's edge holds, as for the planner."""
-    fitted = surrogate.fit(tried, dict.fromkeys(BATCHES, 1.0), BATCHES, sampling=sampling, seed=seed)
+    fitted = surrogate.fit(tried, dict.fromkeys(BATCHES, 1.0), BATCHES, sampling=sampling, seed=seed).surrogate
     below: list[float] = []
     above: list[float] = []
     for sparsity in surrogate.grid_sparsities(surrogate.MOST_SPARSITY["log-uniform"]):

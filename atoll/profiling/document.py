@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from atoll.agent.runtime.checkpoints.disk.disk_errors import replace_file
 from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
 from atoll.errors import BadInput
 from atoll.host.documents import read_document
@@ -144,13 +144,5 @@ def read(path: Path) -> Document:
 
 def write(document: Document, path: Path) -> None:
     """Replace the file as a whole, so that an interruption leaves the one before."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with fresh.open("w") as file:
-            json.dump(document.model_dump(mode="json"), file, indent=1, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    text = json.dumps(document.model_dump(mode="json"), indent=1, allow_nan=False)
+    replace_file(path, f"{text}\n".encode())

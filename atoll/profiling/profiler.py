@@ -14,7 +14,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
 from atoll.errors import BadInput
 from atoll.jobs.job_spec import Rule
 from atoll.profiling import surrogate, trials
@@ -195,15 +194,7 @@ def finished(document: Document) -> Document:
         sampling=conditions.sampling,
         seed=_small(conditions.seed),
     )
-    grids = {
-        name: Surrogate(sparsities=fitted.sparsities, batches=fitted.batches, extra=_rounded(values))
-        for name, values in (("surrogate", fitted.extra), ("compression", fitted.compression))
-    }
-    return document.model_copy(update={**grids, "error": _rounded(fitted.error)})
-
-
-def _rounded(values: surrogate.F64) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(float(f"{value:.5g}") for value in row) for row in values)
+    return document.model_copy(update=fitted._asdict())
 
 
 def _small(seed: int) -> int:

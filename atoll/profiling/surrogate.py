@@ -15,10 +15,12 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
 
 F64 = NDArray[np.float64]
 
@@ -42,16 +44,13 @@ class Tried:
     ratio: float
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """Surrogate by sparsity (rows) and batch. extra: relative extra loss against the reference batch's baseline.
+class Fitted(NamedTuple):
+    """Fit of all probes, by sparsity and batch. surrogate: relative extra loss against the reference batch's baseline.
     compression: against the same batch's. error: standard error of the surrogate, relative to 1 + extra."""
 
-    sparsities: tuple[float, ...]
-    batches: tuple[int, ...]
-    extra: F64
-    compression: F64
-    error: F64
+    surrogate: Surrogate
+    compression: Surrogate
+    error: tuple[tuple[float, ...], ...]
 
 
 def candidate_batches(low: int, high: int, count: int = 7) -> tuple[int, ...]:
@@ -96,14 +95,16 @@ def fit(
     ratio = np.exp(np.clip(mean, -most, most)).reshape(shape)
     known = sorted(baselines)
     losses = [log_ratio(baselines[batch] / baselines[reference_batch(batches)]) for batch in known]
-    by_batch = np.interp(np.log(batches), np.log(known), losses)
-    return Fitted(
-        sparsities=sparsities,
-        batches=tuple(batches),
-        extra=ratio * np.exp(by_batch)[None, :] - 1,
-        compression=ratio - 1,
-        error=deviation.reshape(shape),
-    )
+    by_batch = np.exp(np.interp(np.log(batches), np.log(known), losses))
+
+    def grid(extra: F64) -> Surrogate:
+        return Surrogate(sparsities=sparsities, batches=tuple(batches), extra=_rounded(extra))
+
+    return Fitted(grid(ratio * by_batch[None, :] - 1), grid(ratio - 1), _rounded(deviation.reshape(shape)))
+
+
+def _rounded(values: F64) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(float(f"{value:.5g}") for value in row) for row in values)
 
 
 def reference_batch(batches: Sequence[int]) -> int:

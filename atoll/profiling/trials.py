@@ -18,10 +18,10 @@ from typing import Any, Final
 from atoll.agent.runtime.step.state.fingerprint import fingerprint_of
 from atoll.agent.supervisor.processes import exits
 from atoll.agent.supervisor.processes.environment import TORCHRUN_VARIABLES
-from atoll.agent.supervisor.rendezvous_ports import RendezvousPorts
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, JobFailed
 from atoll.errors.exit_codes import PEER_LOST
 from atoll.host import die_with_parent
+from atoll.host.ports import hold_port
 
 PREPARE_TIMEOUT_S: Final = 300.0
 """Seconds for imports, reading data and building the model."""
@@ -213,11 +213,10 @@ def _started(command: Command, trial: Trial, folder: Path) -> Iterator[list[Work
     """Start the workers, by rank; kill what is left of them and their children at the end."""
     workers: list[Worker] = []
     try:
-        with contextlib.closing(RendezvousPorts()) as ports:
-            port = ports.held[0]
-            ports.release(port)
+        with hold_port() as held:
+            port = held.getsockname()[1]
             workers.extend(_start(command, trial, folder, rank, port) for rank in range(trial.workers))
-        yield workers
+            yield workers
     finally:
         for worker in workers:
             with contextlib.suppress(ProcessLookupError):

@@ -55,20 +55,22 @@ def test_published_sparsities_are_uniform_from_0_to_0_999() -> None:
 
 def test_the_surrogate_finds_a_known_function_again_and_knows_how_surely() -> None:
     fitted = surrogate.fit(probed(24, noise=0.01), dict.fromkeys(BATCHES, 1.0), BATCHES, sampling="log-uniform", seed=1)
-    true = np.array([[known_ratio(sparsity, batch) for batch in fitted.batches] for sparsity in fitted.sparsities])
-    off = np.log1p(fitted.extra) - np.log(true)
-    assert fitted.sparsities[0] == 0
-    assert fitted.sparsities[-1] == 0.9999
+    grid = fitted.surrogate
+    true = np.array([[known_ratio(sparsity, batch) for batch in grid.batches] for sparsity in grid.sparsities])
+    off = np.log1p(grid.extra) - np.log(true)
+    assert grid.sparsities[0] == 0
+    assert grid.sparsities[-1] == 0.9999
     assert np.sqrt(np.mean(off**2)) < 0.03
-    assert np.mean(np.abs(off) < 3 * fitted.error + 0.005) > 0.9
-    assert np.array_equal(fitted.extra, fitted.compression)
+    assert np.mean(np.abs(off) < 3 * np.array(fitted.error) + 0.005) > 0.9
+    assert fitted.surrogate == fitted.compression
 
 
 def test_what_the_batch_alone_costs_comes_from_the_baselines_also_between_them() -> None:
     tried = [Tried(sparsity, batch, 1.0) for sparsity in (0.0, 0.9, 0.999) for batch in (32, 128, 512)]
     fitted = surrogate.fit(tried, {32: 0.5, 128: 1.0, 512: 2.0}, BATCHES, sampling="log-uniform", seed=1)
-    assert fitted.compression == pytest.approx(np.zeros_like(fitted.compression), abs=1e-3)
-    by_batch = dict(zip(fitted.batches, 1 + fitted.extra[3], strict=True))
+    compression = np.array(fitted.compression.extra)
+    assert compression == pytest.approx(np.zeros_like(compression), abs=1e-3)
+    by_batch = dict(zip(fitted.surrogate.batches, 1 + np.array(fitted.surrogate.extra[3]), strict=True))
     assert by_batch[32] == pytest.approx(0.5, rel=1e-2)
     assert by_batch[512] == pytest.approx(2.0, rel=1e-2)
     assert by_batch[BATCHES[4]] == pytest.approx(math.sqrt(BATCHES[4] / 128), rel=1e-2)
@@ -77,9 +79,9 @@ def test_what_the_batch_alone_costs_comes_from_the_baselines_also_between_them()
 def test_probes_that_diverged_count_as_the_worst_and_break_nothing() -> None:
     tried = [*probed(8, noise=0.0), Tried(0.9999, 32, math.nan), Tried(0.9998, 32, math.inf)]
     fitted = surrogate.fit(tried, dict.fromkeys(BATCHES, 1.0), BATCHES, sampling="log-uniform", seed=1)
-    assert np.isfinite(fitted.extra).all()
-    assert fitted.extra[-1][0] > 2
-    assert fitted.extra[3][3] < 1
+    assert np.isfinite(fitted.surrogate.extra).all()
+    assert fitted.surrogate.extra[-1][0] > 2
+    assert fitted.surrogate.extra[3][3] < 1
 
 
 def test_the_same_probes_lead_to_the_same_next_one() -> None:
