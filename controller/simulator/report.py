@@ -7,14 +7,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from atoll.controller.simulator.strategy_steps import Params
 from atoll.controller.state.records import PlanRecord
 
 MAX_CURVE_POINTS: Final = 300
-"""Points of a curve that is shown; longer ones are thinned evenly."""
+"""Points of a curve in a document; longer ones are thinned evenly."""
 NEAR_OPTIMUM: Final = 0.02
 """Relative distance of a step from the best split's up to which it counts as found."""
 MIN_MEASURED_STEPS: Final = 5
@@ -169,27 +168,3 @@ def _plan(plan: PlanLog) -> dict[str, Any]:
         "exact_s": plan.exact_s or None,
         "optimum_s": plan.optimum_s or None,
     }
-
-
-def draw(title: str, outcomes: Sequence[Outcome], path: Path) -> None:
-    """Draw progress, step time, batch and parameters over time. Raises OSError, or ValueError for an unknown ending."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot
-
-    labels = {"progress": "progress (samples)", "step_ms": "step (ms)", "total_batch": "total batch"}
-    labels |= {name: name for name in sorted({name for one in outcomes for at in one.points for name in at.params})}
-    size = (8, 2.2 * len(labels) + 0.5)
-    figure, axes = pyplot.subplots(len(labels), 1, figsize=size, squeeze=False, sharex=True, layout="constrained")
-    for outcome in outcomes:
-        points = outcome.points[:: -(-len(outcome.points) // MAX_CURVE_POINTS)]
-        values = [asdict(point) | {"step_ms": 1000 * point.step_s} | dict(point.params) for point in points]
-        for axis, (name, label) in zip(axes[:, 0], labels.items(), strict=True):
-            axis.set_ylabel(label)
-            axis.plot([point.now_s for point in points], [one[name] for one in values], label=outcome.policy)
-    axes[0, 0].set_title(title)
-    axes[0, 0].legend(fontsize="small")
-    axes[-1, 0].set_xlabel("simulated seconds")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)

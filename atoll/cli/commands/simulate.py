@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Annotated, Final
@@ -61,9 +60,6 @@ def simulate(
         list[str] | None, typer.Option(help="Policy to simulate; may be repeated. Default: those of the scenario.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all noise. Default: the scenario's.")] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw progress, step, batch, parameters.")
-    ] = None,
     list_presets: Annotated[bool, typer.Option("--list-presets", help="Devices, models, clusters, policies.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -76,8 +72,6 @@ def simulate(
         return
     if scenario is None:
         raise BadInput("which scenario? Give a TOML file, e.g. examples/scenarios/cannikin-a.toml, or --list-presets")
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise BadInput("--plot needs matplotlib: pip install 'atoll[examples]'")
     scenarios = need("atoll.controller.simulator.scenario", "controller")
     from atoll.controller.simulator import report, run
     from atoll.controller.simulator.cluster import build
@@ -93,11 +87,6 @@ def simulate(
         terminal.print_json({"scenario": read.name, "seed": chosen, "policies": plain})
     else:
         terminal.print_table(report.COLUMNS, report.rows(outcomes), right=report.COLUMNS[1:])
-    if plot is not None:
-        try:
-            report.draw(read.name, outcomes, plot)
-        except (OSError, ValueError) as error:  # matplotlib raises ValueError for an ending it cannot write
-            raise BadInput(f"--plot {plot} cannot be written: {error}") from error
 
 
 def _list_presets(as_json: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -62,22 +61,6 @@ def test_json_is_one_document_the_same_to_the_byte(runner: CliRunner, scenario: 
     assert found["policies"][0]["steps"] == 30
 
 
-def test_a_plot_is_written(runner: CliRunner, scenario: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    done = runner.invoke(app, ["simulate", scenario, "--plot", str(tmp_path / "out.png")])
-    assert done.exit_code == 0
-    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_plot_without_matplotlib_says_what_to_install(
-    runner: CliRunner, scenario: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    done = runner.invoke(app, ["simulate", scenario, "--plot", "out.png"])
-    assert done.exit_code == 2
-    assert "pip install 'atoll[examples]'" in done.stderr
-
-
 def test_presets_and_policies_are_listed(runner: CliRunner) -> None:
     done = runner.invoke(app, ["simulate", "--list-presets"])
     assert done.exit_code == 0
@@ -96,8 +79,6 @@ def test_presets_and_policies_are_listed(runner: CliRunner) -> None:
         ([], "which scenario?"),
         (["nowhere.toml"], "scenario nowhere.toml is not there"),
         (["{}", "--policy", "evn"], "no policy 'evn'. Did you mean 'even'?"),
-        (["{}", "--plot", "nowhere/out.png"], "--plot nowhere/out.png cannot be written"),
-        (["{}", "--plot", "out.nothing"], "--plot out.nothing cannot be written"),
         (["{}", "--seed", "-1"], "--seed"),
     ],
 )
