@@ -33,7 +33,8 @@ def _controller(given: Given, bounds: Sequence[Bounds], scenario: Scenario) -> P
         return None
 
 
-def _never(given: Given, bounds: Sequence[Bounds], scenario: Scenario) -> PlanRecord | None:
+def never(given: Given, bounds: Sequence[Bounds], scenario: Scenario) -> PlanRecord | None:
+    """Keep the first plan."""
     return None
 
 
@@ -41,7 +42,7 @@ def _never(given: Given, bounds: Sequence[Bounds], scenario: Scenario) -> PlanRe
 class SimulatedPolicy:
     """what: one line for users. split: "auto" or "inverse-time", as in a job file. batch: whether it may change the
     total batch within the scenario's range; parameters: whether it may change what plans tell the strategy. even:
-    whether ranks get equal batches, whatever is known of them."""
+    whether ranks get equal batches, whatever is known of them. first_params: of the first plan, for the strategy."""
 
     what: str
     decide: Decide = _controller
@@ -49,6 +50,7 @@ class SimulatedPolicy:
     batch: bool = False
     parameters: bool = False
     even: bool = False
+    first_params: Callable[[Scenario], Params] = Scenario.first_params
 
 
 def lb_bsp(given: Given, bounds: Sequence[Bounds], scenario: Scenario) -> PlanRecord | None:
@@ -92,7 +94,7 @@ def following(given: Given, batches: Sequence[int], planner: str, reason: str, p
 
 
 POLICIES: Final = {
-    "even": SimulatedPolicy(what="the same for every rank, for ever", decide=_never, even=True),
+    "even": SimulatedPolicy(what="the same for every rank, for ever", decide=never, even=True),
     "lb-bsp": SimulatedPolicy(
         what="up to five samples from a slow to a fast rank at each decision (Chen et al., 2020)", decide=lb_bsp
     ),
@@ -108,19 +110,6 @@ POLICIES: Final = {
         batch=True,
     ),
 }  # fmt: skip
-
-
-def pinned(what: str, params_of: Callable[[Scenario], Params]) -> SimulatedPolicy:
-    """Return the policy that splits evenly and gives the strategy the same parameters from its first decision on."""
-
-    def decide(given: Given, bounds: Sequence[Bounds], scenario: Scenario) -> PlanRecord | None:
-        params = params_of(scenario)
-        if given.current.strategy_params == params:
-            return None
-        plan = following(given, [round(share) for share in given.current.shares], "pinned", what)
-        return replace(plan, strategy_params=params)
-
-    return SimulatedPolicy(what=what, decide=decide, even=True)
 
 
 def of_strategy(strategy: Strategy) -> dict[str, SimulatedPolicy]:

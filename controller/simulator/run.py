@@ -93,7 +93,7 @@ class Simulation:
         self._verdicts: list[Verdict] = []
         self._plans: list[PlanLog] = []
         self._points: list[Point] = []
-        self._form(scenario.first_params(), scenario.total_batch)
+        self._form(policy.first_params(scenario), scenario.total_batch)
 
     def run(self) -> Outcome:
         report_s = self._scenario.decide_s

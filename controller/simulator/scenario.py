@@ -124,22 +124,14 @@ class ChangeSection(Section):
 
 
 class OverlapSection(Section):
-    """`[overlap]`: the all-reduces of strategy dense. t_o and t_u in seconds, or a ring over mbit_s."""
+    """`[overlap]`: the all-reduces of strategy dense, a ring over mbit_s."""
 
     gamma: _Share = 0.2
-    t_o: _Seconds | None = None
-    t_u: _Seconds | None = None
     mbit_s: _Positive = 10_000.0
     """Rate within an island; between islands their links count."""
 
     bucket_mib: _Positive = 25.0
     noise: Annotated[StrictFloat | StrictInt, Field(ge=0, le=1, allow_inf_nan=False)] = 0.05
-
-    @model_validator(mode="after")
-    def _both(self) -> OverlapSection:
-        if (self.t_o is None) != (self.t_u is None):
-            raise ValueError("needs both t_o and t_u, or neither")
-        return self
 
 
 class SparseSection(Section):

@@ -9,6 +9,7 @@ import numpy as np
 from atoll.controller.estimators.bandwidth import ObservedLink
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.run import RunEstimators
+from atoll.controller.planners.batches.water_filling import F64
 from atoll.controller.simulator.devices import Computing, Ranks
 from atoll.controller.simulator.learning import SampledNorms
 from atoll.controller.simulator.report import PlanLog, numbers
@@ -48,7 +49,7 @@ class Telemetry:
             norms.local_N,
         )
         params, total = numbers(plan.record.strategy_params), sum(plan.batches)
-        rows = zip(self._steps, plan.batches, *(column.tolist() for column in columns), strict=True)
+        rows = zip(self._steps, plan.batches, *(_each(column, len(self._steps)) for column in columns), strict=True)
         for rank, row in enumerate(rows):
             steps, batch, step_s, before_s, backward_s, first_s, sync_s, last_s, stall_s, sqnorm = row
             metrics = {name: float(metric_N[rank]) for name, metric_N in timed.metrics_N.items()}
@@ -91,3 +92,8 @@ class Telemetry:
             if links:
                 self._estimators.observe_links(leader, self._island_of, links, now_s)
         return self._estimators.profile()
+
+
+def _each(column: F64 | float, ranks: int) -> list[float]:
+    found: list[float] = np.broadcast_to(column, ranks).tolist()
+    return found

@@ -18,7 +18,7 @@ from atoll.controller.planners.tensor_compression.tensor_groups import grouping_
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.links import BYTES_PER_MBIT
-from atoll.controller.simulator.policies import pinned
+from atoll.controller.simulator.policies import SimulatedPolicy, never
 from atoll.controller.simulator.scenario import Scenario
 from atoll.controller.simulator.strategy_steps import Network, Params, StrategySteps, Timed
 from atoll.errors import BadInput
@@ -40,9 +40,9 @@ WHOLE_ALGORITHMS: Final = frozenset({"power"})
 """Algorithms that compress no parts of a tensor."""
 
 
-def _groups_by_rule(name: str, scenario: Scenario) -> Params:
+def _groups_by_rule(min_bytes: int, scenario: Scenario) -> Params:
     assert scenario.compression is not None  # the scenario was checked
-    return CompressedPlan.of(by_size(scenario.compression.bytes_of_each, RULES[name][0])).said()
+    return CompressedPlan.of(by_size(scenario.compression.bytes_of_each, min_bytes)).said()
 
 
 class CompressedSteps(StrategySteps):
@@ -52,7 +52,10 @@ class CompressedSteps(StrategySteps):
     know every TELL_EVERY_ROUNDS, as workers do."""
 
     needs: ClassVar = ("compression",)
-    policies: ClassVar = {name: pinned(what, partial(_groups_by_rule, name)) for name, (_, what) in RULES.items()}
+    policies: ClassVar = {
+        name: SimulatedPolicy(what=what, decide=never, even=True, first_params=partial(_groups_by_rule, min_bytes))
+        for name, (min_bytes, what) in RULES.items()
+    }
 
     def __init__(self, cluster: Cluster, island_of: Sequence[str], begins_s: float) -> None:
         super().__init__(cluster, island_of, begins_s)
@@ -84,7 +87,6 @@ class CompressedSteps(StrategySteps):
             step_N=np.full(self._ranks, step_s + probed_s),
             first_bucket_N=first_N,
             sync_N=np.maximum(step_s - computing.before_N - first_N, 0.0),
-            last_sync_N=np.zeros(self._ranks),
             stall_N=np.maximum(step_s - computing.all_N, 0.0),
             messages=messages,
         )

@@ -41,12 +41,9 @@ class DenseSteps(StrategySteps):
         return plan_optperf(OptPerfInput(total_batch=total, nodes=tuple(nodes), **dict(overlap))).step_time
 
     def _overlap(self, network: Network, noise: float) -> Overlap:
-        given = self._given
-        if given.t_o is not None and given.t_u is not None:
-            return Overlap(gamma=given.gamma, t_o=given.t_o * noise, t_u=given.t_u * noise)
-        bucket_bytes, mbit_s = given.bucket_mib * 2**20, self._mbit_s(network)
+        bucket_bytes, mbit_s = self._given.bucket_mib * 2**20, self._mbit_s(network)
         seconds, last = ring_overlap(self._entries, bucket_bytes, self._ranks, mbit_s)
-        return Overlap(gamma=given.gamma, t_o=noise * seconds * (1 - last), t_u=noise * seconds * last)
+        return Overlap(gamma=self._given.gamma, t_o=noise * seconds * (1 - last), t_u=noise * seconds * last)
 
 
 def dense_step(computing: Computing, overlap: Overlap, begins_s: float) -> Timed:
@@ -62,7 +59,6 @@ def dense_step(computing: Computing, overlap: Overlap, begins_s: float) -> Timed
         first_bucket_N=overlap.gamma * computing.backward_N,
         sync_N=others_done - first_N,
         last_sync_N=step_s - last_begins_N,
-        stall_N=np.zeros(len(first_N)),
     )
 
 

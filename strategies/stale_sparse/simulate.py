@@ -72,9 +72,6 @@ class StaleSparseSteps(StrategySteps):
         return Timed(
             ends_s=float(done_N.max()),
             step_N=done_N - before_N,
-            first_bucket_N=np.zeros(len(done_N)),
-            sync_N=np.zeros(len(done_N)),
-            last_sync_N=np.zeros(len(done_N)),
             stall_N=starts_N - before_N,
             sent_J=sent_J,
             busy_J=left_J - begin_J,

@@ -46,7 +46,6 @@ SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
         ),
         ({"links": {"a": {}}}, "links.a needs either mbit_s or trace"),
         ({"changes": [{"at_s": 1, "device": "x"}]}, "changes[0] needs either device and speed, or island and mbit_s"),
-        ({"overlap": {"t_o": 1}}, "overlap needs both t_o and t_u, or neither"),
         ({"learning": {"batches": [64, 32]}}, "must be lowest and highest"),
         ({"learning": {"extra": {**EXTRA, "sparsities": [0.99, 0.9]}}}, "sparsities must ascend"),
         ({"learning": {"extra": {**EXTRA, "batches": [64, 64]}}}, "batches must ascend"),
