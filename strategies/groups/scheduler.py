@@ -10,7 +10,7 @@ from typing import Final
 from atoll.controller.planners.pipelines.group_rounds import GroupRounds, RoundGroup, departed, passed, ready
 from atoll.strategies.groups.arrivals import ArrivalTimes
 from atoll.strategies.groups.messages import GroupsMessage
-from atoll.strategies.groups.rules import RandomPairs, StageRule, Static, Together, WholePipelines
+from atoll.strategies.groups.rules import RandomPairs, StageRule, Static, WholePipelines
 from atoll.strategies.groups.settings import Groups
 from atoll.strategies.groups.wait_reports import WaitReports
 
@@ -180,6 +180,6 @@ class GroupScheduler:
             case "static":
                 return WholePipelines(Static(replicas, settings.group_size), settings.stages)
             case "all":
-                return WholePipelines(Together(replicas), settings.stages)
+                return WholePipelines(Static(replicas, replicas), settings.stages)
             case "scheduled":
                 return Scheduled(settings.stages, replicas, settings.history, settings.window_s, self._arrivals)

@@ -16,7 +16,7 @@ from atoll.controller.planners.pipelines.group_waits import StageWaits
 from atoll.controller.planners.pipelines.groups import GroupsInput, plan_groups
 from atoll.strategies.groups.arrivals import ArrivalTimes
 from atoll.strategies.groups.messages import GroupsMessage
-from atoll.strategies.groups.rules import RandomPairs, StageRule, Static, Together, WholePipelines
+from atoll.strategies.groups.rules import RandomPairs, StageRule, Static, WholePipelines
 from atoll.strategies.groups.scheduler import GroupScheduler, Scheduled
 from atoll.strategies.groups.settings import Groups
 
@@ -163,7 +163,7 @@ def test_the_events_say_who_did_not_wait_because_another_stage_did_and_whose_win
 
 def rules(stages: int, replicas: int) -> list[StageRule]:
     return [
-        WholePipelines(Together(replicas), stages),
+        WholePipelines(Static(replicas, replicas), stages),
         Scheduled(stages, replicas, 3, 0.0, ArrivalTimes()),
         WholePipelines(RandomPairs(replicas, seed=3), stages),
         WholePipelines(Static(replicas, 2), stages),
