@@ -8,14 +8,20 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from atoll.controller.planners.pipelines.group_rounds import GroupRounds, RoundGroup, departed, passed, ready
+from atoll.controller.planners.pipelines.group_waits import StageWaits
 from atoll.strategies.groups.arrivals import ArrivalTimes
 from atoll.strategies.groups.messages import GroupsMessage
 from atoll.strategies.groups.rules import RandomPairs, StageRule, Static, WholePipelines
 from atoll.strategies.groups.settings import Groups
-from atoll.strategies.groups.wait_reports import WaitReports
 
 FIRST_WINDOW_S: Final = 0.1  # as long as nobody's iterations were measured
 WIDEST: Final = 1.5  # windows, where somebody is late whom it was opened for
+
+FIRST_PAUSE_S: Final = 60.0
+"""Seconds between the first report of a view and the second; doubled each time."""
+LONGEST_PAUSE_S: Final = 3600.0
+MOST_STAGES: Final = 4
+"""Most stages in one report: those that waited longest."""
 
 
 class Scheduled:
@@ -74,6 +80,32 @@ class Scheduled:
             widened_s = max(group.waited_s - group.held_s - usual_s, 0.0)
             told.append(replace(group, widened_s=widened_s) if widened_s else group)
         return told
+
+
+class WaitReports:
+    """The first reason at once, later ones summed up, more and more seldom: a job keeps only so many events, and groups
+    are formed by the hundred thousand in a night."""
+
+    def __init__(self, history: int) -> None:
+        """history: as of GroupRounds."""
+        self._history = history
+        self._stages: dict[int, StageWaits] = {}
+        self._news = False
+        self._due_s, self._pause_s = -math.inf, FIRST_PAUSE_S
+
+    def add(self, group: RoundGroup) -> None:
+        if self._stages.setdefault(group.stage, StageWaits()).add(group):
+            self._news = True
+
+    def take(self, now_s: float) -> list[str]:
+        """A sentence for each stage that has waited since the last report; none before the next one is due."""
+        if not self._news or now_s < self._due_s:
+            return []
+        self._due_s, self._pause_s = now_s + self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+        longest = sorted(self._stages, key=lambda stage: (-self._stages[stage].waited_s, stage))
+        told = [self._stages[stage].in_words(stage, self._history) for stage in longest]
+        self._stages, self._news = {}, False
+        return [sentence for sentence in told if sentence is not None][:MOST_STAGES]
 
 
 @dataclass(slots=True)

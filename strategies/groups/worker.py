@@ -19,14 +19,13 @@ from atoll.agent.runtime.data.orders import EpochOrder, Generators, mixed_seed
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.pipeline.clipping import clip_over_stages
 from atoll.agent.runtime.pipeline.executor import MicroBatch, StageExecutor
-from atoll.agent.runtime.pipeline.wire import StageLinks
+from atoll.agent.runtime.pipeline.wire import FIRST_PURPOSE, StageLinks, StageMailbox
 from atoll.agent.runtime.strategy_interface.capabilities import EngineParts, WorkerContext, WorkerHalf
 from atoll.errors import BadInput, PeerLost
 from atoll.strategies.groups.averaging import F32, MAX_MEMBERS, Average, Averaging, Grouped, distance
-from atoll.strategies.groups.claims import Claims
-from atoll.strategies.groups.incoming import Incoming
+from atoll.strategies.groups.claims import CLAIM, Claims
 from atoll.strategies.groups.ledger import Answer, Say
-from atoll.strategies.groups.mailbox import ROUND_ENDS, START_OF_RUN
+from atoll.strategies.groups.mailbox import ROUND_ENDS, START_OF_RUN, PartMailbox
 from atoll.strategies.groups.replica_state import ReplicaState
 from atoll.strategies.groups.settings import Groups
 from atoll.strategies.groups.signals import Signals
@@ -48,6 +47,26 @@ class LocalAverage:
 
     averaged: Average | None
     state_N: F32
+
+
+class Incoming:
+    """A FrameReceiver that routes frames to the averages' mailbox, to the claims, or to the pipeline's."""
+
+    def __init__(self, parts: PartMailbox, claims: Claims, signals: Signals, stages: StageMailbox) -> None:
+        self._parts, self._claims, self._signals, self._stages = parts, claims, signals, stages
+
+    def deliver(  # noqa: PLR0917 - the fields of a frame, in its order
+        self, kind: int, origin: int, step: int, tensor: int, count: int, payload: bytes | memoryview
+    ) -> str | None:
+        first = payload[0] if len(payload) else 0
+        if first == CLAIM:
+            return self._claims.deliver(origin, step, payload)
+        receiver = self._stages if first >= FIRST_PURPOSE else self._parts
+        return receiver.deliver(kind, origin, step, tensor, count, payload)
+
+    def fail(self, reason: str) -> None:
+        for one in (self._parts, self._claims, self._signals, self._stages):
+            one.fail(reason)
 
 
 class RoundEngine:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
 import torch
@@ -81,15 +81,15 @@ def measured(
     ends_s = time.monotonic() + MEASURE_S
     greeting = {"kind": "probe", "name": helping.name, "ticket": helping.ticket.hex()}
     helped = Server(-1, helping.address, helping.port, helping.public_key.hex())
-    with _Lines(context) as lines:
-        line = lines.dial(helped)
+    with ExitStack() as lines:
+        line = _dialled(context, lines, helped)
         line.send_multipart(written({**greeting, "servers": True}, []))
         if not _heard(line, ends_s, stop):
             return []
         servers = from_list(read(line.recv_multipart())[1])
         if len(servers) < 2:
             return []
-        dialled = [(one.rank, lines.dial(one)) for one in servers]
+        dialled = [(one.rank, _dialled(context, lines, one)) for one in servers]
         for _, line in dialled:
             line.send_multipart(written(greeting, []))  # all connect at the same time
         found: dict[int, float] = {}
@@ -116,21 +116,8 @@ def _heard(line: zmq.Socket[bytes], until_s: float, stop: threading.Event | None
     return False
 
 
-class _Lines:
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self._context = context
-        self._open: list[zmq.Socket[bytes]] = []
-
-    def __enter__(self) -> _Lines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for line in self._open:
-            line.close()
-
-    def dial(self, server: Server) -> zmq.Socket[bytes]:
-        line = self._context.socket(zmq.DEALER)
-        self._open.append(line)
-        prepare(line, bytes.fromhex(server.public_key))
-        line.connect(f"tcp://{host_and_port(server.address, server.port)}")
-        return line
+def _dialled(context: zmq.Context[zmq.Socket[bytes]], lines: ExitStack, server: Server) -> zmq.Socket[bytes]:
+    line = lines.enter_context(context.socket(zmq.DEALER))
+    prepare(line, bytes.fromhex(server.public_key))
+    line.connect(f"tcp://{host_and_port(server.address, server.port)}")
+    return line

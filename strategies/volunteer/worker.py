@@ -26,11 +26,10 @@ from atoll.security.volunteer_ticket import is_ticket
 from atoll.strategies.volunteer.messages import MAX_TENSOR_BYTES, Server
 from atoll.strategies.volunteer.port import VolunteerPort
 from atoll.strategies.volunteer.settings import Volunteer
-from atoll.strategies.volunteer.stage_passes import StagePasses, device_kind
+from atoll.strategies.volunteer.stage_passes import StagePasses, UnsentState, device_kind
 from atoll.strategies.volunteer.stage_step import StageStep
 from atoll.strategies.volunteer.task_server import SELF, TaskServer
 from atoll.strategies.volunteer.tasks import Task
-from atoll.strategies.volunteer.unsent_state import UnsentState
 from atoll.telemetry.telemetry_limits import MAX_LINKS, WAITS
 from atoll.v1.agents_pb2 import DataKeys
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, LinkSample

@@ -19,8 +19,7 @@ from atoll.agent.runtime.pipeline.schedule import Direction
 from atoll.agent.runtime.pipeline.script_autocast import ScriptAutocast
 from atoll.agent.runtime.session.throttle import Throttle
 from atoll.errors import BadInput
-from atoll.strategies.volunteer.stage_passes import StagePass, StagePasses
-from atoll.strategies.volunteer.unsent_state import UnsentState
+from atoll.strategies.volunteer.stage_passes import StagePass, StagePasses, UnsentState
 
 SAMPLES = 8  # a power of two: sums and means over them round alike
 inputs, targets = torch.randn(SAMPLES, 4), torch.randn(SAMPLES, 3)
