@@ -1,20 +1,15 @@
 """Fork servers, one for each device: processes that have imported the workers' modules, and fork one for each launch.
 
 A server is made for the last use of its device, or at first for a job without own variables. It runs no user code. A
-worker without a server is started afresh, or takes over a process that is still importing. The next server is made once
-that worker trains, so that imports take no processor from a recovery; it imports at the lowest priority, where that can
-be undone."""
+worker that comes while there is none, or while it still imports, is started afresh. The next server is made once that
+worker trains, so that imports take no processor from a recovery."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-import math
-import os
-import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -40,11 +35,8 @@ NO_HELLO_S: Final = 60.0
 """Seconds after which a worker that reports no steps no longer delays the next server."""
 KEEP_JOB_VARIABLES_S: Final = 30.0
 """Seconds for which a job's own variables are kept after its last worker here, for a restart."""
-LOW_PRIORITY_S: Final = 5.0
-"""Seconds of importing at the lowest priority; without a limit a busy machine would never finish it."""
 _BACKOFF_S: Final = (1.0, 600.0)
 _LOOK_S: Final = 1.0
-_TRIED_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -58,7 +50,6 @@ class DeviceForkServer:
     used_s: float = 0.0
     """Time at which a worker of `wanted.job` was last here."""
     failures: int = 0
-    polite_until_s: float = math.inf
     server: ForkServer | None = None
 
 
@@ -89,7 +80,6 @@ class ForkServers:
         self._slots: dict[int, DeviceForkServer] = {}
         self._living: set[ForkServer] = set()
         self._enabled = importlib.util.find_spec("torch") is not None
-        self._lowers = self._enabled and _priority_can_be_restored()
         self._looked_s = 0.0
 
     def open(self, idle: Mapping[int, Interpreter], now_s: float) -> None:
@@ -123,18 +113,11 @@ class ForkServers:
         slot.wanted = wanted
         if (server := slot.server) is None:
             return None
-        if server.made != wanted:
+        if server.made != wanted or not server.ready:
             self._end(slot)
             return None
-        if self._lowers:
-            _restore_priority(server.process.pid)
         try:
-            if server.ready:
-                return server.fork(order, secret=secret, pid_file=pid_file, on_exit=on_exit)
-            slot.server = None
-            begun = server.become(order, secret=secret, pid_file=pid_file, on_exit=on_exit)
-            self._living.discard(server)
-            return begun
+            return server.fork(order, secret=secret, pid_file=pid_file, on_exit=on_exit)
         except OSError as error:
             logger.warning("a worker is started without the process that has imported for it: %s", error)
             server.kill()
@@ -148,13 +131,8 @@ class ForkServers:
                 slot.used_s = now_s
             elif slot.wanted.job and now_s - slot.used_s > KEEP_JOB_VARIABLES_S:
                 slot.wanted = self._idle[device]
-            if slot.server is None:
-                continue
-            if slot.server.made != slot.wanted:
+            if slot.server is not None and slot.server.made != slot.wanted:
                 self._end(slot)
-            elif now_s >= slot.polite_until_s:
-                slot.polite_until_s = math.inf
-                _restore_priority(slot.server.process.pid)
         if self._enabled and now_s - self._looked_s >= _LOOK_S:
             self._looked_s = now_s
             self._use_memory(now_s, workers, available_bytes())
@@ -190,10 +168,6 @@ class ForkServers:
             return
         slot.server = server
         self._living.add(server)
-        if self._lowers:
-            slot.polite_until_s = now_s + LOW_PRIORITY_S
-            with suppress(ProcessLookupError):
-                os.sched_setscheduler(server.process.pid, os.SCHED_IDLE, os.sched_param(0))
 
     def _end(self, slot: DeviceForkServer) -> None:
         assert slot.server is not None
@@ -211,30 +185,3 @@ class ForkServers:
         slot.failures += 1
         slot.due_s = now_s + backoff_s(slot.failures)
         logger.debug("no process waits for launches: %s. The next one in %g s", why, backoff_s(slot.failures))
-
-
-def _priority_can_be_restored() -> bool:
-    """Return True if this user may take back SCHED_IDLE; tried on a thread that ends at once, since many may not."""
-    allowed: list[bool] = []
-
-    def attempt() -> None:
-        try:
-            for policy in (os.SCHED_IDLE, os.SCHED_OTHER):
-                os.sched_setscheduler(0, policy, os.sched_param(0))
-            allowed.append(True)
-        except OSError:
-            pass
-
-    thread = threading.Thread(target=attempt, name="atoll-priority")
-    thread.start()
-    thread.join(_TRIED_S)
-    return bool(allowed)
-
-
-def _restore_priority(pid: int) -> None:
-    """Restore the priority of all threads of a process: the first one first, since it makes the others."""
-    with suppress(ProcessLookupError, FileNotFoundError):
-        os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
-        for name in os.listdir(f"/proc/{pid}/task"):
-            with suppress(ProcessLookupError):
-                os.sched_setscheduler(int(name), os.SCHED_OTHER, os.sched_param(0))

@@ -100,7 +100,6 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ForkServer]:
     monkeypatch.setattr(fork_server, "FORK_S", 30.0)  # whoever takes longer is ended, and the launch is none of its
     for constant, value in (
         ("QUIET_BEFORE_IMPORT_S", 0.0),
-        ("LOW_PRIORITY_S", 0.0),
         ("_LOOK_S", 0.1),
         ("_BACKOFF_S", (0.1, 0.1)),
     ):
@@ -189,21 +188,22 @@ async def test_launches_are_forked_from_what_waits_for_them(
     assert not children()
 
 
-async def test_a_launch_takes_what_is_about_to_wait(
+async def test_a_launch_does_not_wait_for_imports(
     settings: AgentSettings, controller: ScriptedController, tmp_path: Path, quick: list[ForkServer]
 ) -> None:
-    """1. A server still imports. 2. A launch comes: that process is the worker, as soon as it has imported. 3. Once it
-    trains, the next one waits."""
+    """1. A server still imports. 2. A launch comes: the worker starts without it, and the server is ended. 3. Once the
+    worker trains, the next one waits."""
     (tmp_path / "busy").touch()
     agent = RunningAgent(settings)
     pid = await until("a server", lambda: waits(settings))
     controller.launch(OBEDIENT)
-    await until("it is launched", lambda: controller.is_running() == pid)
-    assert not waits(settings)
+    worker = await until("it is launched", controller.is_running)
+    assert worker != pid
+    await until("the server is gone", lambda: not is_alive(pid))
     (tmp_path / "busy").unlink()
     await until("it trains", lambda: (status := controller.status()) and status.step > 2)
     await until("the next one waits", lambda: waits(settings) not in (0, pid) and quick[-1].ready)
-    assert controller.is_running() == pid
+    assert controller.is_running() == worker
     await agent.end()
     assert not children()
 

@@ -111,16 +111,6 @@ def server(
         yield process, ours
 
 
-def become(folder: Path, script: str, env: Mapping[str, str]) -> Ended:
-    """The server itself, which is told before it is one."""
-    order = LaunchOrder((write(folder, script), "--x"), str(folder), env).to_json()
-    with server(subprocess.PIPE) as (process, line):
-        line.sendall(len(order).to_bytes(warm_start.NUMBER_BYTES, "little") + order)
-        line.close()
-        printed = process.communicate(timeout=ENDS_S)[0]
-    return printed.decode(), process.returncode
-
-
 @pytest.fixture(scope="module")
 def serving() -> Iterator[socket.socket]:
     """A server from which one fork has come and ended. Most of what a launch costs is what a server imports."""
@@ -159,8 +149,6 @@ def test_script_cannot_tell(serving: socket.socket, tmp_path: Path, script: str,
     assert there[0].endswith(ends_with)
     assert there[1] == code
     assert fork(serving, tmp_path, script, {"RANK": "4"}) == there
-    if script == WHERE:  # what a server does from here on is the same, whether it was forked or not
-        assert become(tmp_path, script, {"RANK": "4"}) == there
 
 
 def test_module_cannot_tell(serving: socket.socket, tmp_path: Path) -> None:

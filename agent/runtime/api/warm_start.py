@@ -1,5 +1,5 @@
 """A worker's process before its launch: it has imported what every worker imports, and forks one for each launch that
-comes on its standard input, a socket (agent/supervisor/processes/fork_server.py), or becomes one.
+comes on its standard input, a socket (agent/supervisor/processes/fork_server.py).
 
     {"argv": [SCRIPT, ARGUMENT...], "folder": ..., "env": {...}, "module": NAME or ""}
 
@@ -23,7 +23,6 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import PathFinder, SourceFileLoader
@@ -93,16 +92,15 @@ def _import() -> None:
 
 
 def _next_launch(agent: socket.socket, parent: int) -> LaunchOrder | None:
-    """This process's own: of one that was forked here, or becomes a worker itself. None: no launch comes any more."""
-    with suppress(OSError):  # it may have its launch already, the last one
-        agent.sendall(READY)
+    """This process's own, where it was forked here. None: no launch comes any more."""
+    agent.sendall(READY)
     while True:
         head, descriptors, _, _ = socket.recv_fds(agent, NUMBER_BYTES, 1)
         if not head:
             return None
         head += _exactly(agent, NUMBER_BYTES - len(head))
         given = _exactly(agent, int.from_bytes(head, "little"))
-        if not descriptors or _is_fork(agent, parent, descriptors[0]):
+        if _is_fork(agent, parent, descriptors[0]):
             return LaunchOrder.from_json(given)
 
 

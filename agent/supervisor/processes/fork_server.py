@@ -2,7 +2,7 @@
 (agent/runtime/api/warm_start.py).
 
 From the agent: the length of the order (4 bytes, little endian) and the order, with the descriptor of the new process's
-output. Without a descriptor the server itself becomes the worker.
+output.
 From the server: b"1" once all is imported; then the pid of each forked process (4 bytes, little endian)."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ForkServer:
 
     @property
     def ready(self) -> bool:
-        """Return True if the server can fork at once. If not, it can become a worker, once its imports are done."""
+        """Return True if the server has imported all and can fork."""
         if not self._ready:
             with suppress(BlockingIOError):
                 self._ready = bool(self._socket.recv(1, socket.MSG_DONTWAIT))
@@ -66,17 +66,6 @@ class ForkServer:
         return WorkerProcess(
             lambda output_fd: forked(self._socket, text, output_fd), secret=secret, pid_file=pid_file, on_exit=on_exit
         )
-
-    def become(self, order: LaunchOrder, *, secret: str, pid_file: Path, on_exit: Callable[[], None]) -> WorkerProcess:
-        """Turn the server's process into a worker, and give it to the caller. Raises OSError if it has ended, or if the
-        launch is too long for its socket."""
-        text = order.to_json()
-        whole = _head(text) + text
-        if self._socket.send(whole, socket.MSG_DONTWAIT) != len(whole):
-            raise OSError("a launch is too long for a process that waits")
-        self.process.becomes(secret, pid_file, on_exit)
-        self._socket.close()  # only now: the server begins at the end of its input
-        return self.process
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

@@ -75,13 +75,6 @@ class WorkerProcess:
             self.reap()
             raise
 
-    def becomes(self, secret: str, pid_file: Path, on_exit: Callable[[], None]) -> None:
-        """Give the process to another worker. Raises OSError if the pid file cannot be written."""
-        before, self._pid_file = self._pid_file, PidFile(pid_file)
-        self._pid_file.write(self.pid, secret)
-        before.remove()
-        self.secret, self._on_exit = secret, on_exit
-
     def send_signal(self, number: int) -> None:
         """Signal every process of the group that is still there."""
         with suppress(ProcessLookupError):
