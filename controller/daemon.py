@@ -36,7 +36,7 @@ from atoll.controller.state import keys
 from atoll.controller.state.election import Election
 from atoll.controller.state.embedded import EmbeddedEtcd
 from atoll.controller.state.etcd import EtcdStore
-from atoll.controller.state.store import Fence
+from atoll.controller.state.store import Entry, Fence
 from atoll.errors import LeadershipLost, SettingError, StoreUnavailable
 from atoll.host.ports import host_and_port
 from atoll.network.rpc import SERVER_OPTIONS, is_loopback, server_credentials, split_address
@@ -46,7 +46,6 @@ from atoll.v1 import agents_pb2_grpc, jobs_pb2_grpc
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S: Final = 1.0
-FOLLOW_LEADER_S: Final = 0.5
 PARALLEL_CALLS: Final = 8192
 """Each agent's stream is a call for as long as it lives."""
 
@@ -148,12 +147,7 @@ class _Candidate:
         await self.checker.set("", health_pb2.HealthCheckResponse.SERVING)
         while True:
             await self.checker.set(JOB_SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
-            following = asyncio.create_task(self._follow_leader(), name="follow-leader")
-            try:
-                leadership = await self._election.campaign()
-            finally:
-                following.cancel()
-                await asyncio.wait({following})
+            leadership = await self._election.campaign(self._note_leader)
             try:
                 await self._lead(leadership.fence, leadership.lost)
             except (LeadershipLost, StoreUnavailable) as error:
@@ -193,26 +187,17 @@ class _Candidate:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
 
-    async def _follow_leader(self) -> None:
-        """Find the leader while standing by, so that misdirected clients learn its address."""
-        logged = ""
-        while True:
-            try:
-                entry = await self._election.leader()
-                leader = json.loads(entry.value)["address"] if entry else ""
-                self.known_leader.restarted = leader == self.address
-                self.known_leader.leader = "" if self.known_leader.restarted else leader
-            except StoreUnavailable as error:
-                logger.debug("%s", error)
-                self.known_leader.leader, self.known_leader.restarted = "", False
-            if self.known_leader.leader and self.known_leader.leader != logged:
-                logged = self.known_leader.leader
-                logger.info("standing by, %s leads", logged)
-            await asyncio.sleep(FOLLOW_LEADER_S)
+    def _note_leader(self, entry: Entry | None) -> None:
+        """Note the leader while standing by, so that misdirected clients learn its address."""
+        leader = json.loads(entry.value)["address"] if entry else ""
+        self.known_leader.restarted = leader == self.address
+        self.known_leader.leader = "" if self.known_leader.restarted else leader
+        if self.known_leader.leader:
+            logger.info("standing by, %s leads", leader)
 
 
 def _send_relay_access(known_leader: KnownLeader) -> None:
-    """All agents, where this controller leads; who comes later is told then."""
+    """Send all agents their access, if this controller leads. Later agents get theirs when they register."""
     if known_leader.epoch is not None:
         known_leader.epoch.send_relay_access()
 

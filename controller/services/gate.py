@@ -105,14 +105,10 @@ class Gate(grpc.aio.ServerInterceptor):
         service = details.method.strip("/").partition("/")[0]
         if handler is None or service not in _ROLES:
             return handler  # health, reflection, or no such method
-        makers = {
-            (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
-            (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
-            (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
-            (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
-        }
-        attribute, make = makers[handler.request_streaming, handler.response_streaming]
-        guarded = self._guard(getattr(handler, attribute), details.method, service)
+        sides = ("stream" if many else "unary" for many in (handler.request_streaming, handler.response_streaming))
+        kind = "_".join(sides)
+        guarded = self._guard(getattr(handler, kind), details.method, service)
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(guarded, _lenient(handler.request_deserializer), _once(handler.response_serializer))
 
     def _guard(self, behaviour: _Behaviour, method: str, service: str) -> _Behaviour:

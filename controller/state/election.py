@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final
 
@@ -75,12 +76,14 @@ class Election:
         """Return the present leader's key, None if no controller leads."""
         return await self._store.read(self._key)
 
-    async def campaign(self) -> Leadership:
-        """Wait until this candidate leads, over outages of etcd too."""
+    async def campaign(self, note: Callable[[Entry | None], None] = lambda leader: None) -> Leadership:
+        """Wait until this candidate leads, over outages of etcd too. note: called with each leader's key meanwhile, and
+        with None if no leader is known."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 leader = await self.leader()
+                note(leader)
                 if leader is not None:
                     await until_gone(self._store, Fence(self._key, leader.create_revision))
                     continue
@@ -88,6 +91,7 @@ class Election:
                 lease = await self._store.grant_lease(self._ttl_s)
                 fence = await self._create_key(lease)
             except StoreUnavailable as error:
+                note(None)
                 logger.warning("%s; campaigning again in %.1f s", error, _RETRY_S)
                 await asyncio.sleep(_RETRY_S)
                 continue

@@ -8,6 +8,9 @@ from typing import Final
 from atoll.errors import BadInput
 
 LEADER: Final = "/atoll/leader"
+JOBS: Final = "/atoll/jobs/"
+NODES: Final = "/atoll/nodes/"
+CODES: Final = "/atoll/code/"
 CLUSTER: Final = "_cluster"  # stands in for a job's id in the keys of events that belong to no job
 
 # One path segment: no "/", so that no name reaches into another's keys.
@@ -30,11 +33,7 @@ def _number(kind: str, number: int, digits: int) -> str:
 
 
 def job(job_id: str) -> str:
-    return f"/atoll/jobs/{_segment('job id', job_id)}"
-
-
-def jobs_prefix() -> str:
-    return "/atoll/jobs/"
+    return f"{JOBS}{_segment('job id', job_id)}"
 
 
 def run(job_id: str, run_number: int) -> str:
@@ -86,11 +85,7 @@ def admissions_prefix(job_id: str) -> str:
 
 
 def node(name: str) -> str:
-    return f"/atoll/nodes/{_segment('node name', name)}"
-
-
-def nodes_prefix() -> str:
-    return "/atoll/nodes/"
+    return f"{NODES}{_segment('node name', name)}"
 
 
 def event(job_id: str, sequence: int) -> str:
@@ -109,16 +104,12 @@ def code(sha256: str, chunk: int) -> str:
 def code_prefix(sha256: str) -> str:
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise BadInput(f"code hash {sha256[:80]!r} is not a SHA-256 in lower-case hexadecimal")
-    return f"{codes_prefix()}{sha256}/"
-
-
-def codes_prefix() -> str:
-    return "/atoll/code/"
+    return f"{CODES}{sha256}/"
 
 
 def sha256_of_code(key: str) -> str:
-    """Return the digest in a key under `codes_prefix`."""
-    return key.removeprefix(codes_prefix()).partition("/")[0]
+    """Return the digest in a key under `CODES`."""
+    return key.removeprefix(CODES).partition("/")[0]
 
 
 def request(request_id: str) -> str:

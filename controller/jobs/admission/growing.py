@@ -131,10 +131,8 @@ def _offered(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice], 
     take = [*found.admitted, *found.unknown][:room]
     take = take[: len(take) - (len(run.members) + len(take)) % job.spec.stages]  # whole pipelines only
     if not take:
-        assessment = DeviceAssessment(job=job, events=events, judged=True)
-        if found.planned is None or job.learned.standby == observed.job.learned.standby:
-            return assessment
-        return _recorded(assessment, run, clock, found.planned, _verdicts(found))
+        news = found.planned if job.learned.standby != observed.job.learned.standby else None
+        return _recorded(DeviceAssessment(job=job, events=events, judged=True), run, clock, news, _verdicts(found))
     nodes = sorted({d.node for d in free if d.name in take})
     text = f"growing from {len(run.members)} to {len(run.members) + len(take)} workers: devices are free on "
     text += ", ".join(nodes[:8])
@@ -144,13 +142,15 @@ def _offered(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice], 
     standby = {name: standby for name, standby in job.learned.standby.items() if name not in take}
     job = replace(job, learned=replace(job.learned, growth=_growth(observed, run, take), standby=standby))
     assessment = DeviceAssessment(job=job, cause=Cause.GROW, names=tuple(take), text=text, events=events, judged=True)
-    return _recorded(assessment, run, clock, found.planned, _verdicts(found)) if found.planned else assessment
+    return _recorded(assessment, run, clock, found.planned, _verdicts(found))
 
 
 def _recorded(
-    assessment: DeviceAssessment, run: RunRecord, clock: PassClock, planned: AdmissionDecision, reason: str
+    assessment: DeviceAssessment, run: RunRecord, clock: PassClock, planned: AdmissionDecision | None, reason: str
 ) -> DeviceAssessment:
-    """The same with the planner's word for the record."""
+    """Add the planner's decision for the record, if it made one."""
+    if planned is None:
+        return assessment
     job = assessment.job
     number = job.status.admissions + 1
     admission = AdmissionRecord(

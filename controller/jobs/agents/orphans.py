@@ -19,11 +19,6 @@ from atoll.jobs.worker_key import WorkerKey
 ORPHAN_GRACE_S = 2.0
 
 
-def holding(jobs: Iterable[tuple[JobRecord, RunRecord | None]]) -> dict[str, RunRecord]:
-    """Return the runs that hold devices, by job."""
-    return {job.id: run for job, run in jobs if run is not None and job.status.phase.active}
-
-
 def orphans_of(node: str, workers: Iterable[WorkerKey], runs: Mapping[str, RunRecord]) -> Iterator[WorkerKey]:
     """Yield workers that `node` reports and that belong to no run that holds devices."""
     for key in workers:
@@ -40,7 +35,7 @@ def orphan_actions(
 ) -> Iterator[Action]:
     """Stop orphans that live, forget those that ended, drop what is left of jobs. Jobs whose records cannot be read are
     left alone."""
-    runs = holding(jobs.values())
+    runs = {job.id: run for job, run in jobs.values() if run is not None and job.status.phase.active}
     for name in sorted(nodes):
         if not nodes[name].connected:
             continue

@@ -44,10 +44,10 @@ class CodeBundles:
 
     async def remove_unused(self, used: Collection[str]) -> None:
         """Remove all bundles but these: of a Submit that was refused, or whose controller died, no job tells."""
-        there = (await self._store.read_prefix(keys.codes_prefix(), keys_only=True)).entries
+        there = (await self._store.read_prefix(keys.CODES, keys_only=True)).entries
         for sha256 in sorted({keys.sha256_of_code(key) for key in there} - set(used)):
             logger.info("code %s belongs to no job and is removed", sha256[:8])
-            await self._store.commit([DeletePrefix(f"{keys.codes_prefix()}{sha256}/")], (), self._fence)
+            await self._store.commit([DeletePrefix(f"{keys.CODES}{sha256}/")], (), self._fence)
             self._cache.pop(sha256, None)
 
     async def chunks(self, sha256: str) -> tuple[bytes, ...]:

@@ -98,7 +98,7 @@ class Ledger:
 
     async def load(self) -> dict[str, NodeRecord]:
         """Mirror everything. Returns the nodes that an earlier leader knew."""
-        snapshot = await self.store.read_prefix(keys.jobs_prefix())
+        snapshot = await self.store.read_prefix(keys.JOBS)
         self._revision = snapshot.revision
         for job in self.jobs.keys() - {keys.last_segment(key) for key in snapshot.entries}:
             del self.jobs[job]
@@ -107,7 +107,7 @@ class Ledger:
         events = await self.store.read_prefix(keys.events_prefix(keys.CLUSTER))
         self._cluster_events = max((int(keys.last_segment(key)) for key in events.entries), default=0)
         nodes: dict[str, NodeRecord] = {}
-        for key, entry in (await self.store.read_prefix(keys.nodes_prefix())).entries.items():
+        for key, entry in (await self.store.read_prefix(keys.NODES)).entries.items():
             try:
                 nodes[keys.last_segment(key)] = decode(NodeRecord, key, entry.value)
             except BadInput as error:
@@ -116,7 +116,7 @@ class Ledger:
 
     async def follow(self) -> None:
         """Take over what others write, until cancelled. What etcd does not answer is asked again, never passed over."""
-        async with aclosing(self.store.watch(keys.jobs_prefix(), self._revision + 1)) as batches:
+        async with aclosing(self.store.watch(keys.JOBS, self._revision + 1)) as batches:
             async for batch in batches:
                 if batch.reset:
                     await _until_answered(self._list_again)

@@ -44,13 +44,8 @@ class Volunteers:
         progress: ProgressBoard,
         tell: Callable[[NewEvent], None],
     ) -> None:
-        self._ledger, self._sessions, self._outbox, self._progress, self._tell = (
-            ledger,
-            sessions,
-            outbox,
-            progress,
-            tell,
-        )
+        self._ledger, self._sessions, self._outbox = ledger, sessions, outbox
+        self._progress, self._tell = progress, tell
         self._changed_s: dict[tuple[str, int], float] = {}  # by job and run, when its helpers did
         self._edges: dict[tuple[str, int, str], Edges] = {}  # of (node, device, job), as measured last
         self._judged: dict[tuple[str, WorkerKey], int] = {}  # how many measurements of a helper

@@ -29,13 +29,13 @@ def test_keys_are_those_that_the_architecture_names() -> None:
 
 def test_every_key_lies_under_its_prefix_and_under_no_other_jobs() -> None:
     for key, prefix in (
-        (keys.job("j1"), keys.jobs_prefix()),
+        (keys.job("j1"), keys.JOBS),
         (keys.run("j1", 1), keys.runs_prefix("j1")),
         (keys.plan("j1", 1, 1), keys.plans_prefix("j1", 1)),
         (keys.plans_prefix("j1", 1), keys.plans_prefix("j1")),
         (keys.placement("j1", 1), keys.placements_prefix("j1")),
         (keys.admission("j1", 1), keys.admissions_prefix("j1")),
-        (keys.node("n"), keys.nodes_prefix()),
+        (keys.node("n"), keys.NODES),
         (keys.event("j1", 1), keys.events_prefix("j1")),
         (keys.code(SHA, 1), keys.code_prefix(SHA)),
         (keys.request("r"), "/atoll/requests/"),

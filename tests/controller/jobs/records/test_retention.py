@@ -74,7 +74,7 @@ async def test_code_that_no_job_uses_does_not_stay(store: EtcdStore, monkeypatch
     monkeypatch.setattr("atoll.controller.jobs.records.ledger.MAX_LIVE_JOBS", 0)
     with pytest.raises(Conflict, match="Cancel some first"):
         await epoch.submit(spec_of[0], "r0", CODE + bytes([0]), by="alice")
-    assert await stored(store, keys.codes_prefix()) == []
+    assert await stored(store, keys.CODES) == []
     monkeypatch.undo()
 
     async def broken_off(number: int) -> None:
@@ -90,13 +90,13 @@ async def test_code_that_no_job_uses_does_not_stay(store: EtcdStore, monkeypatch
 
     await broken_off(1)
     name = await epoch.submit(spec_of[2], "r2", CODE + bytes([2]), by="alice")
-    assert {keys.sha256_of_code(key) for key in await stored(store, keys.codes_prefix())} == {spec_of[2].code_sha256}
-    versions = [e.mod_revision for e in (await store.read_prefix(keys.codes_prefix(), keys_only=True)).entries.values()]
+    assert {keys.sha256_of_code(key) for key in await stored(store, keys.CODES)} == {spec_of[2].code_sha256}
+    versions = [e.mod_revision for e in (await store.read_prefix(keys.CODES, keys_only=True)).entries.values()]
     again = await epoch.submit(spec_of[2], "r2-again", CODE + bytes([2]), by="alice")
     assert again != name
-    after = [e.mod_revision for e in (await store.read_prefix(keys.codes_prefix(), keys_only=True)).entries.values()]
+    after = [e.mod_revision for e in (await store.read_prefix(keys.CODES, keys_only=True)).entries.values()]
     assert after == versions
     await broken_off(3)
     await epoch_of(store)
-    assert {keys.sha256_of_code(key) for key in await stored(store, keys.codes_prefix())} == {spec_of[2].code_sha256}
+    assert {keys.sha256_of_code(key) for key in await stored(store, keys.CODES)} == {spec_of[2].code_sha256}
     assert b"".join(await epoch.code.chunks(spec_of[2].code_sha256)) == CODE + bytes([2])
