@@ -80,7 +80,7 @@ class NvmlGauges:
         if not self._open:
             self._handles = self._find()
         samples = [self._sample(device) for device in self._devices]
-        self._note({sample.index for sample in samples if not _tells(sample)})
+        self._note({sample.index for sample in samples if sample == DeviceSample(index=sample.index)})
         if len(self._silent) == len(self._devices):
             self.close()
         return samples
@@ -133,10 +133,6 @@ class NvmlGauges:
         for index in sorted(self._silent - silent):
             logger.info("NVML tells of device %d again", index)
         self._silent = silent
-
-
-def _tells(sample: DeviceSample) -> bool:
-    return any(sample.HasField(name) for name in ("utilisation", "memory_used_bytes", "temperature_c"))
 
 
 class Sampler:

@@ -6,11 +6,12 @@ import math
 from collections import deque
 from dataclasses import fields
 from operator import attrgetter
+from statistics import median
 from typing import Final
 
 from atoll.step_estimators.estimates import RankEstimate, RankProfile
 from atoll.step_estimators.observed import ObservedStep
-from atoll.step_estimators.robust import ClippedMean, median, median_error, spread
+from atoll.step_estimators.robust import ClippedMean, median_error, spread
 from atoll.step_estimators.step_model import StepModel
 
 SKIPPED_STEPS: Final = 2

@@ -7,7 +7,8 @@ Inspection Schemes, 1954, for the cumulative sums that tell a lasting change.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from statistics import median
 from typing import Final
 
 _DRIFT: Final = 0.03
@@ -15,12 +16,6 @@ _DECISION: Final = 0.30
 _CLIP: Final = 0.12
 """Clip of the deviation's logarithm: a lasting change by more than 12 % is detected after four steps, one by 5 %
 after fifteen, and three outliers in a row, however large, never."""
-
-
-def median(values: Iterable[float]) -> float:
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def spread(values: Sequence[float], centre: float) -> float:

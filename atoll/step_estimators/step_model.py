@@ -12,11 +12,12 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from operator import add
+from statistics import median
 from typing import Final
 
 from atoll.step_estimators.estimates import BatchPoint, NodeEstimate
 from atoll.step_estimators.line_fit import BatchLevel, fit_line
-from atoll.step_estimators.robust import ChangeDetector, median, median_error, spread
+from atoll.step_estimators.robust import ChangeDetector, median_error, spread
 
 WINDOW_STEPS: Final = 16
 """Remembered steps of each batch: half of them move the median, so a change too small to detect is followed within

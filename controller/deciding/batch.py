@@ -72,8 +72,7 @@ def next_batch(
     """Return a plan whose total batch, split and learning rate promise more goodput, beyond their uncertainty.
 
     A larger batch must be worth it with the least noise that the gradients may have, a smaller one with the most."""
-    before = [rank.local_batch for rank in ranks]
-    total = sum(before)
+    total = sum(rank.local_batch for rank in ranks)
     for scale, grows in ((noise.low, True), (min(noise.high, MAX_NOISE_SCALE), False)):
         decision = _decide(given, estimates, _candidates(given, total), scale)
         plan = decision.plan
@@ -81,10 +80,10 @@ def next_batch(
             now = next(c for c in plan.candidates if c.total_batch == total)
             gain = plan.goodput / now.goodput - 1 if now.goodput else math.inf
             if gain > max(MIN_GAIN, max(change_uncertainty_s(ranks, estimates, plan.batches)) / plan.step_time):
-                return _plan(given, before, decision, f"{100 * gain:.0f} % more progress a second predicted")
+                return _plan(given, decision, f"{100 * gain:.0f} % more progress a second predicted")
             if gain > MIN_GAIN:
                 return _towards(given, ranks, estimates, plan.total_batch, scale)
-    return _mended_factor(given, before, estimates, noise)
+    return _mended_factor(given, total, estimates, noise)
 
 
 def _towards(
@@ -99,16 +98,15 @@ def _towards(
         if wanted > total
         else max(wanted, math.floor(total / EXPLORATION_FACTOR))
     )
-    before = [rank.local_batch for rank in ranks]
     promise = f"a step towards {wanted}, which is too far from what was measured"
-    return _plan(given, before, _decide(given, estimates, (near,), scale), promise)
+    return _plan(given, _decide(given, estimates, (near,), scale), promise)
 
 
 def _mended_factor(
-    given: Given, before: Sequence[int], estimates: Sequence[NodeEstimate], noise: NoiseEstimate
+    given: Given, total: int, estimates: Sequence[NodeEstimate], noise: NoiseEstimate
 ) -> PlanRecord | None:
     """Return the present batch with another learning rate, if the noise has changed too much for the present one."""
-    policy, total, present = given.policy, sum(before), given.current.learning_rate_factor or 1.0
+    policy, present = given.policy, given.current.learning_rate_factor or 1.0
     if policy.rule == "none" or not given.current.total_batch:
         return None
     scales = (noise.low, min(noise.high, MAX_NOISE_SCALE))
@@ -119,7 +117,7 @@ def _mended_factor(
     if (wanted[0] > present) is not (wanted[1] > present):
         return None  # it lies between them
     decision = _decide(given, estimates, (total,), noise.noise_scale)
-    return _plan(given, before, decision, f"it was x {present:.3g}")
+    return _plan(given, decision, f"it was x {present:.3g}")
 
 
 def _decide(
@@ -145,10 +143,12 @@ def _rule(given: Given) -> Rule:
     return "square-root" if given.policy.rule == "square-root" else "adascale"
 
 
-def _plan(
-    given: Given, before: Sequence[int], decision: Decision[GoodputInput, GoodputPlan], promise: str
-) -> PlanRecord:
-    planned = decision.plan
+def _plan(given: Given, decision: Decision[GoodputInput, GoodputPlan], promise: str) -> PlanRecord:
+    planned, overlap = decision.plan, given.profile.overlap
+    ranks = [given.profile.ranks[rank] for rank in range(given.world_size)]
+    estimates = [rank.estimate for rank in ranks if rank.estimate is not None]
+    before = [rank.local_batch for rank in ranks]
+    now_s, then_s = (expected_step_s(ranks, rank_times(estimates, overlap, each)) for each in (before, planned.batches))
     factor = _factor(given, planned.total_batch, planned.learning_rate_factor)
     reason = (
         f"gradient noise scale {decision.given.noise_scale:.0f}: "
@@ -163,16 +163,8 @@ def _plan(
         learning_rate_factor=factor,
         reason=reason,
         measured_s=max(rank.compute_s for rank in given.profile.ranks.values()),
-        predicted_s=_predicted(given, planned.batches),
+        predicted_s=predicted_step_s(given.profile, now_s, then_s),
     )
-
-
-def _predicted(given: Given, batches: Sequence[int]) -> float:
-    ranks = [given.profile.ranks[rank] for rank in range(given.world_size)]
-    estimates = [rank.estimate for rank in ranks if rank.estimate is not None]
-    overlap = given.profile.overlap
-    now_s = expected_step_s(ranks, rank_times(estimates, overlap, [rank.local_batch for rank in ranks]))
-    return predicted_step_s(given.profile, now_s, expected_step_s(ranks, rank_times(estimates, overlap, batches)))
 
 
 def _candidates(given: Given, total: int) -> list[int]:

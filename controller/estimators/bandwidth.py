@@ -13,10 +13,11 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 from atoll.controller.estimators.profile import LinkEstimate
-from atoll.step_estimators.robust import median, median_error, spread
+from atoll.step_estimators.robust import median_error, spread
 from atoll.telemetry.telemetry_limits import MAX_PEERS
 
 INTERVAL_S: Final = 0.5

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import replace
+from statistics import median
 from typing import Final
 
 from atoll.controller.estimators.profile import NoiseEstimate
 from atoll.controller.planners.batches.gns import pooled
-from atoll.step_estimators.robust import median, spread
+from atoll.step_estimators.robust import spread
 from atoll.step_estimators.sums import NormSums, add_ranks
 
 DECAY: Final = 0.96

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import islice
+from statistics import median
 from typing import Final
 
 from atoll.controller.estimators.profile import OverlapEstimate
 from atoll.step_estimators.estimates import RankEstimate
-from atoll.step_estimators.robust import median, median_error, spread
+from atoll.step_estimators.robust import median_error, spread
 from atoll.step_estimators.sums import SyncSums, add_ranks
 
 WINDOW_STEPS: Final = 16

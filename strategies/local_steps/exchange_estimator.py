@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Final
 
 from atoll.step_estimators.observed import ObservedStep
-from atoll.step_estimators.robust import median
 from atoll.strategies.stale_sparse.sparsity_cost import SparsityCostEstimator
 
 WINDOW_STEPS: Final = 32

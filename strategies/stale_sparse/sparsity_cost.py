@@ -7,10 +7,10 @@ the processors. It grows with the density. A GPU has nothing to report: the exch
 from __future__ import annotations
 
 from collections import deque
+from statistics import median
 from typing import Final
 
 from atoll.step_estimators.observed import ObservedStep
-from atoll.step_estimators.robust import median
 
 NEEDED_STEPS: Final = 6
 LEAST_CHANGE: Final = 0.001
@@ -51,7 +51,7 @@ class SparsityCostEstimator:
         Chosen entries alone are summed and applied. The choice reads all entries, and a part of it, encoding, is of the
         chosen ones. Only two densities separate the parts, so one density alone gives the least cost. None before
         enough steps."""
-        levels = sorted(
+        levels: list[tuple[float, float, float]] = sorted(
             (1 - sparsity, median(select_s), median(apply_s))
             for sparsity, level in self._levels.items()
             if len(level) >= NEEDED_STEPS

@@ -57,7 +57,8 @@ def estimate_gns(given: GnsInput) -> GnsEstimate:
         )
     batches, local_sqnorms = zip(*told, strict=True)
     trace, sqnorm = combine(batches, local_sqnorms, given.global_sqnorm)
-    return GnsEstimate(trace, sqnorm, noise_scale(trace, sqnorm))
+    ratio = max(trace, 0.0) / sqnorm if sqnorm > 0 else math.inf
+    return GnsEstimate(trace, sqnorm, ratio if math.isfinite(ratio) else None)
 
 
 def combine(batches: Sequence[int], local_sqnorms: Sequence[float], global_sqnorm: float) -> tuple[float, float]:
@@ -83,9 +84,3 @@ def pooled(nodes: int, samples: int, weighted: float, combined: float, groups: i
         |G|^2     = (sum_j B_j |g_j|^2 - groups tr(Sigma)) / sum_j B_j"""
     trace = (weighted - combined) / (nodes - groups)
     return trace, (combined - groups * trace) / samples
-
-
-def noise_scale(trace: float, sqnorm: float) -> float | None:
-    """Return tr(Sigma) / |G|^2 in samples. None if |G|^2 is not positive, or the ratio exceeds float64."""
-    ratio = max(trace, 0.0) / sqnorm if sqnorm > 0 else math.inf
-    return ratio if math.isfinite(ratio) else None
