@@ -47,8 +47,7 @@ from atoll.strategies.compressed.controller import MIN_CHANGE
 from atoll.strategies.compressed.costs.compression_costs import CompressionCosts, costs_of
 from atoll.strategies.compressed.costs.measured import MeasuredCosts
 from atoll.strategies.compressed.groups.layout import TensorLayout
-from atoll.strategies.compressed.groups.options import TensorGroup, named
-from atoll.strategies.compressed.groups.rules import IN_THE_BACKWARD_PASS, RULES
+from atoll.strategies.compressed.groups.options import IN_THE_BACKWARD_PASS, RULES, TensorGroup, named
 
 WORKER: Final = Path(__file__).resolve().parent / "scripts" / "compressed_steps.py"
 PORT_FIRST: Final = 29_700

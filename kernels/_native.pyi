@@ -202,15 +202,30 @@ class ExchangeEngine(_EngineCalls):
     def __getattr__(self, name: str) -> Any: ...
 
 class Timeline:
+    """One backward pass and the synchronisation of its tensors. kernels/planning/timeline.hpp has the order of service.
+
+    tensors [N]: (bytes, seconds of the backward pass). options: the tasks [T] of each option in their order, as
+    (resource, alpha, beta, factor); a task takes alpha + beta * bytes * factor seconds. resources: their number.
+    One thread at a time. Raises ValueError for arguments that do not fit."""
+
     def __init__(
         self,
         tensors: Sequence[tuple[float, float]],
         options: Sequence[Sequence[tuple[int, float, float, float]]],
         resources: int,
     ) -> None: ...
-    def end_s(self, choice: Sequence[int]) -> float: ...
-    def search(self, tasks: int) -> tuple[list[int], float]: ...
+    def end_s(self, choice: Sequence[int]) -> float:
+        """Return the seconds until everything has ended, with option choice[i] for tensor i."""
+
+    def search(self, tasks: int) -> tuple[list[int], float]:
+        """Return an option for each tensor with a short timeline, and its end (rules: kernels/planning/search.hpp).
+
+        tasks: about how many to simulate."""
 
 def fuse(
     tensors: Sequence[tuple[float, float]], compress: tuple[float, float, float], communicate: tuple[float, float]
-) -> tuple[list[int], float]: ...
+) -> tuple[list[int], float]:
+    """Return the end of each group of consecutive tensors, and the time at which all are sent. No grouping is sooner.
+
+    tensors [N]: (bytes, seconds of the backward pass). compress: (alpha, beta, floor); a group takes alpha + beta *
+    max(bytes, floor) seconds on the device. communicate: (alpha, beta), on one link."""

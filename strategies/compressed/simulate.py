@@ -31,8 +31,7 @@ from atoll.strategies.compressed.costs.measured import (
     TELL_EVERY_ROUNDS,
     MeasuredCosts,
 )
-from atoll.strategies.compressed.groups.options import TensorGroup
-from atoll.strategies.compressed.groups.rules import RULES, by_size
+from atoll.strategies.compressed.groups.options import RULES, TensorGroup, by_size
 from atoll.strategies.compressed.plan import CompressedPlan
 from atoll.strategies.compressed.settings import Compressed
 

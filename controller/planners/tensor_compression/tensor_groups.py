@@ -182,7 +182,8 @@ def plan_grouping(given: CompressionInput) -> GroupingPlan:
 
 
 def grouping_time(given: CompressionInput, sizes: Sequence[int], options: Sequence[str]) -> float:
-    """Return the seconds of an iteration with these groups. Raises BadInput if they are not groups of these tensors."""
+    """Return the seconds of an iteration with these groups. Raises ValueError if they are not groups of these
+    tensors."""
     names = [option.name for option in given.options]
     choice = [names.index(option) for option in options]
     return given.forward_s + _GroupingSearch(given).simulated(list(accumulate(sizes)), choice).end_s

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.model.memory_order import memory_shape
-from atoll.strategies.compressed.groups.options import TensorGroup, Way
-from atoll.strategies.compressed.groups.rules import by_size
+from atoll.strategies.compressed.groups.options import TensorGroup, Way, by_size
 
 COMPRESSIBLE: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 MOST_ENTRIES: Final = 1 << 27

@@ -22,8 +22,7 @@ from atoll.errors import BadInput
 from atoll.strategies.compressed.algorithms import compressor_of
 from atoll.strategies.compressed.costs.measured import LINK_EVERY_ROUNDS, PROBE_BYTES, REPEATS, TELL_EVERY_ROUNDS
 from atoll.strategies.compressed.groups.layout import TensorLayout
-from atoll.strategies.compressed.groups.options import Way
-from atoll.strategies.compressed.groups.rules import RULES
+from atoll.strategies.compressed.groups.options import RULES, Way
 from atoll.strategies.compressed.settings import WORDS, Compressed
 from atoll.strategies.compressed.simulate import WHOLE_ALGORITHMS, CompressedSteps
 
