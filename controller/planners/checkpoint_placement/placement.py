@@ -73,15 +73,13 @@ class PlacementPlan:
     or nowhere; None if memory is not known. own_without_room: machines without room for their own checkpoint.
 
     fatal_domains: host, rack or island whose loss alone takes some checkpoint out of memory; None if none is named.
-    replication_s: for each group, seconds from a step's end until all its replicas are sent, with nothing else on the
-    links; None if link or size are not known. moved: replicas that must be sent because the holder is new."""
+    moved: replicas that must be sent because the holder is new."""
 
     groups: tuple[Block, ...]
     strategy: str
     holders: tuple[Block, ...]
     recovery_probability: dict[str, float] | None
     fatal_domains: dict[str, list[str]] | None = None
-    replication_s: tuple[float | None, ...] | None = None
     moved: int | None = None
     without_room: tuple[tuple[int, int], ...] | None = None
     own_without_room: tuple[int, ...] | None = None
@@ -114,7 +112,6 @@ def plan_placement(given: PlacementInput) -> PlacementPlan:
         holders=tuple(holders),
         recovery_probability={str(k): p for k, p in enumerate(probabilities, 1)} if stays else None,
         fatal_domains=_fatal(domains, holders, machines),
-        replication_s=_replication_s(given, machines, blocks) if stays else None,
         moved=None if previous is None else sum(map(previous.moved, holders)),
         without_room=tuple((i, h) for i, each in enumerate(grouped) for h in each if h not in holders[i]) or None,
         own_without_room=tuple(_short(given, machines)) or None,
@@ -189,16 +186,3 @@ def _fatal(domains: Domains, holders: Sequence[Block], machines: Sequence[Machin
     for level, name in domains.fatal(holders):
         found[level].append(name)
     return found
-
-
-def _replication_s(
-    given: PlacementInput, machines: Sequence[Machine], blocks: Sequence[Block]
-) -> tuple[float | None, ...] | None:
-    """Return the seconds of replication: each machine sends and receives one replica for every other, and a block's
-    slowest link decides."""
-    if given.checkpoint_bytes is None or all(machine.link_bps is None for machine in machines):
-        return None
-    bits = 8 * given.checkpoint_bytes * (given.replicas - 1)
-    rates = [[machines[i].link_bps for i in block] for block in blocks]
-    known = [[rate for rate in block if rate is not None] for block in rates]
-    return tuple(bits / min(k) if len(k) == len(r) else None for k, r in zip(known, rates, strict=True))

@@ -80,7 +80,7 @@ def _annealed(edge_PP: F64) -> tuple[int, ...]:
             cost += change
             if cost < least - 1e-12:
                 best, least = list(order), cost
-    return tuple(_descended(edge, best))
+    return tuple(best)
 
 
 def _nearest_first(edge_PP: F64) -> list[int]:
@@ -88,19 +88,6 @@ def _nearest_first(edge_PP: F64) -> list[int]:
     while left:
         order.append(min(left, key=lambda one: (edge_PP[order[-1], one], one)))
         left.remove(order[-1])
-    return order
-
-
-def _descended(edge: Sequence[Sequence[float]], order: list[int]) -> list[int]:
-    """Reverse pieces until no reversal is shorter."""
-    improved = True
-    while improved:
-        improved = False
-        for i in range(len(order) - 1):
-            for j in range(i + 1, len(order)):
-                if _change(edge, order, i, j) < -1e-12:
-                    order[i : j + 1] = order[i : j + 1][::-1]
-                    improved = True
     return order
 
 
