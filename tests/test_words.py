@@ -33,9 +33,7 @@ NO_OPENING = {word.lower() for words in (PREPOSITIONS, QUESTIONS, CONJUNCTIONS, 
 MAX_SENTENCE_WORDS = 20.0
 """Words of a sentence of the manual, on average of a page."""
 
-RECORDED: dict[str, set[str]] = {
-    "agent/runtime/checkpoints/memory/shards/shard_state.py": {"owed"},
-}
+RECORDED: dict[str, set[str]] = {}
 """Retired words in names that files of users have: they stay as long as those are read."""
 
 UNCLEAN_FOLDERS: set[str] = {

@@ -56,7 +56,7 @@ def raise_fence(directory: Path, run: int, view: int = 1) -> None:
             "run; it must end"
         )
     if (newest, newest_view) < (run, view):
-        replace_file(directory / "fence", (f"{run} {view}" if view > 1 else f"{run}").encode() + b"\n")
+        replace_file(directory / "fence", f"{run} {view}\n".encode())
 
 
 def newest_run(directory: Path) -> int:
@@ -75,9 +75,9 @@ def _newest(directory: Path) -> tuple[int, int]:
             return -1, 1
         raise
     numbers = text.split()
-    if not (1 <= len(numbers) <= 2 and all(one.isdigit() for one in numbers)):
+    if len(numbers) != 2 or not all(one.isdigit() for one in numbers):
         raise CheckpointError(f"{path} holds {text!r}, not a run number. Remove it when no worker uses {directory}")
-    return int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 1
+    return int(numbers[0]), int(numbers[1])
 
 
 def _acquire(lock: int, directory: Path, deadline_s: float) -> None:

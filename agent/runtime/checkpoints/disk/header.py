@@ -49,10 +49,6 @@ class Fingerprint:
         listed = json.dumps([[name, *self.tensors[name]] for name in sorted(self.tensors)])
         return hashlib.blake2b(listed.encode(), digest_size=16).hexdigest()
 
-    def plain(self) -> Fingerprint:
-        """The same model without torch.compile."""
-        return Fingerprint({plain_name(name): entry for name, entry in self.tensors.items()})
-
     def to_json(self) -> dict[str, Any]:
         tensors = {name: [dtype, list(shape)] for name, (dtype, shape) in self.tensors.items()}
         return {"digest": self.digest, "tensors": tensors}
@@ -107,12 +103,7 @@ class Header:
             raise CheckpointError(
                 f"it has format {data.get('format')!r} (by {data.get('created_by')!r}); this version reads {FORMAT}"
             )
-        numbers: dict[str, Any] = {name: data.get(name) for name in _NUMBERS}
-        numbers["view"] = data.get("view", 1)  # it came later
-        numbers["samples"] = data.get("samples", 0)  # likewise
-        for name, value in numbers.items():
-            if type(value) is not int or not 0 <= value < (2**64 if name == "seed" else 2**63):
-                raise CheckpointError(f"{name} = {value!r} in its header is not a whole number of 0 or more")
+        numbers = whole_numbers(data, _LIMITS, "its header")
         if not isinstance(data.get("job"), str) or not isinstance(data.get("created_by"), str):
             raise CheckpointError("job or created_by is missing in its header")
         model = _fingerprint_from_json(data.get("model"))
@@ -123,9 +114,7 @@ def check_fits(header: Header, model: Fingerprint) -> None:
     """Raises CheckpointError, naming the first tensor that differs, where the checkpoint is of another model."""
     if header.model.digest == model.digest:
         return
-    theirs, ours = header.model.plain().tensors, model.plain().tensors
-    if theirs == ours:
-        return
+    theirs, ours = header.model.tensors, model.tensors
     name = min(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
     what = f"{_described(theirs.get(name))} in the checkpoint and {_described(ours.get(name))} in this model"
     raise CheckpointError(
@@ -134,7 +123,19 @@ def check_fits(header: Header, model: Fingerprint) -> None:
     )
 
 
-_NUMBERS: Final = ("run", "step", "epoch", "consumed", "loader_step", "world_size", "seed", "view", "samples")
+def whole_numbers(body: Mapping[str, Any], limits: Mapping[str, int], where: str) -> dict[str, Any]:
+    """Return the numbers of these names, each below its limit. Raises CheckpointError for what is none."""
+    for name, limit in limits.items():
+        value = body.get(name)
+        if type(value) is not int or not 0 <= value < limit:
+            raise CheckpointError(f"{name} = {value!r} in {where} is not a whole number of 0 or more")
+    return {name: body[name] for name in limits}
+
+
+_LIMITS: Final = {
+    **dict.fromkeys(("run", "step", "epoch", "consumed", "loader_step", "world_size", "view", "samples"), 2**63),
+    "seed": 2**64,
+}
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -103,7 +103,7 @@ def to_bytes(manifest: Manifest) -> bytes:
     states = [content_to_json(name, content) for name, content in manifest.files.items()]
     body = {
         "header": manifest.header.to_json(),
-        "state": states[0] if len(states) == 1 else states,  # one file: as the first release wrote it
+        "state": states,
         "scalars": manifest.scalars,
     }
     return sealed(body)
@@ -127,12 +127,11 @@ def from_bytes(raw: bytes) -> Manifest:
     """Raises CheckpointError saying what is wrong with these bytes."""
     body = unsealed(raw)
     try:
-        listed = body["state"] if isinstance(body["state"], list) else [body["state"]]
-        files = dict(content_from_json(one) for one in listed)
+        files = dict(content_from_json(one) for one in body["state"])
         header, scalars = body["header"], body["scalars"]
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise CheckpointError(f"it lacks or misstates {error}") from error
-    expected = [shard_file(shard, len(listed)) for shard in range(len(listed))]
+    expected = [shard_file(shard, len(files)) for shard in range(len(files))]
     if list(files) not in ([STATE_FILE], expected):
         raise CheckpointError(f"it speaks of the files {', '.join(map(repr, list(files)[:8]))}")
     return Manifest(Header.from_json(header), scalars, files)

@@ -89,4 +89,4 @@ def test_an_older_view_of_a_run_is_fenced_as_an_older_run_is(tmp_path: Path) -> 
         take(tmp_path, 3, 9)
     take(tmp_path, 4, 2)
     take(tmp_path, 5)
-    assert (tmp_path / "fence").read_text() == "5\n"
+    assert (tmp_path / "fence").read_text() == "5 1\n"

@@ -142,7 +142,7 @@ class HeldGenerations:
     def _shared(self, generation: Generation, here: Mapping[int, Bytes]) -> SharedState | None:
         """Read the shared state and each shard's description of its rank's own bytes. Works shard by shard, so that
         beside the state at most one shard is held. here: contents of the files on this machine."""
-        public = {index: shard_file.bytes_without_own(content) for index, content in here.items()}
+        public = {index: len(content) - len(shard_file.own_of(content)) for index, content in here.items()}
         rows = gathered_rows(self._group, [public.get(index, 0) for index in range(generation.shards)])
         state, refused = SharedState(), ""
         for index in range(generation.shards):

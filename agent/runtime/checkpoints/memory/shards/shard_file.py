@@ -20,14 +20,14 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors, write_all
-from atoll.agent.runtime.checkpoints.disk.header import Header, check_size
+from atoll.agent.runtime.checkpoints.disk.header import Header, check_size, whole_numbers
 from atoll.errors import CheckpointError
 
 CHUNK_BYTES: Final = 1 << 20  # hashed on its own, right after it was copied, while it is in the cache
@@ -45,6 +45,41 @@ Bytes = npt.NDArray[np.uint8]  # uint8 [bytes]
 
 class Unsealed(CheckpointError):
     """The writer ended before the file was whole, as one of two always is when a worker is killed."""
+
+
+class _Head(NamedTuple):
+    """Head of a file, without its magic."""
+
+    layout_bytes: int
+    own_bytes: int
+    data_bytes: int
+    tail_bytes: int
+    own_at: int
+    layout_digest: bytes
+    tail_digest: bytes
+
+    @staticmethod
+    def of(content: Bytes) -> _Head | None:
+        """Return the head of a file, not verified; None if the file is shorter."""
+        return _Head(*_HEAD.unpack(content[: _HEAD.size].tobytes())[1:]) if len(content) >= PAGE_BYTES else None
+
+    @staticmethod
+    def verified(raw: bytes) -> _Head:
+        """Return the head and seal in these bytes. Raises Unsealed if the writer is not done, CheckpointError."""
+        if not any(raw[: len(_MAGIC)]):
+            raise Unsealed("it was not written to its end")
+        if raw[: len(_MAGIC)] != _MAGIC:
+            raise CheckpointError("it is no shard of a checkpoint: its first bytes are wrong")
+        if raw[_HEAD.size : _HEAD.size + _SEAL.size] != xxhash.xxh3_128_digest(raw[: _HEAD.size]):
+            raise CheckpointError("its head does not match the hash behind it")
+        head = _Head(*_HEAD.unpack(raw[: _HEAD.size])[1:])
+        if max(head.layout_bytes, head.tail_bytes) > MAX_JSON_BYTES or PAGE_BYTES + head.layout_bytes > head.own_at:
+            raise CheckpointError("the sizes in its head make no sense")
+        return head
+
+    @property
+    def end(self) -> int:
+        return self.own_at + self.own_bytes + self.data_bytes + self.tail_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +103,7 @@ class Tail:
     def from_json(raw: bytes) -> Tail:
         """Raises CheckpointError."""
         body = parsed(raw, "its tail")
-        numbers: dict[str, int] = {}
-        for name in _NUMBERS:
-            value = body.get(name)
-            if type(value) is not int or not 0 <= value < 2**63:
-                raise CheckpointError(f"{name} = {value!r} in its tail is not a whole number of 0 or more")
-            numbers[name] = value
+        numbers = whole_numbers(body, dict.fromkeys(_NUMBERS, 2**63), "its tail")
         hashes, header = [body.get("chunks"), body.get("own_chunks")], body.get("header")
         for one in hashes:
             if not isinstance(one, list) or not all(isinstance(text, str) for text in one):
@@ -235,85 +265,63 @@ def content_of(path: Path) -> Bytes:
 
 
 def own_of(content: Bytes) -> Bytes:
-    """The own bytes of a file, not verified."""
-    if len(content) < PAGE_BYTES:
-        return content[:0]
-    _, _, own_bytes, _, _, at, _, _ = _HEAD.unpack(content[: _HEAD.size].tobytes())
-    return content[at : at + own_bytes]
+    """Return the own bytes of a file, not verified."""
+    head = _Head.of(content)
+    return content[:0] if head is None else content[head.own_at : head.own_at + head.own_bytes]
 
 
 def sealed_part(content: Bytes) -> Bytes:
     """Return the bytes of a file that count, unverified: it may have been longer once."""
-    if len(content) < PAGE_BYTES:
-        return content
-    _, _, own_bytes, data_bytes, tail_bytes, own_at, _, _ = _HEAD.unpack(content[: _HEAD.size].tobytes())
-    return content[: own_at + own_bytes + data_bytes + tail_bytes]
-
-
-def bytes_without_own(content: Bytes) -> int:
-    """Return the length of `without_own`."""
-    return len(content) - len(own_of(content))
+    head = _Head.of(content)
+    return content if head is None else content[: head.end]
 
 
 def without_own(content: Bytes) -> Bytes:
-    """A file's bytes as `parse` takes them with own=False: what other ranks need of it."""
-    own = own_of(content)
-    if not len(own):
+    """Return a file's bytes as `parse` takes them with own=False: what other ranks need of it."""
+    head = _Head.of(content)
+    if head is None or not head.own_bytes:
         return content
-    at = _HEAD.unpack(content[: _HEAD.size].tobytes())[5]
-    return np.concatenate([content[:at], content[at + len(own) :]])
+    return np.concatenate([content[: head.own_at], content[head.own_at + head.own_bytes :]])
 
 
 def parse(content: Bytes, *, own: bool = True, own_unread: bool = False) -> Shard:
-    """The shard in these bytes of a file, all of them verified. own: they hold its own bytes too; own_unread: those are
-    left alone. Raises CheckpointError saying what is wrong."""
+    """Return the shard in these bytes of a file, all of them verified. own: they hold its own bytes too; own_unread:
+    those are left alone. Raises CheckpointError saying what is wrong."""
     if len(content) < PAGE_BYTES:
         raise CheckpointError(f"it is torn: {len(content)} bytes are less than its head")
-    head = content[: _HEAD.size].tobytes()
-    if not any(head[: len(_MAGIC)]):
-        raise Unsealed("it was not written to its end")
-    if head[: len(_MAGIC)] != _MAGIC:
-        raise CheckpointError("it is no shard of a checkpoint: its first bytes are wrong")
-    if content[_HEAD.size : _HEAD.size + _SEAL.size].tobytes() != xxhash.xxh3_128_digest(head):
-        raise CheckpointError("its head does not match the hash behind it")
-    _, layout_bytes, own_bytes, data_bytes, tail_bytes, own_at, layout_digest, tail_digest = _HEAD.unpack(head)
-    if max(layout_bytes, tail_bytes) > MAX_JSON_BYTES or PAGE_BYTES + layout_bytes > own_at:
-        raise CheckpointError("the sizes in its head make no sense")
-    data_at = own_at + own_bytes * own
-    end = data_at + data_bytes + tail_bytes
+    head = _Head.verified(content[: _HEAD.size + _SEAL.size].tobytes())
+    data_at = head.own_at + head.own_bytes * own
+    end = data_at + head.data_bytes + head.tail_bytes
     if end > len(content):
         raise CheckpointError(f"it is torn: {len(content)} bytes of {end}")
-    raw_layout = content[PAGE_BYTES : PAGE_BYTES + layout_bytes].tobytes()
-    raw_tail = content[data_at + data_bytes : end].tobytes()
-    for what, raw, digest in (("layout", raw_layout, layout_digest), ("tail", raw_tail, tail_digest)):
+    raw_layout = content[PAGE_BYTES : PAGE_BYTES + head.layout_bytes].tobytes()
+    raw_tail = content[data_at + head.data_bytes : end].tobytes()
+    for what, raw, digest in (("layout", raw_layout, head.layout_digest), ("tail", raw_tail, head.tail_digest)):
         if xxhash.xxh3_128_digest(raw) != digest:
             raise CheckpointError(f"its {what} is not what was written")
-    tail, layout, data = Tail.from_json(raw_tail), parsed(raw_layout, "its layout"), content[data_at:][:data_bytes]
+    tail, layout, data = (
+        Tail.from_json(raw_tail),
+        parsed(raw_layout, "its layout"),
+        content[data_at:][: head.data_bytes],
+    )
     _check_data(tail, data)
-    own_data = content[own_at:own_at] if own_unread else content[own_at:data_at]
+    own_data = content[head.own_at : head.own_at] if own_unread else content[head.own_at : data_at]
     if own and not own_unread:
         check_own(tail, own_data)
     header = Header.from_json({**tail.header, "model": layout.get("model")})
-    return Shard(header, tail, layout, layout_digest.hex(), data, own_data)
+    return Shard(header, tail, layout, head.layout_digest.hex(), data, own_data)
 
 
 def glance(path: Path) -> Glance:
     """Read a file's description from its head and tail. The data is not read, so it may still be damaged. Raises
     Unsealed if its writer is not done, CheckpointError."""
     with disk_errors(f"reading {path}"), path.open("rb", buffering=0) as file:
-        head = file.read(_HEAD.size + _SEAL.size)
-        if not any(head[: len(_MAGIC)]):
-            raise Unsealed("it is being written, or its writer ended before it was whole")
-        if len(head) < _HEAD.size + _SEAL.size or head[_HEAD.size :] != xxhash.xxh3_128_digest(head[: _HEAD.size]):
-            raise CheckpointError("its head does not match the hash behind it")
-        _, _, own_bytes, data_bytes, tail_bytes, own_at, layout, tail_digest = _HEAD.unpack(head[: _HEAD.size])
-        if tail_bytes > MAX_JSON_BYTES:
-            raise CheckpointError("the sizes in its head make no sense")
-        file.seek(own_at + own_bytes + data_bytes)
-        raw = file.read(tail_bytes)
-    if xxhash.xxh3_128_digest(raw) != tail_digest:
+        head = _Head.verified(file.read(_HEAD.size + _SEAL.size))
+        file.seek(head.end - head.tail_bytes)
+        raw = file.read(head.tail_bytes)
+    if xxhash.xxh3_128_digest(raw) != head.tail_digest:
         raise CheckpointError("its tail is not what was written")
-    return Glance(Tail.from_json(raw), layout.hex(), own_at + own_bytes + data_bytes + tail_bytes)
+    return Glance(Tail.from_json(raw), head.layout_digest.hex(), head.end)
 
 
 def bounds(total: int, shard: int, shards: int) -> tuple[int, int]:

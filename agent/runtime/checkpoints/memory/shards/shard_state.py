@@ -32,7 +32,7 @@ from atoll.agent.runtime.model.durable import Part, RollingState
 from atoll.agent.runtime.model.snapshot import Snapshot
 from atoll.agent.runtime.staging import StagingRing
 
-RESIDUAL: Final = "owed."  # as the first release wrote it
+RESIDUAL: Final = "residual."
 """Begins the name of a residual among a rank's own tensors."""
 
 Hashes = tuple[Sequence[str], Sequence[str]]  # of the shared bytes, of the own
