@@ -237,18 +237,6 @@ std::string ExchangeEngine::waiting(std::span<const std::size_t> tensors, std::i
     return "nothing is missing any more";
 }
 
-std::vector<std::string> ExchangeEngine::waiting_for(std::size_t limit) const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    check_open();
-    std::vector<std::string> all;
-    for (const auto& tensor : tensors_) {
-        if (all.size() == limit) break;
-        const std::int64_t begun = std::max(tensor->rounds.compressed(), ordered_);
-        if (tensor->rounds.version() < begun) all.push_back(waits(*tensor));
-    }
-    return all;
-}
-
 std::string ExchangeEngine::waits(const Tensor& tensor) const {
     const std::int64_t sync_round = tensor.rounds.version() + 1;
     std::vector<std::string> missing = tensor.rounds.missing();

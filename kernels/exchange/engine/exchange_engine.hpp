@@ -154,7 +154,6 @@ class ExchangeEngine {
     // fail.
     bool await(std::span<const std::size_t> tensors, std::int64_t sync_round, Clock::time_point until);
     std::string waiting(std::span<const std::size_t> tensors, std::int64_t sync_round) const;
-    std::vector<std::string> waiting_for(std::size_t limit) const;
     // True when nothing of these tensors waits to be compressed any more; none given: of all.
     bool await_compressed(std::span<const std::size_t> tensors, Clock::time_point until);
     void note_stall(Clock::duration waited);

@@ -135,11 +135,10 @@ Selected ExchangeEngine::compress_live(Tensor& tensor, std::int64_t sync_round, 
         own = tensor.selector.encode(live, format_of(tensor, sync_round), scratch);
     } else {
         const Shifted shifted(tensor.weights, tensor.pending.missing_from_copy(live.takes), scratch);
-        const Copies copies{tensor.weights.shared_param(), live.data,     live.format,
-                            live.weight,             live.k_blocks, tensor.rounding.lost()};
-        tensor.drift.before({copies.shared_param, copies.live, copies.format, copies.scale, tensor.weights.entries(),
-                             copies.lost});
-        own = tensor.selector.select(copies, format_of(tensor, sync_round), scratch);
+        const Difference unsent{tensor.weights.shared_param(), live.data, live.format, live.weight,
+                                tensor.weights.entries(), tensor.rounding.lost()};
+        tensor.drift.before(unsent);
+        own = tensor.selector.select(unsent, live.k_blocks, format_of(tensor, sync_round), scratch);
     }
     drift = tensor.drift.after(own.encoded.part->units());
     tensor.pending.forget(live.takes);

@@ -61,11 +61,10 @@ Selected Selector::encode(const Gradient& gradient, const Format& format, Scratc
     return {gradient.selection, encode_part(format, {units.index, values, units.count}, residual_, scratch)};
 }
 
-Selected Selector::select(const Copies& copies, const Format& format, Scratch& scratch) {
-    const std::size_t capacity = std::min(copies.k_blocks, format.blocks());
+Selected Selector::select(const Difference& of, std::size_t k_blocks, const Format& format, Scratch& scratch) {
+    const std::size_t capacity = std::min(k_blocks, format.blocks());
     const Chosen to{scratch.index.of(capacity), scratch.values.of(capacity * block_entries), capacity};
-    controller_.aim_at(copies.k_blocks);
-    const Difference of{copies.shared_param, copies.live, copies.format, copies.scale, entries_, copies.lost};
+    controller_.aim_at(k_blocks);
     Selection selection;
     if (rule_ == SelectionRule::threshold) {
         selection = choose_above(

@@ -27,16 +27,6 @@ struct Gradient {
     std::vector<float> sample{};        // of chosen blocks of live weights elsewhere: as Drift::before takes it
 };
 
-// Two copies of one tensor, of which the difference is what this rank has not sent.
-struct Copies {
-    const float* shared_param = nullptr;
-    const void* live = nullptr;
-    ValueFormat format = ValueFormat::float32;
-    float scale = 0;
-    std::size_t k_blocks = 0;
-    const float* lost = nullptr;  // as in Difference
-};
-
 struct Selected {
     Selection selection;
     EncodedPart encoded;
@@ -57,9 +47,9 @@ class Selector {
     // The blocks that were chosen elsewhere. What rounding them took away stays here, until they are chosen again.
     Selected encode(const Gradient& gradient, const Format& format, Scratch& scratch);
 
-    // At most k_blocks blocks of scale * (shared_param - live). What rounding takes away stays in the difference by
+    // At most k_blocks blocks of what this rank has not sent. What rounding takes away stays in the difference by
     // itself.
-    Selected select(const Copies& copies, const Format& format, Scratch& scratch);
+    Selected select(const Difference& of, std::size_t k_blocks, const Format& format, Scratch& scratch);
 
   private:
     template <typename Sample, typename Choose>

@@ -39,10 +39,9 @@ Weights::Weights(const Parameters& parameters)
     parameters_.live.data = nullptr;
 }
 
-std::size_t Weights::update(const Units& total, const Hyperparameters& hyper) {
-    const std::size_t left_out = apply_update(parameters_, total, hyper, 1, best_path());
+void Weights::update(const Units& total, const Hyperparameters& hyper) {
+    apply_update(parameters_, total, hyper, 1, best_path());
     mark_changed(total);
-    return left_out;
 }
 
 void Weights::mark_changed(const Units& blocks) {

@@ -19,8 +19,8 @@ class Weights {
     bool has_live() const { return live_.data != nullptr; }
     bool has_first() const { return parameters_.first != nullptr; }
 
-    // Returns how many blocks were left out as not finite.
-    std::size_t update(const Units& total, const Hyperparameters& hyper);
+    // Blocks that are not finite are left out.
+    void update(const Units& total, const Hyperparameters& hyper);
 
     const float* shared_param() const { return parameters_.shared_param; }
     const Live& live() const { return live_; }
