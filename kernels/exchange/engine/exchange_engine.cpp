@@ -69,6 +69,18 @@ void ExchangeEngine::check_open() const {
     if (closed_) refuse("the engine is closed; make a new one");
 }
 
+void ExchangeEngine::require_open() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    check_open();
+}
+
+// After a wait, with mutex_ held.
+void ExchangeEngine::check_failure() const {
+    check_open();
+    if (failed_ && lost_) throw PeerIsLost(failure_);
+    if (failed_) throw std::runtime_error(failure_);
+}
+
 ExchangeEngine::Tensor& ExchangeEngine::at(std::size_t tensor) const {
     if (tensor >= tensors_.size())
         refuse("tensor = " + text(tensor) + " is not one of the " + text(tensors_.size()) + " that were added");
@@ -218,9 +230,7 @@ bool ExchangeEngine::await(std::span<const std::size_t> tensors, std::int64_t sy
     const auto there = [&](std::size_t tensor) { return at(tensor).rounds.version() >= sync_round; };
     const auto over = [&] { return closed_ || failed_ || std::all_of(tensors.begin(), tensors.end(), there); };
     const bool in_time = changed_.wait_until(lock, until, over);
-    check_open();
-    if (failed_ && lost_) throw PeerIsLost(failure_);
-    if (failed_) throw std::runtime_error(failure_);
+    check_failure();
     return in_time;
 }
 
@@ -364,10 +374,7 @@ void ExchangeEngine::give_up(std::string reason, bool lost) {
 }
 
 bool ExchangeEngine::quiesce(Clock::time_point until) {
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        check_open();
-    }
+    require_open();
     return queue_.quiesce(until);
 }
 
@@ -378,10 +385,7 @@ void ExchangeEngine::resume() {
 }
 
 bool ExchangeEngine::idle(Clock::time_point until) {
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        check_open();
-    }
+    require_open();
     return queue_.idle(until);
 }
 

@@ -260,7 +260,9 @@ class ExchangeEngine {
 
     Tensor& at(std::size_t tensor) const;
     Format format_of(const Tensor& tensor, std::int64_t sync_round) const;
-    void check_open() const;
+    void check_open() const;  // with mutex_ held
+    void require_open() const;
+    void check_failure() const;
     void check_compress(std::int64_t sync_round, const Tensor& tensor) const;
     void check_order(std::int64_t sync_round) const;
     void check_step(const OptimizerStep& step) const;

@@ -16,10 +16,7 @@ namespace {
 }  // namespace
 
 void ExchangeEngine::snapshot(std::int64_t sync_round, std::size_t tensor, std::vector<SnapshotRange> ranges) {
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        check_open();
-    }
+    require_open();
     Tensor& t = at(tensor);
     const std::lock_guard<std::mutex> lock(t.weights_mutex);
     if (t.weights_version > sync_round)

@@ -119,9 +119,7 @@ bool ExchangeEngine::await_compressed(std::span<const std::size_t> tensors, Cloc
     };
     const auto over = [&] { return closed_ || failed_ || all_quiet(); };
     const bool in_time = changed_.wait_until(lock, until, over);
-    check_open();
-    if (failed_ && lost_) throw PeerIsLost(failure_);
-    if (failed_) throw std::runtime_error(failure_);
+    check_failure();
     return in_time;
 }
 
@@ -149,10 +147,7 @@ Selected ExchangeEngine::compress_live(Tensor& tensor, std::int64_t sync_round, 
 // What Shifted makes of the shared parameter, entry by entry in the same order, of a copy of the blocks that may have
 // changed.
 Part ExchangeEngine::take_reference(std::size_t tensor) {
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        check_open();
-    }
+    require_open();
     Tensor& t = at(tensor);
     const std::lock_guard<std::mutex> lock(t.weights_mutex);
     const std::vector<PendingUpdate> pending = t.pending.missing_from_copy(t.pending.takes());
@@ -183,10 +178,7 @@ void ExchangeEngine::note_copy(std::int64_t sync_round, Tensor& tensor, const Gr
 }
 
 void ExchangeEngine::set_live(std::size_t tensor, const Live& live, const float* residual, float weight) {
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        check_open();
-    }
+    require_open();
     Tensor& t = at(tensor);
     const std::lock_guard<std::mutex> lock(t.weights_mutex);
     t.weight = weight;
@@ -200,10 +192,7 @@ void ExchangeEngine::set_live(std::size_t tensor, const Live& live, const float*
 }
 
 void ExchangeEngine::read_shared_param(std::size_t tensor, float* out) {
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        check_open();
-    }
+    require_open();
     Tensor& t = at(tensor);
     const std::lock_guard<std::mutex> lock(t.weights_mutex);
     std::copy_n(t.weights.shared_param(), t.weights.entries(), out);
@@ -212,10 +201,7 @@ void ExchangeEngine::read_shared_param(std::size_t tensor, float* out) {
 // Unlike compress_live it leaves the shared parameters alone, even for a moment: it runs while tasks are quiesced, and
 // then they may be read.
 std::size_t ExchangeEngine::read_residual(std::size_t tensor, const Live& live, float* out) {
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        check_open();
-    }
+    require_open();
     Tensor& t = at(tensor);
     const std::size_t n = t.weights.entries();
     {

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "../parts/parts.hpp"
@@ -32,7 +35,9 @@ class StateSnapshot {
     bool is_of(std::int64_t sync_round) const { return sync_round_ == sync_round; }
 
     // Copies each range once.
-    void capture();
+    void capture() {
+        for (const SnapshotRange& range : std::exchange(ranges_, {})) std::memcpy(range.to, range.from, range.bytes);
+    }
 
   private:
     std::int64_t sync_round_ = -1;
@@ -59,14 +64,16 @@ class ResidualSnapshot {
         if (sync_round_ < sync_round) capture();
     }
     bool is_of(std::int64_t sync_round) const { return sync_round_ == sync_round; }
-    void capture();
+    void capture() {
+        if (residual_ != nullptr) std::copy_n(std::exchange(residual_, nullptr), entries_, out_);
+    }
 
     // Rounding the sum of `sync_round` took something away, which goes back to this rank's residual. Captured before,
     // it is added now.
     bool misses(std::int64_t sync_round) const {
         return out_ != nullptr && residual_ == nullptr && sync_round <= sync_round_;
     }
-    void add(const Units& lost);
+    void add(const Units& lost) { add_to(out_, entries_, lost); }
 
     // Nothing is added any more.
     void finish() {

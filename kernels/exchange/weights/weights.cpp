@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <utility>
 
 #include "../../cpu/codec/half.hpp"
 #include "../../cpu/processor/features.hpp"
-#include "digest.hpp"
+
+static_assert(std::endian::native == std::endian::little, "words are read as they lie in memory");
 
 namespace atoll_kernels {
 namespace {
@@ -30,6 +32,28 @@ void copy_block(const float* shared_param, std::size_t begin, std::size_t n, con
             copy_narrow<to_bfloat16>(shared_param + begin, n, static_cast<std::uint16_t*>(live.data) + begin);
             break;
     }
+}
+
+constexpr std::size_t lanes = block_entries * sizeof(float) / sizeof(std::uint64_t);
+constexpr std::uint64_t odd = 0x9e3779b97f4a7c15ULL;
+
+struct Lanes {
+    std::uint64_t state[lanes];
+
+    // Each lane's step is a bijection of its state for any word: a difference never disappears again.
+    void take(const float* block) {
+        for (std::size_t lane = 0; lane < lanes; ++lane) {
+            std::uint64_t word;
+            std::memcpy(&word, block + 2 * lane, sizeof word);
+            state[lane] = std::rotl(state[lane] ^ word, 29) * odd;
+        }
+    }
+};
+
+std::uint64_t mixed(std::uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+    return x ^ (x >> 31);
 }
 
 }  // namespace
@@ -119,6 +143,21 @@ void Weights::take_changes(std::uint32_t* index, float* values) {
     });
 }
 
-std::uint64_t Weights::digest() const { return atoll_kernels::digest(parameters_.shared_param, parameters_.n); }
+std::uint64_t Weights::digest() const {
+    const float* const x = parameters_.shared_param;
+    const std::size_t n = parameters_.n;
+    Lanes all;
+    for (std::size_t lane = 0; lane < lanes; ++lane) all.state[lane] = (lane + 1) * odd;
+    const std::size_t whole = n / block_entries * block_entries;
+    for (std::size_t begin = 0; begin < whole; begin += block_entries) all.take(x + begin);
+    if (whole < n) {
+        float tail[block_entries] = {};
+        std::memcpy(tail, x + whole, (n - whole) * sizeof(float));
+        all.take(tail);
+    }
+    std::uint64_t sum = mixed(n);
+    for (const std::uint64_t state : all.state) sum = mixed(sum ^ state) * odd;
+    return mixed(sum);
+}
 
 }  // namespace atoll_kernels

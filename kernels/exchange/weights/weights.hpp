@@ -43,6 +43,9 @@ class Weights {
     // block's beyond the tensor's end 0.
     void take_changes(std::uint32_t* index, float* values);
 
+    // 64 bits that tell float32 shared parameters apart: any change of one value changes them, and two that differ have
+    // the same with a chance of about 2^-64. The same everywhere; no protection against somebody who wants two to be
+    // equal. Bound by memory: reads 4n bytes.
     std::uint64_t digest() const;
 
   private:
