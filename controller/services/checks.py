@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from functools import lru_cache
 from operator import attrgetter
 from typing import Final
@@ -53,7 +53,6 @@ MAX_LOG_BYTES: Final = 256 * 1024
 MAX_WORK_PER_S: Final = 1e18
 MAX_CELSIUS: Final = 1000.0
 _KINDS: Final = ("cuda", "cpu")
-_LIST_LIMITS: Final = {"steps": MAX_STEPS, "metrics": MAX_REPORTS, "notices": MAX_NOTICES, "links": MAX_LINKS}
 _of_estimate: Final = attrgetter("step_s", "stall_share", "gamma", "gamma_variance")
 _of_profile: Final = attrgetter("compute_s", "compute_error_s")
 _of_line: Final = attrgetter("q", "s", "k", "m", "error")
@@ -83,8 +82,9 @@ def check_register(register: agents_pb2.Register) -> None:
         raise BadInput("register.session must not be empty")
     if not HOST.fullmatch(register.address):
         raise BadInput(f"register.address = {register.address[:80]!r} is no host. Give the agent an --address")
-    if not 1 <= len(register.devices) <= MAX_DEVICES:
-        raise BadInput(f"register.devices has {len(register.devices)} entries, must have 1 to {MAX_DEVICES}")
+    if not register.devices:
+        raise BadInput(f"register.devices has 0 entries, must have 1 to {MAX_DEVICES}")
+    _at_most("register.devices", register.devices, MAX_DEVICES)
     if len({device.index for device in register.devices}) != len(register.devices):
         raise BadInput("register.devices has one index twice")
     for device in register.devices:
@@ -112,8 +112,7 @@ def check_statuses(
     workers: Sequence[common_pb2.WorkerStatus], ports: Sequence[int], memory_jobs: Sequence[str] = ()
 ) -> None:
     """Raises BadInput naming the field."""
-    if len(workers) > MAX_WORKERS:
-        raise BadInput(f"workers has {len(workers)} entries, at most {MAX_WORKERS} are taken")
+    _at_most("workers", workers, MAX_WORKERS)
     if len(ports) > MAX_PORTS or any(not 1 <= port <= 65535 for port in ports):
         raise BadInput(f"rendezvous_ports must be at most {MAX_PORTS} ports between 1 and 65535")
     if len(memory_jobs) > MAX_MEMORY_JOBS or not all(JOB_ID.fullmatch(job) for job in memory_jobs):
@@ -129,8 +128,7 @@ def check_inventory(inventory: agents_pb2.Inventory) -> None:
     """Raises BadInput naming the field."""
     limits = (("memory", MAX_SHARDS), ("disk", MAX_CHECKPOINTS), ("store", MAX_CHECKPOINTS), ("troubles", MAX_TROUBLES))
     for field, most in limits:
-        if (count := len(getattr(inventory, field))) > most:
-            raise BadInput(f"inventory.{field} has {count} entries, at most {most} are taken")
+        _at_most(f"inventory.{field}", getattr(inventory, field), most)
     for shard in inventory.memory:
         _text("inventory.memory.trouble", shard.trouble)
         if not math.isfinite(shard.age_s) or not 0 < shard.shards <= MAX_SHARDS or shard.shard >= shard.shards:
@@ -148,8 +146,7 @@ def check_inventory(inventory: agents_pb2.Inventory) -> None:
 
 def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
     """Raises BadInput naming the field."""
-    if len(telemetry.workers) > MAX_WORKERS:
-        raise BadInput(f"telemetry.workers has {len(telemetry.workers)} entries, at most {MAX_WORKERS} are taken")
+    _at_most("telemetry.workers", telemetry.workers, MAX_WORKERS)
     amounts: list[float] = []  # of all workers, looked at together: which is wrong is asked where one is
     for worker in telemetry.workers:
         _check_id("telemetry.workers", worker.id)
@@ -163,31 +160,27 @@ def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
             _check_estimate(worker.estimate, amounts)
     if not are_amounts(amounts):
         _name_amount(telemetry.workers)
-    if len(telemetry.sums) > MAX_DEVICES:
-        raise BadInput(f"telemetry.sums has {len(telemetry.sums)} entries, at most {MAX_DEVICES} are taken")
+    _at_most("telemetry.sums", telemetry.sums, MAX_DEVICES)
     for sums in telemetry.sums:
         _check_sums(sums)
     _check_samples(telemetry.devices)
 
 
 def _check_lists(worker: agents_pb2.WorkerTelemetry, amounts: list[float]) -> None:
-    steps, metrics, notices, links = worker.steps, worker.metrics, worker.notices, worker.links
-    if len(steps) > MAX_STEPS or len(metrics) > MAX_REPORTS or len(notices) > MAX_NOTICES or len(links) > MAX_LINKS:
-        told = zip(_LIST_LIMITS.items(), (len(steps), len(metrics), len(notices), len(links)), strict=True)
-        field, most, count = next((field, most, count) for (field, most), count in told if count > most)
-        raise BadInput(f"telemetry.workers.{field} has {count} entries, at most {most} are taken")
-    for sample in steps:
+    _at_most("telemetry.workers.steps", worker.steps, MAX_STEPS)
+    _at_most("telemetry.workers.metrics", worker.metrics, MAX_REPORTS)
+    _at_most("telemetry.workers.notices", worker.notices, MAX_NOTICES)
+    _at_most("telemetry.workers.links", worker.links, MAX_LINKS)
+    for sample in worker.steps:
         amounts += amounts_of(sample)
         if sample.strategy_metrics and (flaw := flaw_of_metrics(sample)) is not None:
             raise BadInput(f"telemetry.workers.steps.{flaw}")
-    if notices:
-        for notice in notices:
-            _text("telemetry.workers.notices.text", notice.text)
-    if metrics and any(len(one.values) > MAX_METRICS for one in metrics):
-        raise BadInput(f"telemetry.workers.metrics.values has more than {MAX_METRICS} entries")
-    if links:
-        for link in links:
-            _check_link(link)
+    for notice in worker.notices:
+        _text("telemetry.workers.notices.text", notice.text)
+    for one in worker.metrics:
+        _at_most("telemetry.workers.metrics.values", one.values, MAX_METRICS)
+    for link in worker.links:
+        _check_link(link)
 
 
 def _check_prepared(prepared: agents_pb2.Prepared) -> None:
@@ -249,8 +242,7 @@ def _check_sums(sums: agents_pb2.StepSums) -> None:
 
 
 def _check_samples(samples: Sequence[common_pb2.DeviceSample]) -> None:
-    if len(samples) > MAX_DEVICES:
-        raise BadInput(f"telemetry.devices has {len(samples)} entries, at most {MAX_DEVICES} are taken")
+    _at_most("telemetry.devices", samples, MAX_DEVICES)
     if len({sample.index for sample in samples}) != len(samples):
         raise BadInput("telemetry.devices has one index twice")
     for sample in samples:  # absent fields read as 0
@@ -263,8 +255,7 @@ def _check_samples(samples: Sequence[common_pb2.DeviceSample]) -> None:
 def _check_link(link: common_pb2.LinkSample) -> None:
     if (flaw := flaw_of_link(link)) is not None:
         raise BadInput(f"telemetry.workers.links.{flaw}")
-    if len(link.dropped) > MAX_DROP_REASONS:
-        raise BadInput(f"telemetry.workers.links.dropped has {len(link.dropped)} entries, at most {MAX_DROP_REASONS}")
+    _at_most("telemetry.workers.links.dropped", link.dropped, MAX_DROP_REASONS)
     for reason in link.dropped:
         _text("telemetry.workers.links.dropped", reason)
 
@@ -272,15 +263,13 @@ def _check_link(link: common_pb2.LinkSample) -> None:
 def check_log(batch: agents_pb2.LogBatch) -> None:
     """Raises BadInput naming the field."""
     _check_id("log", batch.id)
-    if len(batch.data) > MAX_LOG_BYTES:
-        raise BadInput(f"log.data has {len(batch.data)} bytes, at most {MAX_LOG_BYTES} are taken")
+    _at_most("log.data", batch.data, MAX_LOG_BYTES, "bytes")
 
 
 def check_strategy_message(message: common_pb2.StrategyMessage) -> None:
     """Raises BadInput naming the field."""
     _check_id("strategy", message.id)
-    if len(message.body) > MAX_JSON_BYTES:
-        raise BadInput(f"strategy.body has {len(message.body)} characters, at most {MAX_JSON_BYTES} are taken")
+    _at_most("strategy.body", message.body, MAX_JSON_BYTES, "characters")
 
 
 @lru_cache(maxsize=4096)
@@ -296,5 +285,9 @@ def _check_id(where: str, worker: common_pb2.WorkerId) -> None:
 
 
 def _text(field: str, value: str) -> None:
-    if len(value) > MAX_TEXT:
-        raise BadInput(f"{field} has {len(value)} characters, at most {MAX_TEXT} are taken")
+    _at_most(field, value, MAX_TEXT, "characters")
+
+
+def _at_most(field: str, found: Sized, most: int, what: str = "entries") -> None:
+    if len(found) > most:
+        raise BadInput(f"{field} has {len(found)} {what}, at most {most} are taken")

@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Final, TypeAlias
 
-from atoll.controller.jobs.agents import shared_gpus
 from atoll.controller.jobs.agents.reported import NewPoints
 from atoll.controller.jobs.model.observed import PARTED_S, WORKER_DEATH_S, ObservedNode, ObservedWorker
 from atoll.controller.jobs.model.supply import MeasuredEdges
 from atoll.controller.jobs.records.wire import worker_from_wire
-from atoll.controller.state.records import NodeRecord
+from atoll.controller.state.records import DeviceRecord, NodeRecord
 from atoll.errors import AtollError, Conflict, ControllerUnreachable
 from atoll.jobs.worker_key import WorkerKey
 from atoll.v1 import agents_pb2, common_pb2
@@ -256,7 +255,7 @@ class AgentSessions:
             for name, other in self.connected.items()
             if name != node.name and now_s - other.last_message_s <= self._node_lease_s
         }
-        if why := shared_gpus.refusal(node, others):
+        if why := gpu_refusal(node, others):
             raise DeviceTaken(why)
 
     def admit(self, session: AgentSession) -> None:
@@ -349,3 +348,45 @@ class AgentSessions:
     def status(self, node: str, key: WorkerKey) -> common_pb2.WorkerStatus | None:
         session = self.connected.get(node)
         return session.statuses.get(key) if session else None
+
+
+def gpu_refusal(node: NodeRecord, others: Mapping[str, NodeRecord]) -> str:
+    """Return why an agent may not join beside `others`, the other live agents by name; empty where it may."""
+    for device in node.devices:
+        holders = {
+            name: held
+            for name, other in others.items()
+            for held in other.devices
+            if device.uuid and held.uuid == device.uuid
+        }
+        if holders and (why := _disagreement(device, holders)):
+            name, held = next(iter(holders.items()))
+            return (
+                f"GPU {device.index} of {node.name!r} ({device.model}, {device.uuid}) is GPU {held.index} of the agent "
+                f"{name!r}, from {others[name].address}{why}"
+            )
+    return ""
+
+
+def _disagreement(device: DeviceRecord, holders: Mapping[str, DeviceRecord]) -> str:
+    """Return how the sentence ends that refuses `device` beside those who have it; empty where they agree."""
+    number, theirs = max(1, device.sharers), {max(1, held.sharers) for held in holders.values()}
+    agreed = max(theirs)
+    if theirs == {number} and number > len(holders):
+        return ""
+    if number == agreed == 1:
+        return (
+            ": two jobs would share it. Stop one of both, leave each its own GPUs with CUDA_VISIBLE_DEVICES, or start "
+            "both with --share-gpu 2"
+        )
+    if agreed == 1:
+        return f", which has it for itself. Start that agent with --share-gpu {number} too, or stop it"
+    if number == agreed:
+        return (
+            f"; {agreed} agents may share it, and {', '.join(sorted(holders))} do. Stop one of them, or start all "
+            f"with --share-gpu {agreed + 1}"
+        )
+    return (
+        f", which shares it as one of {agreed} agents. Give this agent --share-gpu {agreed}, or leave it its own GPUs "
+        "with CUDA_VISIBLE_DEVICES"
+    )

@@ -119,42 +119,35 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
         job = replace(job, status=replace(job.status, restarts=0, last_failure=last and replace(last, times=1)))
         return JobStep(job, run, events=(NewEvent(kind=EventKind.NOTICE, cause=text),))
     assessment = _assess(observed, run, clock)
-    if assessment.cause is not None and joining.can_change(observed, run):
-        return _in_place(observed, run, assessment, clock)
     if assessment.cause is not None:
-        stop = _stop(replace(observed, job=assessment.job), run, assessment.cause, assessment.text, clock)
-        return replace(stop, events=(*assessment.events, *stop.events), judged=True, admission=assessment.admission)
+        seen = replace(observed, job=assessment.job)
+        if joining.can_change(observed, run):
+            step = _in_place(seen, run, assessment, clock)
+        else:
+            step = _stop(seen, run, assessment.cause, assessment.text, clock)
+        return replace(step, events=(*assessment.events, *step.events), judged=True, admission=assessment.admission)
     plan, refusal = _replan(observed, clock)
+    step = JobStep(
+        assessment.job,
+        run,
+        plan,
+        (*assessment.events, *refusal),
+        judged=assessment.judged,
+        refused=bool(refusal),
+        admission=assessment.admission,
+    )
     if plan is not None:
         event = NewEvent(kind=EventKind.PLAN_ISSUED, plan=plan.id, step=plan.from_step, cause=plan.reason)
-        sent = tuple(
-            orders.plans(replace(observed, plans=replace(observed.plans, issued=(*observed.plans.issued, plan))), run)
-        )  # now: another pass takes its time
-        learned = with_learned(observed, assessment.job)
-        return JobStep(
-            learned,
-            run,
-            plan,
-            (*assessment.events, event),
-            sent,
-            judged=assessment.judged,
-            admission=assessment.admission,
-        )
+        issued = replace(observed.plans, issued=(*observed.plans.issued, plan))
+        sent = tuple(orders.plans(replace(observed, plans=issued), run))  # now: another pass takes its time
+        return replace(step, job=with_learned(observed, step.job), events=(*step.events, event), actions=sent)
     actions = (
         *orders.views(observed, run),
         *orders.plans(observed, run),
         *joining.launches(observed, run),
         *joining.stops(observed, run, clock),
     )
-    return JobStep(
-        assessment.job,
-        run,
-        events=(*assessment.events, *refusal),
-        actions=actions,
-        judged=assessment.judged,
-        refused=bool(refusal),
-        admission=assessment.admission,
-    )
+    return replace(step, actions=actions)
 
 
 def _recognised(observed: ObservedJob) -> tuple[ObservedJob, tuple[NewEvent, ...]]:
@@ -226,17 +219,15 @@ def _changed(observed: ObservedJob, run: RunRecord, change: ViewStep, clock: Pas
 
 def _in_place(observed: ObservedJob, run: RunRecord, assessment: DeviceAssessment, clock: PassClock) -> JobStep:
     """Admit devices, or leave some out, without an end of the run."""
-    observed, newest = replace(observed, job=assessment.job), observed.views.newest
+    newest = observed.views.newest
     assert newest is not None
     if assessment.cause is Cause.GROW:
         taken = [device for device in observed.devices.free if device.name in assessment.names]
         run, events = joining.with_joiners(observed, run, newest, taken)
-        step = JobStep(observed.job, run, events=events)
-    else:
-        keeps = assessment.keeps_unsent
-        change = left_out(observed, run, assessment.names, assessment.text, clock, keeps_unsent=keeps)
-        step = _changed(observed, run, change, clock)
-    return replace(step, events=(*assessment.events, *step.events), judged=True, admission=assessment.admission)
+        return JobStep(observed.job, run, events=events)
+    keeps = assessment.keeps_unsent
+    change = left_out(observed, run, assessment.names, assessment.text, clock, keeps_unsent=keeps)
+    return _changed(observed, run, change, clock)
 
 
 def _replan(observed: ObservedJob, clock: PassClock) -> tuple[PlanRecord | None, tuple[NewEvent, ...]]:

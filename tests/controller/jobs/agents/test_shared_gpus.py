@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.controller.jobs.agents.shared_gpus import refusal
+from atoll.controller.jobs.agents.sessions import gpu_refusal
 from atoll.controller.state.records import DeviceRecord, NodeRecord
 
 
@@ -28,10 +28,10 @@ def node(name: str, sharers: int, uuid: str = "GPU-77") -> NodeRecord:
 def test_a_gpu_is_shared_by_agreement_alone(sharers: int, others: list[int], said: str) -> None:
     """Every agent on it must say with how many it shares the GPU, and all the same: each announces that part of it."""
     there = {name: node(name, number) for name, number in zip("abc", others, strict=False)}
-    why = refusal(node("new", sharers), there)
+    why = gpu_refusal(node("new", sharers), there)
     assert why.startswith(f"GPU 0 of 'new' (RTX, GPU-77) is GPU 0 of the agent 'a', from 10.0.0.1{said}") == bool(said)
     assert bool(why) == bool(said)
 
 
 def test_gpus_without_a_uuid_are_not_compared() -> None:
-    assert not refusal(node("new", 1, uuid=""), {"a": node("a", 1, uuid="")})
+    assert not gpu_refusal(node("new", 1, uuid=""), {"a": node("a", 1, uuid="")})
