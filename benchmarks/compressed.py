@@ -37,6 +37,7 @@ from typing import Any, Final
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent / "scripts")]
 
 from lab.asked_workers import AskedWorkers
+from lab.compression_bound import bound_s
 from lab.machine import processor
 from lab.network import DEVICE, Network, refuse_without_tools
 from paced_models import MODELS, PacedModel
@@ -139,7 +140,11 @@ def planned_groups(costs: CompressionCosts) -> tuple[list[TensorGroup], float, l
         TensorGroup(begin, end, named(option))
         for (begin, end), option in zip(pairwise(ends), plan.options, strict=True)
     ]
-    return groups, plan.bound, [f"{run.end - run.begin}x {run.option} in {run.groups}" for run in plan.runs]
+    return (
+        groups,
+        bound_s(costs.given, plan),
+        [f"{run.end - run.begin}x {run.option} in {run.groups}" for run in plan.runs],
+    )
 
 
 def measure(workers: Workers, model: str, algorithm: str, rate: float, count: int, turns: int) -> Cell:
@@ -147,13 +152,13 @@ def measure(workers: Workers, model: str, algorithm: str, rate: float, count: in
     layout = TensorLayout.of([name for name, _ in parameters], [one for _, one in parameters])
     ways = rules(layout)
     costs = told_costs(workers.train(ways["by-size"], WARM_STEPS, links=True))
-    made, bound_s, runs = planned_groups(costs)
+    made, bound, runs = planned_groups(costs)
     for _ in range(MOST_PLANS - 1):  # as the controller plans: backward passes may be longer beside an exchange
         planned_s = predicted_s(costs, made)
         costs = told_costs(workers.train(layout.allowed(made), WARM_STEPS))
         if abs(predicted_s(costs, made) - planned_s) <= MIN_CHANGE * planned_s:
             break
-        again, bound_s, runs_again = planned_groups(costs)
+        again, bound, runs_again = planned_groups(costs)
         if predicted_s(costs, again) < predicted_s(costs, made) * (1 - MIN_CHANGE / 2):
             made, runs = again, runs_again
     ways = {PLANNED: layout.allowed(made), **ways}
@@ -166,7 +171,7 @@ def measure(workers: Workers, model: str, algorithm: str, rate: float, count: in
             steps = LEFT_OUT + max(LEAST_STEPS, round(TURN_S / arms[name].predicted_s))
             said = workers.train(ways[name], steps)
             arms[name].turns_s.append(max(statistics.median(one["step_s"][LEFT_OUT:]) for one in said))
-    return Cell(model, algorithm, rate, count, bound_s, os.getloadavg()[0], arms, costs.given.model_dump(), runs)
+    return Cell(model, algorithm, rate, count, bound, os.getloadavg()[0], arms, costs.given.model_dump(), runs)
 
 
 def row(cell: Cell) -> str:

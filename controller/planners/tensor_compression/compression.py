@@ -26,8 +26,7 @@ LINK: Final = "link"
 """Prefix of the names of links."""
 
 TASKS_SEARCHED: Final = 2_500_000
-TASKS_SEARCHED_FREE: Final = 500_000
-"""Simulated tasks of the search, and of the search for the bound: some 50 ms of one core together."""
+"""Simulated tasks of the search: some 40 ms of one core."""
 
 SecondsPerByte = Annotated[float, Field(ge=0, le=1)]
 TensorBytes = Annotated[int, Field(ge=0, le=2**50)]
@@ -78,12 +77,11 @@ class CompressionInput(Schema):
 
 @dataclass(frozen=True, slots=True)
 class CompressionPlan:
-    """options: name of each tensor's option. iteration_time: seconds from the forward pass to the end of the last task.
-    bound: the same for the best choice if only links took time: compression for free."""
+    """options: name of each tensor's option. iteration_time: seconds from the forward pass to the end of the last
+    task."""
 
     options: tuple[str, ...]
     iteration_time: float
-    bound: float
 
 
 def plan_compression(given: CompressionInput) -> CompressionPlan:
@@ -92,9 +90,8 @@ def plan_compression(given: CompressionInput) -> CompressionPlan:
     Exact where all choices can be tried (some 100,000 for six tensors). Otherwise a local search; it is no longer than
     with one option for all tensors, or two by size."""
     choice, end_s = timeline(given.tensors, given.options).search(TASKS_SEARCHED)
-    bound = bound_s(given.tensors, given.options, choice, end_s, TASKS_SEARCHED_FREE)
     names = tuple(given.options[option].name for option in choice)
-    return CompressionPlan(names, given.forward_s + end_s, given.forward_s + bound)
+    return CompressionPlan(names, given.forward_s + end_s)
 
 
 def timeline(tensors: Sequence[TensorTimes], options: Sequence[Option]) -> Timeline:
@@ -109,19 +106,3 @@ def timeline(tensors: Sequence[TensorTimes], options: Sequence[Option]) -> Timel
         [[(numbers[task.on], task.alpha, task.beta, task.factor) for task in option.tasks] for option in options],
         len(numbers),
     )
-
-
-def bound_s(
-    tensors: Sequence[TensorTimes], options: Sequence[Option], choice: Sequence[int], end_s: float, tasks: int
-) -> float:
-    """Return the shortest end that is found if only links take time.
-
-    choice, end_s: a choice and its end with all costs, which the bound never exceeds. tasks: about how many to
-    simulate."""
-    free = timeline(tensors, [_free_of_computing(option) for option in options])
-    return min(free.search(tasks)[1], free.end_s(choice), end_s)
-
-
-def _free_of_computing(option: Option) -> Option:
-    tasks = (task if task.on.startswith(LINK) else TaskCost(on=task.on, alpha=0.0, beta=0.0) for task in option.tasks)
-    return Option(name=option.name, tasks=tuple(tasks))

@@ -20,7 +20,6 @@ from atoll.controller.planners.tensor_compression.compression import (
     Option,
     TaskCost,
     TensorTimes,
-    bound_s,
     timeline,
 )
 from atoll.kernels.timeline import fuse
@@ -57,13 +56,12 @@ class GroupedRun:
 
 @dataclass(frozen=True, slots=True)
 class GroupingPlan:
-    """sizes: number of tensors in each group. options: name of each group's option. iteration_time: seconds. bound: the
-    iteration time if only links took time. uniform: the iteration time with one option for all tensors, by name."""
+    """sizes: number of tensors in each group. options: name of each group's option. iteration_time: seconds. uniform:
+    the iteration time with one option for all tensors, by name."""
 
     sizes: tuple[int, ...]
     options: tuple[str, ...]
     iteration_time: float
-    bound: float
     uniform: dict[str, float]
     runs: tuple[GroupedRun, ...]
 
@@ -169,13 +167,11 @@ def plan_grouping(given: CompressionInput) -> GroupingPlan:
     if count <= TRY_ALL_TENSORS:
         found.append(search.best_of_all())
     best = min(found, key=_end_s)
-    bound = bound_s(search.groups(best.ends), given.options, best.choice, best.end_s, TASKS_SEARCHED)
     names = [option.name for option in given.options]
     return GroupingPlan(
         sizes=tuple(end - begin for begin, end in pairwise((0, *best.ends))),
         options=tuple(names[option] for option in best.choice),
         iteration_time=given.forward_s + best.end_s,
-        bound=given.forward_s + bound,
         uniform={name: given.forward_s + one.end_s for name, one in zip(names, uniform, strict=True)},
         runs=tuple(_runs(search, names, best, plain)),
     )

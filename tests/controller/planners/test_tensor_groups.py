@@ -71,7 +71,6 @@ def test_of_few_tensors_no_grouping_is_sooner(case: CompressionInput) -> None:
     plan = plan_grouping(case)
     assert sum(plan.sizes) == len(case.tensors)
     assert plan.iteration_time <= min(plan.uniform.values()) + 1e-9
-    assert plan.bound <= plan.iteration_time + 1e-9
     best_s = every(case)
     assert best_s - 1e-9 <= plan.iteration_time <= best_s + 1e-9
     assert grouping_time(case, plan.sizes, plan.options) == pytest.approx(plan.iteration_time)
