@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 from pydantic import (
-    BaseModel,
     Field,
     StrictBool,
     StrictInt,
@@ -20,10 +19,9 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
 from atoll.errors import BadInput
-from atoll.host.documents import line_of, read_toml, unknown_field, wrong_value
+from atoll.host.documents import explain, line_of, read_toml
 from atoll.jobs import job_spec
 from atoll.jobs.job_spec import CheckpointSection, Declaration, JobFields
 from atoll.profiling.document import ProfiledModel, load_profile
@@ -229,10 +227,10 @@ def load(path: Path) -> JobFile:
         return JobFile.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        keys = [part for part in first["loc"] if isinstance(part, str) and part not in _NOISE]
+        keys = [part for part in first["loc"] if isinstance(part, str)]
         line = line_of(text, keys) if keys else None  # none: of fields that do not fit each other
         where = f"{path} line {line}" if line else str(path)
-        raise BadInput(f"job file {where}: {_explain(first)}") from error
+        raise BadInput(f"job file {where}: {explain(JobFile, [first])}") from error
 
 
 def with_profile(job: JobFile, folder: Path) -> JobFile:
@@ -283,7 +281,7 @@ def with_flags(job: JobFile, flags: Mapping[str, Any]) -> JobFile:
     try:
         return JobFile.model_validate(merged)
     except ValidationError as error:
-        raise BadInput(_explain(error.errors(include_url=False)[0])) from error
+        raise BadInput(explain(JobFile, error.errors(include_url=False)[:1])) from error
 
 
 def _section_with(setting: str, strategy: str) -> str:
@@ -293,25 +291,3 @@ def _section_with(setting: str, strategy: str) -> str:
         having = [each.name for each in registry.strategies().values() if setting in each.settings.model_fields]
         raise BadInput(f"strategy = '{strategy}' has no setting {setting}. Say --strategy {having[0]}, or leave it out")
     return found.section if found is not None else next(iter(_STRATEGY_SECTIONS))
-
-
-def _explain(error: ErrorDetails) -> str:
-    parts = [str(part) for part in error["loc"] if not (isinstance(part, str) and "[" in part) and part not in _NOISE]
-    field = ".".join(parts)
-    if error["type"] == "extra_forbidden":
-        section = _SECTIONS[parts[0]] if len(parts) > 1 else JobFile
-        return unknown_field(field, parts[-1], section.model_fields)
-    if error["type"] == "value_error" and not field:
-        return str(error["ctx"]["error"])
-    if error["type"] == "value_error":
-        return f"{field} = {error['input']!r} {error['ctx']['error']}"
-    return wrong_value(field, error)
-
-
-_SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
-    "checkpoint": CheckpointSection,
-    "adapt": AdaptSection,
-    **{section: each.settings for section, each in _STRATEGY_SECTIONS.items()},
-}
-# pydantic names the branch of a union it tried; users know only the field.
-_NOISE: Final = frozenset({"int", "str", "float"})

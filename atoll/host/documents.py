@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, get_args, get_origin, get_type_hints
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")  # of models, of data classes
+_BRANCHES: Final = frozenset({"int", "str", "float", "[key]"})
+"""Parts that pydantic adds to the path of a field: the branch of a union that it tried, the name in a mapping."""
 _WORDS: Final = (("input ", "it "), ("valid tuple", "list"), ("valid dictionary", "table"))
 
 
@@ -87,7 +89,7 @@ def explain(schema: type, errors: Sequence[ErrorDetails]) -> str:
     for part in error["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part in known or inside or part is error["loc"][-1]:  # else the branch of a union that was tried
+        elif part in known or (part not in _BRANCHES and (inside or part is error["loc"][-1])):
             path += f".{part}"
             annotation = None if part not in known and error["type"] in _UNKNOWN else known.get(part)
             inside = _has_keys(annotation)
@@ -98,7 +100,8 @@ def explain(schema: type, errors: Sequence[ErrorDetails]) -> str:
         case "missing":
             return f"field '{path}' is missing. Add it"
         case "value_error":
-            return f"{path} {error['ctx']['error']}".lstrip()
+            value = f"= {error['input']!r} " if isinstance(error["input"], (str, int, float)) else ""
+            return f"{path} {value}{error['ctx']['error']}".lstrip()
         case kind if kind in _UNKNOWN:
             return unknown_field(path, str(error["loc"][-1]), known)
     return wrong_value(path, error)
@@ -113,7 +116,7 @@ def _fields(schema: Any) -> dict[str, Any]:
 
 def _has_keys(annotation: Any) -> bool:
     """Return True if a field's type includes a mapping, whose keys are part of the path."""
-    return get_origin(annotation) is dict or any(map(_has_keys, get_args(annotation)))
+    return get_origin(annotation) in (dict, Mapping) or any(map(_has_keys, get_args(annotation)))
 
 
 def _schemas(annotation: Any) -> Iterator[type]:

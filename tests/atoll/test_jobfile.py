@@ -181,7 +181,7 @@ def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
         ("seed = -1", "line 1: seed = -1 is wrong: it should be greater than or equal to 0"),
         ("name = 'Vit'", "line 1: name = 'Vit' must be 1 to 40 of a-z, 0-9 and '-'"),
         ("split = 'fair'", "line 1: split = 'fair' is wrong: it should be 'auto', 'inverse-time' or 'even'"),
-        ("args = [1]", "line 1: args.0 = 1 is wrong: it should be a valid string"),
+        ("args = [1]", "line 1: args[0] = 1 is wrong: it should be a valid string"),
         ("[env]\nA = 1", "line 2: env.A = 1 is wrong: it should be a valid string"),
         ("[env]\n'A=B' = 'x'", "env.A=B = 'A=B' is not a name of a variable"),
         ("[checkpoint]\ndirectory = 'x'", "line 2: checkpoint.directory = 'x' must be an absolute path"),
