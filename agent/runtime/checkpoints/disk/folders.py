@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
@@ -80,6 +79,8 @@ def begin_shard(directory: Path, moment: Moment, shard: int) -> tuple[Path, int]
 
 def hold(file: Path) -> int:
     """A new file, locked as long as this process has it open."""
+    import fcntl  # here, for clients on other systems read these names too, and have none
+
     held = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return held
@@ -115,6 +116,8 @@ def has_live_writer(temporary: Path) -> bool:
 
 
 def _is_held(file: Path) -> bool:
+    import fcntl
+
     try:
         opened = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
     except FileNotFoundError:
