@@ -35,7 +35,8 @@ def table(path: Path, policies: list[str] | None = None, seed: int | None = None
     of_kind, schema = KINDS[document["kind"]]
     scenario = check(schema, document, str(path))
     outcomes = list(of_kind.simulate(scenario, policies or scenario.policies, scenario.seed if seed is None else seed))
-    return "\n".join(aligned(of_kind.COLUMNS, of_kind.rows(outcomes), right=of_kind.COLUMNS[1:]))
+    name, *numbers = of_kind.COLUMNS
+    return "\n".join(aligned([name, *(f">{each}" for each in numbers)], of_kind.rows(outcomes)))
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ SEEDS = (1, 2, 3)
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     print(f"\n{title}")
-    print("\n".join(aligned(columns, rows, right=columns[1:])), flush=True)
+    print("\n".join(aligned([columns[0], *(f">{name}" for name in columns[1:])], rows)), flush=True)
 
 
 def example(name: str, **changes: Any) -> Cluster:

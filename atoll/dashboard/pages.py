@@ -24,8 +24,8 @@ def cluster(jobs: Sequence[Job], nodes: ListNodesReply) -> dict[str, Any]:
     return {
         "controller": nodes.controller,
         "version": nodes.version,
-        "jobs": _table(views.JOB_COLUMNS, views.JOB_NUMBERS, [views.job_row(job, now_s) for job in (*living, *ended)]),
-        "nodes": _table(views.NODE_COLUMNS, views.NODE_NUMBERS, [views.node_row(node) for node in nodes.nodes]),
+        "jobs": _table(views.JOB_COLUMNS, [views.job_row(job, now_s) for job in (*living, *ended)]),
+        "nodes": _table(views.NODE_COLUMNS, [views.node_row(node) for node in nodes.nodes]),
         "map": islands(living, nodes.nodes),
     }
 
@@ -41,9 +41,7 @@ def job(found: Job, now_s: float) -> dict[str, Any]:
         "lines": views.status_lines(found, now_s),
         "trained_share": found.progress.trained_share,
         "pins": views.pins_text(found),
-        "workers": _table(
-            views.WORKER_COLUMNS, views.WORKER_NUMBERS, [views.worker_row(worker) for worker in found.workers]
-        ),
+        "workers": _table(views.WORKER_COLUMNS, [views.worker_row(worker) for worker in found.workers]),
         "busy": [_spans(worker.last.compute_s, worker.last.wait_s) for worker in found.workers],
         "batch": found.plan.total_batch,
     }
@@ -100,7 +98,7 @@ def islands(jobs: Iterable[Job], nodes: Sequence[Node]) -> dict[str, Any]:
 
 def plans(reply: PlansReply) -> dict[str, Any]:
     """Return the rows of `atoll plans`, the newest first."""
-    return _table(views.PLAN_COLUMNS, views.PLAN_NUMBERS, views.plan_rows(reply)[::-1])
+    return _table(views.PLAN_COLUMNS, views.plan_rows(reply)[::-1])
 
 
 def event(happened: Event) -> dict[str, Any]:
@@ -114,5 +112,6 @@ def event(happened: Event) -> dict[str, Any]:
     }
 
 
-def _table(columns: Sequence[str], numbers: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, Any]:
-    return {"columns": list(columns), "numbers": list(numbers), "rows": [list(row) for row in rows]}
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, Any]:
+    names, numbers = ([name.removeprefix(">") for name in columns], [name[1:] for name in columns if name[:1] == ">"])
+    return {"columns": names, "numbers": numbers, "rows": [list(row) for row in rows]}

@@ -33,7 +33,7 @@ HERE: Final[dict[str, Any]] = GEMINI | {
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     print(f"\n{title}")
-    print("\n".join(aligned(columns, rows, right=columns[1:])), flush=True)
+    print("\n".join(aligned([columns[0], *(f">{name}" for name in columns[1:])], rows)), flush=True)
 
 
 def spread(found: Sequence[FailureOutcome], value: Callable[[FailureOutcome], float], form: str) -> str:

@@ -101,7 +101,8 @@ class Outcome:
         return None
 
 
-COLUMNS: Final = ("POLICY", "SECONDS", "STEPS", "STEP", "SAMPLES/S", "PLANS", "BEST SPLIT", "ERROR", "AGAINST FIRST")
+_NUMBERS: Final = ("SECONDS", "STEPS", "STEP", "SAMPLES/S", "PLANS", "BEST SPLIT", "ERROR", "AGAINST FIRST")
+COLUMNS: Final = ("POLICY", *(f">{name}" for name in _NUMBERS))
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[list[str]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from atoll.cli.checks.connectivity import check_reach
 from atoll.cli.cluster.connection import Connection
-from atoll.cli.render.finding import Finding
+from atoll.cli.render.findings import Finding
 from atoll.errors import AtollError, BadInput, ControllerUnreachable
 from atoll.host.ports import DEFAULT_ADDRESS
 

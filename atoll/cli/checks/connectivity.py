@@ -7,7 +7,7 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from atoll.cli.render.finding import Finding
+from atoll.cli.render.findings import Finding
 from atoll.errors import AtollError
 from atoll.network.rpc import is_loopback
 

@@ -18,7 +18,7 @@ from humanize import naturalsize
 
 from atoll.agent.telemetry.devices import Device, find_devices
 from atoll.agent.telemetry.numa import bindings, read_nodes
-from atoll.cli.render.finding import Finding
+from atoll.cli.render.findings import Finding
 from atoll.controller.state.etcd_binary import EtcdBinary, find_etcd
 from atoll.errors import StoreUnavailable
 

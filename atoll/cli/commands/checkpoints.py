@@ -28,7 +28,7 @@ def checkpoints(context: typer.Context, job: JobName, as_json: Json = False) -> 
 
     if reply.checkpoints:
         rows = [views.checkpoint_row(found) for found in reply.checkpoints]
-        terminal.print_table(views.CHECKPOINT_COLUMNS, rows, right=views.CHECKPOINT_NUMBERS)
+        terminal.print_table(views.CHECKPOINT_COLUMNS, rows)
     else:
         terminal.note(f"no checkpoint of {reply.job} was found")
     for note in [*dict.fromkeys(found.trouble for found in reply.checkpoints if found.trouble), *reply.notes]:

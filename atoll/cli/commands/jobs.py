@@ -39,7 +39,7 @@ def jobs(
         return
     now_s = time.time()
     rows = [views.job_row(job, now_s, brief=sys.stdout.isatty()) for job in found]
-    terminal.print_table(views.JOB_COLUMNS, rows, right=views.JOB_NUMBERS)
+    terminal.print_table(views.JOB_COLUMNS, rows)
 
 
 def status(context: typer.Context, job: JobName, as_json: Json = False) -> None:
@@ -55,7 +55,7 @@ def status(context: typer.Context, job: JobName, as_json: Json = False) -> None:
     if found.workers:
         print()
         rows = [views.worker_row(worker) for worker in found.workers]
-        terminal.print_table(views.WORKER_COLUMNS, rows, right=views.WORKER_NUMBERS)
+        terminal.print_table(views.WORKER_COLUMNS, rows)
     for worker in found.workers:
         if wire.state(worker.status) == "exited" and worker.status.reason:
             print(
@@ -133,7 +133,7 @@ def plans(
     if not reply.plans:
         terminal.note("no plans: no such run, or it has not begun")
         return
-    terminal.print_table(views.PLAN_COLUMNS, views.plan_rows(reply), right=views.PLAN_NUMBERS)
+    terminal.print_table(views.PLAN_COLUMNS, views.plan_rows(reply))
     newest = reply.plans[-1].plan
     terminal.note(f"derive one again: atoll plans {job} --input {newest.id} | atoll plan {newest.planner}")
 
@@ -159,7 +159,7 @@ def nodes(context: typer.Context, as_json: Json = False) -> None:
     if not reply.nodes:
         terminal.note("no nodes. Join this machine: atoll agent --controller HOST:PORT")
         return
-    terminal.print_table(views.NODE_COLUMNS, [views.node_row(node) for node in reply.nodes], right=views.NODE_NUMBERS)
+    terminal.print_table(views.NODE_COLUMNS, [views.node_row(node) for node in reply.nodes])
 
 
 def rm(

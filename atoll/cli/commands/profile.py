@@ -181,7 +181,7 @@ def _show(document: Document) -> None:
     grid, compression = document.surrogate, document.compression
     assert grid is not None
     assert compression is not None
-    columns = ["SPARSITY", *(f"{batch:.0f}" for batch in grid.batches)]
+    columns = [">SPARSITY", *(f">{batch:.0f}" for batch in grid.batches)]
     rows = [
         [f"{sparsity:g}", *(f"{100 * alone:+.1f} ({100 * whole:+.0f})" for alone, whole in zip(one, both, strict=True))]
         for sparsity, one, both in zip(grid.sparsities, compression.extra, grid.extra, strict=True)
@@ -190,5 +190,5 @@ def _show(document: Document) -> None:
         "extra loss in %, by sparsity and total batch: against no compression at the same batch (and at batch "
         f"{document.reference_batch})"
     )
-    terminal.print_table(columns, rows, right=columns)
+    terminal.print_table(columns, rows)
     sys.stdout.flush()

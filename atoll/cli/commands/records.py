@@ -63,11 +63,11 @@ def logs(
             emit(*line)
 
     if follow and not as_json and terminal.is_watched(sys.stdout):
-        from atoll.cli.render.bar import BarBelow
+        from atoll.cli.render.follow import LogScreen
 
-        with BarBelow() as below:
-            write = below.line
-            connection.of(context).run(lambda client: below.while_shown(client, job, show(client)))
+        screen = LogScreen()
+        write = screen.text
+        connection.of(context).run(lambda client: screen.show(client, job, show(client)))
     else:
         connection.of(context).run(show)
     if as_json and not follow:
@@ -139,7 +139,7 @@ def metrics(
         for curve in found:
             print(curves.drawn(curve, columns=min(size.columns, 120), rows=max(min(size.lines // len(found), 20), 12)))
     else:
-        terminal.print_table(curves.COLUMNS, [curves.row(curve) for curve in found], right=curves.NUMBERS)
+        terminal.print_table(curves.COLUMNS, [curves.row(curve) for curve in found])
 
 
 def trace(

@@ -86,7 +86,7 @@ def simulate(
         plain = [report.plain(outcome) for outcome in outcomes]
         terminal.print_json({"scenario": read.name, "seed": chosen, "policies": plain})
     else:
-        terminal.print_table(report.COLUMNS, report.rows(outcomes), right=report.COLUMNS[1:])
+        terminal.print_table(report.COLUMNS, report.rows(outcomes))
 
 
 def _list_presets(as_json: bool) -> None:

@@ -147,7 +147,8 @@ async def _shown(client: AsyncClient, job_id: str, timeout_s: float | None, as_j
         return await follow.follow(client, job_id, follow.JsonScreen(), timeout_s)
     if not terminal.is_watched(sys.stderr):
         return await follow.follow(client, job_id, follow.PlainScreen(), timeout_s)
-    with follow.LiveScreen() as screen:
+    screen = follow.LiveScreen()
+    with screen.live:
         return await follow.follow(client, job_id, screen, timeout_s)
 
 

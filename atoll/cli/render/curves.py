@@ -12,8 +12,7 @@ from atoll.cli.render.terminal import printable
 from atoll.errors import BadInput
 from atoll.v1.jobs_pb2 import Curve
 
-COLUMNS: Final = ("NAME", "POINTS", "STEPS", "FIRST", "LAST", "LEAST", "AT", "MOST", "AT")
-NUMBERS: Final = ("POINTS", "FIRST", "LAST", "LEAST", "AT", "MOST")
+COLUMNS: Final = ("NAME", ">POINTS", "STEPS", ">FIRST", ">LAST", ">LEAST", ">AT", ">MOST", ">AT")
 
 
 def row(curve: Curve) -> tuple[str, ...]:

@@ -1,17 +1,29 @@
-"""Shows what `atoll doctor` found: one line each, with the next step where something is not right."""
+"""The findings of `atoll doctor`: one line each, with the next step if something is wrong."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import Literal
 
 from atoll.cli.render import terminal
-from atoll.cli.render.finding import Finding
+
+Severity = Literal["ok", "info", "warning", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. `next_step` is empty where nothing is to be done."""
+
+    subject: str
+    verdict: Severity
+    found: str
+    next_step: str = ""
 
 
 def show(findings: Sequence[Finding], *, as_json: bool) -> None:
-    """The findings on stdout: a table, or a JSON document."""
+    """Print the findings on stdout: a table, or a JSON document."""
     broken = sum(finding.verdict == "broken" for finding in findings)
     if as_json:
         terminal.print_json({"healthy": not broken, "findings": [asdict(finding) for finding in findings]})

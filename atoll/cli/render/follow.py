@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from atoll.cli.render import terminal, views, wire
-from atoll.cli.render.bar import bar
 from atoll.cli.render.log_lines import LogLines
 from atoll.errors import DeadlineExceeded, JobCancelled, JobFailed
 
@@ -195,24 +194,34 @@ class JsonScreen:
         terminal.print_json({"type": "log", "run": run, "rank": rank, "text": text})
 
 
-class LiveScreen:
-    """Events and output scroll by above; a bar with the time that is left, figures and the workers' shares stay at the
-    bottom. Used with `with`."""
+def bar(job: Job) -> Any:
+    """Return a rich renderable; None if the script has not reported for how many epochs it trains.
 
-    def __init__(self) -> None:
+    The time that is left is the controller's estimate: rich's own would begin again with each update.
+    """
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    share = job.progress.trained_share
+    if not share:
+        return None
+    left_s = 0.0 if job.ended_unix_s else job.progress.left_s
+    shown = Progress(BarColumn(bar_width=40), TaskProgressColumn(), TextColumn("{task.description}"))
+    shown.add_task(
+        f"about {terminal.duration(left_s)} left" if left_s else "", total=1000, completed=round(1000 * share)
+    )
+    return shown.get_renderable()
+
+
+class LiveScreen:
+    """Events and output scroll by above. A bar with the time that is left, figures and the workers' shares stay at the
+    bottom. Used inside `with screen.live`."""
+
+    def __init__(self, *, stderr: bool = True) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self._console = Console(stderr=True, highlight=False)
-        self._live = Live(console=self._console, refresh_per_second=4, transient=False)
-        self._stack = ExitStack()
-
-    def __enter__(self) -> LiveScreen:
-        self._stack.enter_context(self._live)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._console = Console(stderr=stderr, highlight=False)
+        self.live = Live(console=self._console, refresh_per_second=4, transient=not stderr)
 
     def job(self, job: Job) -> None:
         from rich.console import Group
@@ -228,12 +237,12 @@ class LiveScreen:
         if job.workers:
             rows = [_worker_row(worker) for worker in job.workers[:_MOST_WORKERS_SHOWN]]
             columns, rows = fitting(rows, self._console.width)
-            parts.append(terminal.rich_table(columns, rows, right=_LIVE_NUMBERS))
+            parts.append(terminal.rich_table(columns, rows))
         if len(job.workers) > _MOST_WORKERS_SHOWN:
             parts.append(Text(f"and {len(job.workers) - _MOST_WORKERS_SHOWN} more: atoll status {job.id}", "dim"))
         if phase not in ("done", "failed", "cancelled"):
             parts.append(Text("Ctrl-C detaches; the job goes on", "dim"))
-        self._live.update(Group(*parts))
+        self.live.update(Group(*parts))
 
     def event(self, event: Event) -> None:
         from rich.text import Text
@@ -247,11 +256,46 @@ class LiveScreen:
         self._console.print(Text.assemble((f"[{rank}] ", "cyan"), _visible(text)))
 
 
+class LogScreen(LiveScreen):
+    """Lines scroll by above on stdout; the job's bar and figures stay below them."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=False)
+
+    def job(self, job: Job) -> None:
+        from rich.console import Group
+        from rich.text import Text
+
+        head = f"{job.id} {wire.phase(job)}"
+        below = Text(f"{head}  {views.figures(job)}" if job.progress.step else head, "dim", no_wrap=True)
+        self.live.update(Group(*filter(None, (bar(job), below))))
+
+    def text(self, text: str) -> None:
+        from rich.text import Text
+
+        self._console.print(Text(text), soft_wrap=True)
+
+    async def show(self, client: AsyncClient, job: str, lines: Coroutine[Any, Any, None]) -> None:
+        """Show the job below until `lines` has ended, or raise its exception."""
+
+        async def watch() -> None:
+            async with aclosing(client.watch(job)) as changes:
+                async for one in changes:
+                    self.job(one)
+
+        watching = asyncio.create_task(watch(), name=f"state of {job}")
+        try:
+            with self.live:
+                await lines
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)  # an error of the cluster ends `lines` too
+
+
 _MOST_WORKERS_SHOWN: Final = 12
-_LIVE_COLUMNS: Final = ("RANK", "NODE", "STATE", "BATCH", "SHARE", "", "TIME", "WAIT")
-_DISPENSABLE: Final = ("", "STATE", "WAIT", "TIME", "BATCH")
+_LIVE_COLUMNS: Final = (">RANK", "NODE", "STATE", ">BATCH", ">SHARE", "", ">TIME", ">WAIT")
+_DISPENSABLE: Final = ("", "STATE", ">WAIT", ">TIME", ">BATCH")
 """What a narrow terminal goes without, in this order."""
-_LIVE_NUMBERS: Final = ("RANK", "BATCH", "SHARE", "TIME", "WAIT")
 _BAR: Final = 20
 
 
@@ -265,7 +309,7 @@ def fitting(rows: list[tuple[str, ...]], width: int) -> tuple[tuple[str, ...], l
     """The columns of the workers' table that a terminal of that width has room for, and their rows."""
     columns: tuple[str, ...] = _LIVE_COLUMNS
     for name in _DISPENSABLE:
-        widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+        widths = [max(len(cell.removeprefix(">")) for cell in column) for column in zip(columns, *rows, strict=True)]
         if sum(widths) + 2 * (len(widths) - 1) <= width:
             break
         at = columns.index(name)

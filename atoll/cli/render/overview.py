@@ -39,7 +39,7 @@ class Overview:
 
     def lines(self) -> list[str]:
         """All of it as plain text."""
-        jobs = terminal.aligned(views.JOB_COLUMNS, self.jobs, right=views.JOB_NUMBERS)
+        jobs = terminal.aligned(views.JOB_COLUMNS, self.jobs)
         return [self.head, "", *jobs, "", *terminal.aligned(NODE_COLUMNS, self.nodes)]
 
     def rich(self, height: int) -> list[Any]:
@@ -52,9 +52,9 @@ class Overview:
         return [
             Text(self.head, "dim"),
             Text(),
-            *_table(views.JOB_COLUMNS, self.jobs, jobs, views.JOB_NUMBERS, "atoll jobs"),
+            *_table(views.JOB_COLUMNS, self.jobs, jobs, "atoll jobs"),
             Text(),
-            *_table(NODE_COLUMNS, self.nodes, nodes, (), "atoll nodes"),
+            *_table(NODE_COLUMNS, self.nodes, nodes, "atoll nodes"),
         ]
 
 
@@ -65,12 +65,10 @@ def stacked(parts: Sequence[Any]) -> Any:
     return Group(*parts)
 
 
-def _table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], shown: int, right: Sequence[str], all_of_it: str
-) -> list[Any]:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], shown: int, all_of_it: str) -> list[Any]:
     from rich.text import Text
 
     if len(rows) > shown:  # the last line says so
         more = Text(f"and {len(rows) - shown + 1} more: {all_of_it}", "dim")
-        return [terminal.rich_table(columns, rows[: shown - 1], right=right, one_line=True), more]
-    return [terminal.rich_table(columns, rows, right=right, one_line=True)]
+        return [terminal.rich_table(columns, rows[: shown - 1], one_line=True), more]
+    return [terminal.rich_table(columns, rows, one_line=True)]

@@ -60,39 +60,37 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, ensure_ascii=False, allow_nan=False), flush=True)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """A table on stdout. A terminal gets colours and its width; a pipe gets whole, aligned lines.
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table on stdout. A terminal gets colours and its width; a pipe gets whole, aligned lines.
 
-    right: the columns aligned to the right, numbers above all.
+    columns: their names, with ">" in front of those that are aligned to the right.
     """
     if not sys.stdout.isatty():
-        for line in aligned(columns, rows, right=right):
+        for line in aligned(columns, rows):
             print(line)
         return
     from rich.console import Console
 
-    Console(highlight=False).print(rich_table(columns, rows, right=right))
+    Console(highlight=False).print(rich_table(columns, rows))
 
 
-def rich_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), one_line: bool = False
-) -> Any:
+def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, one_line: bool = False) -> Any:
     """The same as a rich renderable. one_line: each row; the last cell is cut off where it is too wide."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False, padding=(0, 1, 0, 0))
-    for at, name in enumerate(columns):
-        number = name in right
+    for at, column in enumerate(columns):
+        name = column.removeprefix(">")
         whole = one_line and at < len(columns) - 1
         table.add_column(
             name,
-            justify="right" if number else "left",
+            justify="right" if name != column else "left",
             no_wrap=one_line or name not in WRAPPED,
             overflow="ellipsis" if one_line else "fold",
             vertical="top",
-            min_width=max(len(line[at]) for line in (columns, *rows)) if whole else None,
+            min_width=max(len(name), *(len(row[at]) for row in rows), 0) if whole else None,
         )
     for row in rows:
         table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
@@ -102,14 +100,12 @@ def rich_table(
 WRAPPED: Final = frozenset({"REASON", "WHAT", "NEXT", "DEVICES"})
 
 
-def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> list[str]:
+def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The table as lines of text, two spaces between the columns, none at the ends."""
-    widths = [max(len(line[at]) for line in (columns, *rows)) for at in range(len(columns))]
-    sides = ["rjust" if name in right else "ljust" for name in columns]
-    return [
-        "  ".join(getattr(cell, side)(width) for cell, side, width in zip(line, sides, widths, strict=True)).rstrip()
-        for line in (columns, *rows)
-    ]
+    lines = [[column.removeprefix(">") for column in columns], *rows]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    sides = [">" if column.startswith(">") else "<" for column in columns]
+    return ["  ".join(map("{:{}{}}".format, line, sides, widths)).rstrip() for line in lines]
 
 
 def shortened(text: str, limit: int) -> str:

@@ -24,16 +24,11 @@ if TYPE_CHECKING:
         WorkerView,
     )
 
-JOB_COLUMNS: Final = ("JOB", "PHASE", "WORKERS", "STEP", "LOSS", "SAMPLES/S", "AGE", "REASON")
-JOB_NUMBERS: Final = ("STEP", "LOSS", "SAMPLES/S")
-WORKER_COLUMNS: Final = ("RANK", "NODE", "DEVICE", "STATE", "BATCH", "SHARE", "STEP", "TIME", "COMPUTE", "WAIT")
-WORKER_NUMBERS: Final = ("RANK", "DEVICE", "BATCH", "SHARE", "STEP", "TIME", "COMPUTE", "WAIT")
-NODE_COLUMNS: Final = ("NODE", "ISLAND", "STATE", "ADDRESS", "DEVICES", "LOAD", "MEMORY", "WORKERS", "VERSION")
-NODE_NUMBERS: Final = ("MEMORY",)
-PLAN_COLUMNS: Final = ("PLAN", "STEP", "PLANNER", "BATCH", "STRATEGY", "PREDICTED", "MEASURED", "REASON")
-PLAN_NUMBERS: Final = ("PLAN", "STEP", "BATCH", "PREDICTED", "MEASURED")
-CHECKPOINT_COLUMNS: Final = ("TIER", "STEP", "RUN", "SHARDS", "SIZE", "AGE", "HEALTH", "WHERE")
-CHECKPOINT_NUMBERS: Final = ("STEP", "RUN", "SIZE", "AGE")
+JOB_COLUMNS: Final = ("JOB", "PHASE", "WORKERS", ">STEP", ">LOSS", ">SAMPLES/S", "AGE", "REASON")
+WORKER_COLUMNS: Final = (">RANK", "NODE", ">DEVICE", "STATE", ">BATCH", ">SHARE", ">STEP", ">TIME", ">COMPUTE", ">WAIT")
+NODE_COLUMNS: Final = ("NODE", "ISLAND", "STATE", "ADDRESS", "DEVICES", "LOAD", ">MEMORY", "WORKERS", "VERSION")
+PLAN_COLUMNS: Final = (">PLAN", ">STEP", "PLANNER", ">BATCH", "STRATEGY", ">PREDICTED", ">MEASURED", "REASON")
+CHECKPOINT_COLUMNS: Final = ("TIER", ">STEP", ">RUN", "SHARDS", ">SIZE", ">AGE", "HEALTH", "WHERE")
 SUPERVISED: Final = (
     "strategy none, plan none: a script without atoll.init, as for torchrun, is supervised and restarted, "
     "and splits its data itself"

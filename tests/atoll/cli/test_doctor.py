@@ -25,7 +25,7 @@ from atoll.cli.checks.connectivity import check_reach
 from atoll.cli.checks.machine import Card, cards_finding, check_machine, judge_etcd, judge_kernels, numa_finding
 from atoll.cli.cluster.connection import Connection
 from atoll.cli.main import app
-from atoll.cli.render.finding import Finding
+from atoll.cli.render.findings import Finding
 from atoll.controller.state.etcd_binary import EtcdBinary
 from atoll.kernels.cuda_device import NoCode
 from atoll.security import certificates

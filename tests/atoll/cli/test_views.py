@@ -144,6 +144,6 @@ def test_a_narrow_terminal_goes_without_columns_and_cuts_none() -> None:
     row = ("0", "local-0", "running", "218", "85.2 %", "\u2501" * 17 + "   ", "8.01 ms", "6.20 ms")
     assert fitting([row], 80)[1] == [row]
     columns, rows = fitting([row], 46)
-    assert columns == ("RANK", "NODE", "BATCH", "SHARE", "TIME", "WAIT")
+    assert columns == (">RANK", "NODE", ">BATCH", ">SHARE", ">TIME", ">WAIT")
     assert rows == [("0", "local-0", "218", "85.2 %", "8.01 ms", "6.20 ms")]
-    assert fitting([row], 10)[0] == ("RANK", "NODE", "SHARE")
+    assert fitting([row], 10)[0] == (">RANK", "NODE", ">SHARE")
