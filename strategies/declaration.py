@@ -188,7 +188,7 @@ class Strategy:
     """Makes the Scheduler of a run, from the job's settings; empty where none answers."""
 
     simulator: str = ""
-    """Its model of a step, atoll.controller.simulator.strategy_steps; empty if it cannot be simulated."""
+    """Its model of a step, atoll.controller.simulator.steps; empty if it cannot be simulated."""
 
     trial_settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of a trial of `atoll profile`, beside its sparsity; empty where there is nothing to measure."""

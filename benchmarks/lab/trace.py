@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from atoll.controller.simulator.links import read_trace
+from atoll.controller.simulator.cluster import read_trace
 
 WAN: Final = Path(__file__).resolve().parent.parent / "traces" / "wan.csv"
 

@@ -10,7 +10,7 @@ from atoll.controller.deciding.given import Given
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.planners.batches.water_filling import Bounds
 from atoll.controller.simulator.scenario import Scenario
-from atoll.controller.simulator.strategy_steps import Params
+from atoll.controller.simulator.steps import Params
 from atoll.controller.state.records import PlanRecord
 from atoll.errors import BadInput, NoFeasiblePlan
 from atoll.host.documents import did_you_mean

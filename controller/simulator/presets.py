@@ -7,13 +7,31 @@ models and their sizes, but no coefficients of any device: those here are ours, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
-from atoll.controller.simulator.devices import Cost
 from atoll.errors import BadInput
 from atoll.host.documents import did_you_mean
 
 Preset = TypeVar("Preset")
+FORWARD_SHARE: Final = 1 / 3
+"""Share of a step's computing before its backward pass, where only the whole is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds of a batch x: load, forward and update q max(x, floor) + s, backward k max(x, floor) + m."""
+
+    q: float
+    s: float
+    k: float
+    m: float
+    floor: float = 0.0
+
+    @classmethod
+    def saturating(cls, alpha: float, beta: float) -> Cost:
+        """Return the cost of min(beta / alpha x, beta) samples a second. Source: StellaTrain (2024), Eq. 2."""
+        return cls(FORWARD_SHARE / beta, 0.0, (1 - FORWARD_SHARE) / beta, 0.0, alpha)
 
 
 class Model(NamedTuple):

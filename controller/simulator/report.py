@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from atoll.controller.simulator.strategy_steps import Params
+from atoll.controller.simulator.steps import Params
 from atoll.controller.state.records import PlanRecord
 
 MAX_CURVE_POINTS: Final = 300

@@ -18,13 +18,11 @@ from atoll.controller.planners.batches.splits import (
     split_by_inverse_time,
     split_evenly,
 )
-from atoll.controller.simulator.cluster import Cluster
-from atoll.controller.simulator.devices import Ranks, SimulatedDevice
+from atoll.controller.simulator.cluster import Cluster, Link, SimulatedDevice
 from atoll.controller.simulator.learning import Learning, SampledNorms
-from atoll.controller.simulator.links import Link
 from atoll.controller.simulator.policies import SimulatedPolicy, chosen
 from atoll.controller.simulator.report import Outcome, PlanLog, Point, Verdict, numbers
-from atoll.controller.simulator.strategy_steps import Network, StrategySteps
+from atoll.controller.simulator.steps import Network, Ranks, StrategySteps
 from atoll.controller.simulator.telemetry import Telemetry
 from atoll.controller.state.records import PlanRecord
 from atoll.strategies import registry

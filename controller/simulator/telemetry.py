@@ -10,10 +10,9 @@ from atoll.controller.estimators.bandwidth import ObservedLink
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.planners.batches.water_filling import F64
-from atoll.controller.simulator.devices import Computing, Ranks
 from atoll.controller.simulator.learning import SampledNorms
 from atoll.controller.simulator.report import PlanLog, numbers
-from atoll.controller.simulator.strategy_steps import Timed
+from atoll.controller.simulator.steps import Computing, Ranks, Timed
 from atoll.step_estimators.observed import ObservedStep
 from atoll.strategies.declaration import Declared
 

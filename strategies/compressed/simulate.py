@@ -15,12 +15,10 @@ import numpy as np
 from atoll.controller.planners.batches.water_filling import F64
 from atoll.controller.planners.tensor_compression.compression import CompressionInput, Option, TensorTimes
 from atoll.controller.planners.tensor_compression.tensor_groups import grouping_time
-from atoll.controller.simulator.cluster import Cluster
-from atoll.controller.simulator.devices import Computing
-from atoll.controller.simulator.links import BYTES_PER_MBIT
+from atoll.controller.simulator.cluster import BYTES_PER_MBIT, Cluster
 from atoll.controller.simulator.policies import SimulatedPolicy, never
 from atoll.controller.simulator.scenario import Scenario
-from atoll.controller.simulator.strategy_steps import Network, Params, StrategySteps, Timed
+from atoll.controller.simulator.steps import Computing, Network, Params, StrategySteps, Timed
 from atoll.errors import BadInput
 from atoll.strategies.compressed.costs.compression_costs import costs_of
 from atoll.strategies.compressed.costs.measured import (

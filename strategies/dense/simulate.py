@@ -12,10 +12,8 @@ from typing import Final
 import numpy as np
 
 from atoll.controller.planners.batches.optperf import NodeModel, OptPerfInput, Overlap, plan_optperf
-from atoll.controller.simulator.cluster import Cluster
-from atoll.controller.simulator.devices import Computing
-from atoll.controller.simulator.links import BYTES_PER_MBIT
-from atoll.controller.simulator.strategy_steps import Network, Params, StrategySteps, Timed
+from atoll.controller.simulator.cluster import BYTES_PER_MBIT, Cluster
+from atoll.controller.simulator.steps import Computing, Network, Params, StrategySteps, Timed
 
 GRADIENT_BYTES: Final = 4
 """Bytes of an entry, in float32."""

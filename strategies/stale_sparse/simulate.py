@@ -13,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.controller.planners.islands.wire_bytes import VALUE_BYTES, UpdateTraffic, update_density
-from atoll.controller.simulator.cluster import Cluster
-from atoll.controller.simulator.devices import Computing
-from atoll.controller.simulator.links import BYTES_PER_MBIT
-from atoll.controller.simulator.strategy_steps import Network, Params, StrategySteps, Timed
+from atoll.controller.simulator.cluster import BYTES_PER_MBIT, Cluster
+from atoll.controller.simulator.steps import Computing, Network, Params, StrategySteps, Timed
 from atoll.strategies.stale_sparse.settings import StaleSparse
 
 

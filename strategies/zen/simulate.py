@@ -11,10 +11,8 @@ from typing import ClassVar, Final
 import numpy as np
 
 from atoll.controller.planners.batches.optperf import NodeModel
-from atoll.controller.simulator.cluster import Cluster
-from atoll.controller.simulator.devices import Computing
-from atoll.controller.simulator.links import BYTES_PER_MBIT
-from atoll.controller.simulator.strategy_steps import Network, Params, Timed
+from atoll.controller.simulator.cluster import BYTES_PER_MBIT, Cluster
+from atoll.controller.simulator.steps import Computing, Network, Params, Timed
 from atoll.planning.sparse_scheme import EXACT, SparseSchemeInput, costs, densities_between
 from atoll.strategies.dense.simulate import GRADIENT_BYTES, DenseSteps
 from atoll.strategies.zen.settings import Zen

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from atoll.controller.simulator import cluster
-from atoll.controller.simulator.devices import Computing
-from atoll.controller.simulator.links import Link
+from atoll.controller.simulator.cluster import Link
 from atoll.controller.simulator.report import Outcome
 from atoll.controller.simulator.run import simulate
 from atoll.controller.simulator.scenario import Scenario, check
-from atoll.controller.simulator.strategy_steps import Network
+from atoll.controller.simulator.steps import Computing, Network
 from atoll.errors import BadInput
 from atoll.strategies.compressed.algorithms import compressor_of
 from atoll.strategies.compressed.costs.measured import LINK_EVERY_ROUNDS, PROBE_BYTES, REPEATS, TELL_EVERY_ROUNDS

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.controller.planners.batches.optperf import NodeModel, Overlap, step_times
-from atoll.controller.simulator.devices import Computing
+from atoll.controller.simulator.steps import Computing
 from atoll.strategies.dense.simulate import dense_step, ring_overlap
 
 SECONDS = st.floats(1e-4, 1.0)

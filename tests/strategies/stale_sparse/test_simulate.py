@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from atoll.controller.planners.islands.wire_bytes import VALUE_BYTES, UpdateTraffic
-from atoll.controller.simulator.devices import Computing
-from atoll.controller.simulator.links import Link
-from atoll.controller.simulator.strategy_steps import Network, Timed
+from atoll.controller.simulator.cluster import Link
+from atoll.controller.simulator.steps import Computing, Network, Timed
 from atoll.strategies.stale_sparse.settings import StaleSparse
 from atoll.strategies.stale_sparse.simulate import StaleSparseSteps
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from atoll.controller.simulator import cluster
-from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.scenario import Scenario, check
-from atoll.controller.simulator.strategy_steps import Network
+from atoll.controller.simulator.steps import Computing, Network
 from atoll.errors import BadInput
 from atoll.planning.sparse_scheme import costs, densities_between
 from atoll.strategies.dense.simulate import DenseSteps

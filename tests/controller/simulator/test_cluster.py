@@ -1,4 +1,4 @@
-"""Links over simulated time."""
+"""Links of a cluster over simulated time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.controller.simulator.links import Link, read_trace
+from atoll.controller.simulator.cluster import Link, read_trace
 from atoll.errors import BadInput
 
 MBIT = 125_000.0

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.controller.simulator.devices import Cost
+from atoll.controller.simulator.presets import Cost
 
 
 def test_a_saturated_device_takes_no_less_for_fewer_samples() -> None:
