@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from atoll.kernels import _native
-from atoll.kernels.cuda_device import built_with_cuda, has_cuda
+from atoll.kernels.cuda_device import has_cuda
 from atoll.kernels.refusals import refusals
 
 if TYPE_CHECKING:
     from atoll.kernels._native import CpuFeatures
 
-__all__ = ["built_with_cuda", "cpu_features", "has_cuda", "squared_norm"]
+__all__ = ["cpu_features", "has_cuda", "squared_norm"]
 
 
 def squared_norm(x: Any, threads: int = 0) -> float:

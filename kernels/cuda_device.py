@@ -54,11 +54,6 @@ class CudaQueue(NamedTuple):
         return getattr(self.kernels, name)(*arguments, self.stream)
 
 
-def built_with_cuda() -> bool:
-    """Return whether this build has the CUDA kernels, whatever the machine has."""
-    return _cuda is not None
-
-
 def has_cuda() -> bool:
     """True if this build has the CUDA kernels and the machine a driver with a device for them."""
     return _cuda is not None and _cuda.device_count() > 0

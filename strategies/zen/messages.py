@@ -6,11 +6,10 @@ a message before it uses them."""
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +25,10 @@ VALUE_BYTES: Final = 4
 # ranks had, goodput
 _HEADER: Final = struct.Struct("<BBBxIIIIQQQd")
 HEADER_BYTES: Final = _HEADER.size
+
+
+Members: TypeAlias = Callable[[int], U32]
+"""Function that lists all units of a partition, ascending."""
 
 
 class Form(IntEnum):
@@ -78,14 +81,12 @@ def bitmap_pays(count: int, members: float) -> bool:
     return members < 8 * INDEX_BYTES * count
 
 
-def decode(
-    payload: bytes | memoryview, shape: UnitShape, partition: int, members: Callable[[], U32] | None
-) -> Coordinates:
+def decode(payload: bytes | memoryview, shape: UnitShape, partition: int, members: Members | None) -> Coordinates:
     """Decode a message.
 
-    members: returns all units of the partition, ascending, which a message with a bitmap needs; None: bitmaps are
-    refused. Raises BadInput if the message contradicts itself or is not the expected one. The sum checks that each unit
-    is of the partition, and there once."""
+    members: lists the units that a message with a bitmap needs; None: bitmaps are refused. Raises BadInput if the
+    message contradicts itself or is not the expected one. The sum checks that each unit is of the partition, and there
+    once."""
     if len(payload) < HEADER_BYTES:
         raise BadInput(f"it has {len(payload)} bytes; its header alone has {HEADER_BYTES}")
     said, layouts, choice, width, count, number, distinct, had, blocks, rows, goodput = _HEADER.unpack_from(payload)
@@ -97,7 +98,7 @@ def decode(
             f"{partition} were expected"
         )
     form = Form(said)
-    member = None if members is None or form is Form.COO else members()
+    member = None if members is None or form is Form.COO else members(partition)
     most = shape.units if member is None else len(member)
     if count > most or (form is not Form.COO and member is None) or (form is Form.DENSE and count != most):
         raise BadInput(f"it says that {count} of at most {most} units are there, as {form.name}")
@@ -151,8 +152,3 @@ def _index_bytes(form: Form, count: int, members: int) -> int:
 
 def _unordered(unit: U32) -> bool:
     return bool((unit[1:] <= unit[:-1]).any())
-
-
-def finite_or_unknown(goodput_bytes_per_s: float) -> float:
-    """Return the count for a SumTally: a missing measurement is no bound."""
-    return goodput_bytes_per_s if goodput_bytes_per_s > 0 else math.inf

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Protocol
@@ -15,7 +15,7 @@ import numpy as np
 from atoll.errors import BadInput
 from atoll.kernels import units
 from atoll.strategies.zen.coordinates import U32, Coordinates, UnitShape, summed
-from atoll.strategies.zen.messages import bitmap_pays
+from atoll.strategies.zen.messages import Members, bitmap_pays
 
 
 class Partitions(Protocol):
@@ -31,8 +31,9 @@ class Partitions(Protocol):
     def listed(self, partition: int, count: int) -> U32 | None:
         """Return all units of a partition, ascending, for a message with so many of them; None: it has indices."""
 
-    def lister(self, partition: int) -> Callable[[], U32] | None:
-        """Return a function that lists all units of a partition, ascending; None: messages have indices."""
+    @property
+    def members(self) -> Members | None:
+        """Return a function that lists the units of a partition; None: messages have indices."""
 
     def sum(self, terms: Sequence[Coordinates], of_each: Sequence[int]) -> Coordinates:
         """Sum in the terms' order, each of the named partition. Raises BadInput for a unit of another one."""
@@ -65,15 +66,14 @@ class HashPartitions:
         """List the members only if a bitmap would be clearly shorter: for a table with 2^31 rows the list is 8 GB."""
         return self.members(partition) if bitmap_pays(count, 0.9 * self.shape.units / self._count) else None
 
-    def lister(self, partition: int) -> Callable[[], U32]:
-        return partial(self.members, partition)
-
     def sum(self, terms: Sequence[Coordinates], of_each: Sequence[int]) -> Coordinates:
         return summed(list(terms), self.shape, units.PartitionsOf(self._seeds[0], self._count, of_each))
 
 
 class EvenPartitions:
     """Partition into equal ranges of units, good as long as they are equally dense."""
+
+    members = None
 
     def __init__(self, shape: UnitShape, count: int) -> None:
         self.shape = shape
@@ -84,9 +84,6 @@ class EvenPartitions:
         return told([Coordinates(mine.unit[a:b], mine.values[a:b]) for a, b in pairwise(at)], mine)
 
     def listed(self, partition: int, count: int) -> None:
-        return None
-
-    def lister(self, partition: int) -> None:
         return None
 
     def sum(self, terms: Sequence[Coordinates], of_each: Sequence[int]) -> Coordinates:

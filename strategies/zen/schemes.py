@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -17,10 +16,10 @@ from atoll.errors import BadInput
 from atoll.kernels import units
 from atoll.planning.sparse_scheme import Scheme
 from atoll.strategies.staged_sums.exchange import Post, Steps
-from atoll.strategies.staged_sums.mailbox import Awaited
+from atoll.strategies.staged_sums.mailbox import Awaited, Message
 from atoll.strategies.zen.blocks import BLOCK_ENTRIES, from_blocks, to_blocks
-from atoll.strategies.zen.coordinates import U32, Coordinates, UnitShape, summed, total
-from atoll.strategies.zen.messages import decode, encode
+from atoll.strategies.zen.coordinates import Coordinates, UnitShape, summed, total
+from atoll.strategies.zen.messages import Members, decode, encode
 from atoll.strategies.zen.partitions import EvenPartitions, HashPartitions, Partitions
 
 Summing: TypeAlias = Steps[Coordinates]
@@ -50,11 +49,11 @@ class Circle:
         return Awaited(stage, tuple(self.ranks[place] for place in places))
 
     def read(
-        self, place: int, message: bytes | memoryview, shape: UnitShape, partition: int, of: Partitions | None = None
+        self, place: int, message: Message, shape: UnitShape, partition: int, of: Members | None = None
     ) -> Coordinates:
         """Decode a message of a rank. Raises BadInput naming the rank."""
         try:
-            return decode(message, shape, partition, None if of is None else of.lister(partition))
+            return decode(message, shape, partition, of)
         except BadInput as error:
             raise BadInput(f"rank {self.ranks[place]} sent a message that cannot be: {error}") from error
 
@@ -84,7 +83,7 @@ def served(circle: Circle, split: Partitions, mine: Coordinates) -> Summing:
         circle.send(place, _FIRST, encode(parts[place], split.shape, place, member))
     pushed = dict(zip(circle.others, (yield circle.awaited(_FIRST, circle.others)), strict=True))
     terms = [
-        parts[me] if place == me else circle.read(place, pushed[place], split.shape, me, split)
+        parts[me] if place == me else circle.read(place, pushed[place], split.shape, me, split.members)
         for place in range(circle.size)
     ]
     own = split.sum(terms, [me] * circle.size)
@@ -93,18 +92,18 @@ def served(circle: Circle, split: Partitions, mine: Coordinates) -> Summing:
         circle.send(place, _SECOND, message)
     pulled = dict(zip(circle.others, (yield circle.awaited(_SECOND, circle.others)), strict=True))
     sums = [
-        own if place == me else circle.read(place, pulled[place], split.shape, place, split)
+        own if place == me else circle.read(place, pulled[place], split.shape, place, split.members)
         for place in range(circle.size)
     ]
     return split.sum(sums, range(circle.size))
 
 
 def zen(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Coordinates) -> Summing:
-    return (yield from served(circle, hashed, mine))
+    return served(circle, hashed, mine)
 
 
 def sparse_ps(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Coordinates) -> Summing:
-    return (yield from served(circle, EvenPartitions(shape, circle.size), mine))
+    return served(circle, EvenPartitions(shape, circle.size), mine)
 
 
 def omnireduce(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Coordinates) -> Summing:
@@ -159,18 +158,11 @@ def allreduce(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Co
         message = encode(ranges[leaving], shape, leaving, ranges[leaving].unit, once=False)
         circle.send(after, _FIRST + turn, message)
         (taken,) = yield circle.awaited(_FIRST + turn, [before])
-        try:
-            came = decode(taken, shape, coming, partial(_units_of, ranges[coming]))
-        except BadInput as error:
-            raise BadInput(f"rank {circle.ranks[before]} sent a message that cannot be: {error}") from error
+        came = circle.read(before, taken, shape, coming, lambda number: ranges[number].unit)
         ranges[coming] = came if turn >= n - 1 else split.sum([came, ranges[coming]], [coming, coming])
     values_NW = np.concatenate([one.values for one in ranges])
     there_K = units.nonzero_units(values_NW, shape.width)
     return Coordinates(there_K, values_NW[there_K], total(one.tally for one in ranges))
-
-
-def _units_of(part: Coordinates) -> U32:
-    return part.unit
 
 
 def _filled(part: Coordinates, split: EvenPartitions, number: int) -> Coordinates:

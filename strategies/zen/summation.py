@@ -42,11 +42,13 @@ class Summation:
         if self._rank != self._leader:
             post(self._leader, _INSIDE, _shortest(mine, whole))
             (message,) = yield Awaited(_RESULT, (self._leader,))
-            return self._island(post).read(0, message, shape, 0, whole)
+            return self._island(post).read(0, message, shape, 0, whole.members)
         if self._mates:
             came = yield Awaited(_INSIDE, self._mates)
             island = self._island(post)
-            terms = [island.read(place, message, shape, 0, whole) for place, message in enumerate(came, start=1)]
+            terms = [
+                island.read(place, message, shape, 0, whole.members) for place, message in enumerate(came, start=1)
+            ]
             mine = summed([mine, *terms], shape)
         circle = Circle(self.circle, self.circle.index(self._rank), post)
         sum_ = yield from SUMS[tensor.scheme](circle, shape, self._hashed_of(tensor, len(self.circle)), mine)

@@ -25,7 +25,7 @@ from atoll.strategies.dense.worker import DenseReducer
 from atoll.strategies.staged_sums.exchange import StagedExchange, StagedSum
 from atoll.strategies.zen.blocks import block_count
 from atoll.strategies.zen.coordinates import Coordinates, countable, distinct_values, from_gradient, to_gradient
-from atoll.strategies.zen.messages import finite_or_unknown, largest
+from atoll.strategies.zen.messages import largest
 from atoll.strategies.zen.partitions import hash_seeds
 from atoll.strategies.zen.schemes import stages_among
 from atoll.strategies.zen.settings import Zen
@@ -189,4 +189,4 @@ class ZenReducer:
     def _goodput(self) -> float:
         """Return the bytes a second of this rank's slowest link, if it was measured."""
         links = [link.goodput_bps / 8 for link in self._channel.link_samples() if link.goodput_bps > 0]
-        return min((finite_or_unknown(one) for one in links), default=math.inf)
+        return min(links, default=math.inf)

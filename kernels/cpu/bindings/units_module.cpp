@@ -30,32 +30,10 @@ HashSeeds checked_seeds(const std::vector<std::uint32_t>& seeds) {
     return checked;
 }
 
-std::size_t checked_partitions(std::size_t partitions) {
+void check_partitions(std::size_t partitions) {
     if (partitions < 1 || partitions > max_partitions)
         refuse("partitions = " + number(partitions) + " is not in 1.." + number(max_partitions));
-    return partitions;
 }
-
-// The arguments of hierarchical_hash. slots: 0 for those of the published algorithm.
-struct HashCall {
-    Loaded unit, order;
-    HashSeeds seeds;
-    std::size_t partitions, slots;
-
-    HashCall(nb::handle unit_object, const std::vector<std::uint32_t>& seed_list, std::size_t partition_count,
-             nb::handle order_object, std::size_t slot_count)
-        : unit(required(unit_object, "unit", Access::read, index_entries)),
-          order(required(order_object, "order", Access::write, index_entries)),
-          seeds(checked_seeds(seed_list)),
-          partitions(checked_partitions(partition_count)),
-          slots(slot_count != 0 ? slot_count
-                                : std::max<std::size_t>(1, parallel_slots(unit.entries, partition_count))) {
-        check_entries(order, unit.entries, "it must be as long as unit");
-        if (unit.entries >= UINT32_MAX || slots > UINT32_MAX)
-            refuse("unit has " + number(unit.entries) + " entries, more than 32 bits count; split it");
-        refuse_overlap({&unit, &order});
-    }
-};
 
 // The arguments of both directions of the hash bitmap.
 struct BitmapCall {
@@ -71,20 +49,29 @@ struct BitmapCall {
     }
 };
 
-nb::tuple hash_units(nb::handle unit, const std::vector<std::uint32_t>& seeds, std::size_t partitions,
-                     nb::handle order, std::size_t slots, int threads) {
+// slots: 0 for those of the published algorithm.
+nb::tuple hash_units(nb::handle unit_object, const std::vector<std::uint32_t>& seed_list, std::size_t partitions,
+                     nb::handle order_object, std::size_t slots, int threads) {
     const int checked = checked_threads(threads);
-    const HashCall call(unit, seeds, partitions, order, slots);
-    const Partitioned result = without_gil(call.unit.entries, [&] {
-        return hierarchical_hash(call.unit.as<std::uint32_t>(), call.unit.entries, call.seeds, call.partitions,
-                                 call.slots, checked, call.order.as<std::uint32_t>());
+    const Loaded unit = required(unit_object, "unit", Access::read, index_entries);
+    const Loaded order = required(order_object, "order", Access::write, index_entries);
+    const HashSeeds seeds = checked_seeds(seed_list);
+    check_partitions(partitions);
+    if (slots == 0) slots = std::max<std::size_t>(1, parallel_slots(unit.entries, partitions));
+    check_entries(order, unit.entries, "it must be as long as unit");
+    if (unit.entries >= UINT32_MAX || slots > UINT32_MAX)
+        refuse("unit has " + number(unit.entries) + " entries, more than 32 bits count; split it");
+    refuse_overlap({&unit, &order});
+    const Partitioned result = without_gil(unit.entries, [&] {
+        return hierarchical_hash(unit.as<std::uint32_t>(), unit.entries, seeds, partitions, slots, checked,
+                                 order.as<std::uint32_t>());
     });
     return nb::make_tuple(result.bounds, result.serial);
 }
 
 std::vector<std::uint64_t> fill_members(std::uint32_t seed, std::size_t partitions, nb::handle member_object) {
     const Loaded member = required(member_object, "member", Access::write, index_entries);
-    checked_partitions(partitions);
+    check_partitions(partitions);
     const GilReleased released(member.entries);
     return partition_members(member.entries, seed, partitions, member.as<std::uint32_t>());
 }

@@ -236,7 +236,7 @@ def test_a_message_has_the_shortest_form(count: int, form_bytes: int) -> None:
         shuffled = Coordinates(part.unit[order], part.values[order], part.tally)
         message = encode(shuffled, shape, 0, member)
         assert len(message) == HEADER_BYTES + form_bytes + 12 * count
-        again = decode(message, shape, 0, lambda: member)
+        again = decode(message, shape, 0, lambda _: member)
         at = np.argsort(again.unit)
         np.testing.assert_array_equal(again.unit[at], part.unit)
         np.testing.assert_array_equal(again.values[at], part.values)
