@@ -260,8 +260,8 @@ def together(island: Island, name: str, settings: dict[str, Any]) -> dict[str, f
         assert run._training is not None
         figures = run.statistics()
         sent_bytes = figures.get("sent_bytes", 0.0) / island.task.entries / island.steps
-        state = run._training._driver.durable
-        run._training._driver.boundary(wait=True)
+        state = run._training._current.driver.durable
+        run._training._current.driver.boundary(wait=True)
         shared_params = state.shared_params()
         weights = [shared_params.get(id(one), one) for one in model.parameters()]
         found = {"shared_params": island.held_out(weights), "sent_bytes": sent_bytes}

@@ -55,8 +55,8 @@ def main() -> None:
                     "copied_bytes": sender.sent_bytes if sender is not None else 0,
                     "beside_bytes": sum(sender.copied_beside.values()) if sender is not None else 0,
                     "state_bytes": sender._transfer.total if sender is not None and sender._transfer is not None else 0,
-                    "busy_s": sum(link.busy_s for link in training._exchange._channel.link_samples()),
-                    "exchange_bytes": training._exchange._channel.sent_bytes(),
+                    "busy_s": sum(link.busy_s for link in training._current.driver.coordination.channel.link_samples()),
+                    "exchange_bytes": training._current.driver.coordination.channel.sent_bytes(),
                     "device_bytes": int(Path("/sys/class/net/wan0/statistics/tx_bytes").read_text()),
                 }
                 log.write(json.dumps(line) + "\n")

@@ -36,16 +36,18 @@ class NoClock:
 
     def updated(self) -> None: ...
 
+    def pay(self) -> None: ...
+
     def waited(self, seconds: float, *, at_boundary: bool = False) -> None: ...
 
 
 def switch(run: Any) -> Callable[[bool], None]:
     """What turns the measuring of this run on and off, between two boundaries."""
-    from atoll.agent.runtime.step.backward import accumulation as module
+    from atoll.agent.runtime.step.backward import pass_state as module
     from atoll.agent.runtime.step.state.step_reporter import Silent
 
     training = run._training
-    reduced = training._exchange._reduced
+    reduced, boundary = training._current.driver._gradients, training._boundary
     clock, reporter, timed = training._clock, training._reporter, reduced._launch
 
     def untimed(bucket: Any) -> None:
@@ -54,8 +56,9 @@ def switch(run: Any) -> Callable[[bool], None]:
         reduced._under_way.append(reduced._reducer.reduce(bucket.flat, [True] * len(bucket.slots), lambda _: None))
 
     def to(measuring: bool) -> None:
-        training._clock = training._backward._clock = clock if measuring else NoClock()
-        training._reporter = reporter if measuring else Silent()
+        training._clock = boundary._clock = clock if measuring else NoClock()
+        object.__setattr__(training._step_parts, "clock", training._clock)
+        object.__setattr__(boundary._parts, "reporter", reporter if measuring else Silent())
         reduced._launch = timed if measuring else untimed
         module.NORMS_EVERY_STEPS = 10 if measuring else NEVER  # type: ignore[misc]
 

@@ -260,7 +260,7 @@ def trained(strategy: atoll.StaleSparse | atoll.LocalSteps) -> list[float]:
             isinstance(strategy, atoll.StaleSparse) and strategy.exchange == "gradients"
         ):  # what a checkpoint in memory has of this rank's own, and one on disk
             assert run._training is not None
-            durable = run._training._driver.durable
+            durable = run._training._current.driver.durable
             kept = {name: np.zeros(entries, np.float32) for name, entries in durable.rolling().residuals().items()}
             durable.rolling().capture([], kept)
             durable.rolling().read()

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.agent.runtime.model.inputs import check_loss, listed_optimizers, one_module
+from atoll.agent.runtime.model.inputs import listed_optimizers, one_module
 from atoll.agent.runtime.step.optimizers.sparse_gradients import refuse_dense_optimizers, refuse_sparse_modules
+from atoll.agent.runtime.step.script_passes import check_loss
 from atoll.errors import BadInput
 
 

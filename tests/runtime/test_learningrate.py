@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.agent.runtime.step.optimizers.learning_rate import LearningRate
-from atoll.agent.runtime.step.update_hooks import register_first
+from atoll.agent.runtime.step.update_hooks import LearningRate, register_first
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 FACTOR = 1.7

@@ -288,7 +288,7 @@ class Run:
         except PeerLost as error:
             self._leave_without_peer(error)
         training = self._start(settings, stage, optimizer, replace(parts, part=part))
-        return training.step, training.loader
+        return training.script.step, training.loader
 
     def _start(
         self,
@@ -386,7 +386,7 @@ class Run:
             count = float(weight) if weight is not None else None
         except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of many numbers
             raise BadInput(f"run.backward takes a single number as weight, e.g. tokens.item(): {error}") from error
-        training.backward(loss, count=count, summed=reduction == "sum")
+        training.script.backward(loss, count=count, summed=reduction == "sum")
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Inside, backward passes add gradients up on this worker and exchange nothing; the next one outside exchanges
@@ -394,7 +394,7 @@ class Run:
 
         Meanwhile p.grad is this worker's part: added up over the workers it is the gradient. Every rank does so in the
         same passes, and optimizer.step() comes after one outside."""
-        return self._prepared("run.no_sync").no_sync()
+        return self._prepared("run.no_sync").script.no_sync()
 
     def clip_grad_norm(self, max_norm: float, parameters: Iterable[torch.Tensor] | None = None) -> torch.Tensor | None:
         """Between backward and optimizer.step(): bring the gradient's global L2 norm down to max_norm.
@@ -404,7 +404,7 @@ class Run:
         norm of the combined sparse update, which is clipped when it is complete; returns None."""
         if not max_norm > 0:  # NaN too
             raise BadInput(f"run.clip_grad_norm got max_norm = {max_norm}; it must be above 0")
-        return self._prepared("run.clip_grad_norm").clip(float(max_norm), parameters)
+        return self._prepared("run.clip_grad_norm").script.clip(float(max_norm), parameters)
 
     def synchronize(self) -> None:
         """Make the model that trains the same on every rank. All ranks call it together.
@@ -501,7 +501,7 @@ class Run:
             values = {name: float(value) for name, value in metrics.items()}
         except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of many numbers
             raise BadInput(f"run.report takes single numbers, e.g. loss=loss.item(): {error}") from error
-        if self._training is not None and self._training.succession.broken is not None:
+        if self._training is not None and self._training.succession.member.aborted is not None:
             return  # of a batch that is trained again
         if self._link is not None:
             self._link.outbox.metrics(self.step, values)
@@ -513,7 +513,7 @@ class Run:
         """Wait for a checkpoint under way, say good-bye to the agent, free the process group. Also done at exit."""
         global _current  # noqa: PLW0603
         atexit.unregister(self._at_exit)
-        stuck = self._training is not None and self._training.stuck
+        stuck = self._training is not None and self._training.script.stuck
         if self._training is not None:
             self._training.close()
         if self._link is not None:
@@ -571,7 +571,7 @@ class Run:
         """The interpreter is ending. Where collectives are under way, or were, its own teardown could hang."""
         if os.getpid() != self._pid:
             return  # a child that the script forked: threads, peers and loader's workers are its parent's
-        stuck = self._training is not None and self._training.stuck
+        stuck = self._training is not None and self._training.script.stuck
         code = self._shutdown_code
         if self._left_early and code is None and not hasattr(sys, "last_value"):  # an exception says more than this
             self._tell_what_is_missing()

@@ -7,7 +7,7 @@ the gradients, so nobody waits a round trip for them."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
@@ -110,9 +110,10 @@ class ProposalExchange(Protocol):
         """Wait for all ranks' proposals of pass `number`, each with who made it; or for the least and the greatest of
         each field. Those of earlier passes are forgotten."""
 
-    def updated(self, updates: int, unreached: int) -> None:
-        """This rank has made so many by now. What it waits for may be an update that another one is past making. Raises
-        BadInput as `check`."""
+    @property
+    def updated(self) -> Callable[[int, int], None] | None:
+        """Call with the updates that this rank has made by now, and those of them without a pass. Raises BadInput as
+        `check`. None where the next proposal is early enough: nobody waits for an update before it."""
 
     def check(self) -> None:
         """Raises BadInput where ranks are known to be in different passes. Does not wait."""
@@ -125,6 +126,7 @@ class Agreement:
         """exchange: None in a run of one worker, which agrees with itself. agreed: what holds at first.
         lag: as the attribute."""
         self._exchange, self._agreed = exchange, agreed
+        self._report_update = exchange.updated if exchange is not None else None
         self._deadline_s = deadline_s
         self.lag = lag
         """Of so many passes back proposals are acted on; 0: of the pass itself. Set on all ranks in the same pass."""
@@ -145,8 +147,8 @@ class Agreement:
         """optimizer.step() is done, or was left out by a GradScaler. Raises BadInput as `ProposalExchange.check`."""
         self._updates += 1
         self._unreached += not self._batch_passes
-        if self._exchange is not None:
-            self._exchange.updated(self._updates, self._unreached)
+        if self._report_update is not None:
+            self._report_update(self._updates, self._unreached)
 
     def pass_alone(self) -> None:
         """A backward pass of the batch under way begins that is agreed upon with nobody."""

@@ -29,6 +29,8 @@ class ReducedProposals:
     """One MIN all-reduce of 24 integers, each field and its negative, on a group of its own: it overlaps the backward
     pass and never waits behind gradients. `collect` follows each `propose`."""
 
+    updated = None
+
     def __init__(self, group: Group) -> None:
         self._group = group
         self._bounds = torch.empty(0, dtype=torch.int64)
@@ -48,9 +50,6 @@ class ReducedProposals:
         bounds = [int(one) for one in self._bounds.tolist()]
         half = len(bounds) // 2
         return [("one rank", Proposal(*bounds[:half])), ("another rank", Proposal(*(-one for one in bounds[half:])))]
-
-    def updated(self, updates: int, unreached: int) -> None:
-        """The next pass's proposal says it, and nobody waits before."""
 
     def check(self) -> None:
         """A rank that refused this pass has ended: its peers find the cause in the same numbers."""

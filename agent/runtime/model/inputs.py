@@ -151,13 +151,3 @@ def check_alike(session: Session, mine: Likeness) -> None:
 
 def _digest(value: object) -> int:
     return int.from_bytes(blake2b(repr(value).encode(), digest_size=7).digest(), "little")
-
-
-def check_loss(loss: torch.Tensor) -> None:
-    """Raises BadInput unless `loss` is one number with a gradient."""
-    if not isinstance(loss, torch.Tensor):
-        raise BadInput(f"run.backward got a {type(loss).__name__}; pass the loss tensor, without .item()")
-    if loss.numel() != 1:
-        raise BadInput(f"the loss has shape {tuple(loss.shape)}; it must be one number: the mean over the batch")
-    if not loss.requires_grad:
-        raise BadInput("the loss has no gradient; was it computed under torch.no_grad() or detached?")

@@ -22,6 +22,11 @@ class Throttle:
         self._since_s = time.monotonic()
         self._due_s = 0.0
 
+    @property
+    def slows(self) -> bool:
+        """True unless the worker runs at its device's full speed."""
+        return self._added_per_second > 0
+
     def resume(self) -> None:
         """Compute begins again here; what lies between the last `pay` and now was waiting."""
         self._since_s = time.monotonic()

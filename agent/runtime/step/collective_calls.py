@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -13,7 +13,8 @@ from atoll.agent.runtime.data.evaluation import gathered, gathered_parts
 from atoll.agent.runtime.membership.transition.view_transition import ViewTransition
 from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.backward.gathered_features import GatheredFeatures
-from atoll.agent.runtime.step.drivers.step_driver import StepDriver
+from atoll.agent.runtime.step.drivers.step_driver import CurrentView
+from atoll.agent.runtime.step.peer_loss import PeerLossHandler
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
 from atoll.errors import BadInput
 
@@ -24,19 +25,17 @@ class CollectiveCalls:
     def __init__(
         self,
         session: Session,
-        driver: StepDriver,
+        current: CurrentView,
         succession: ViewTransition,
         *,
         state: StateKeeper,
-        leave_if_lost: Callable[[], AbstractContextManager[None]],
-        broken_if_lost: Callable[[], AbstractContextManager[None]],
+        losses: PeerLossHandler,
     ) -> None:
-        """driver: of the view; replaced with it. leave_if_lost, broken_if_lost: around what needs other ranks, outside
-        of a pass and in one."""
-        self._session, self.driver = session, driver
+        self._session, self._current = session, current
+        driver = current.driver
         self._loader, self._passes, self.model = driver.parts.loader, driver.parts.passes, driver.parts.evaluated
         self._succession, self._state = succession, state
-        self._leave_if_lost, self._broken_if_lost = leave_if_lost, broken_if_lost
+        self._losses = losses
         self.epochs = 0  # that the script trains in all, as far as it said
         self.training_ended = False
         """All ranks have the same model, and may end: no call waits for others but those that need their numbers."""
@@ -52,8 +51,8 @@ class CollectiveCalls:
         self._succession.abandon("run.synchronize needs all ranks")
         if not self.training_ended:
             self._state.change_begins()
-            with self._leave_if_lost():
-                self.driver.flush(Meeting.SYNCHRONIZE)
+            with self._losses.leaves_if_lost():
+                self._current.driver.flush(Meeting.SYNCHRONIZE)
             torch.clear_autocast_cache()
 
     @contextmanager
@@ -72,23 +71,23 @@ class CollectiveCalls:
                 "`atoll export`, in a script of its own"
             )
         with ExitStack() as shown:
-            with self._leave_if_lost():
+            with self._losses.leaves_if_lost():
                 self._meet(Meeting.EVALUATION)
                 self._state.change_begins()
                 if self._loader.position.epoch + 1 >= self.epochs and not self._loader.batches_left:
-                    self.driver.flush(Meeting.END)  # no training follows: this is the last model
-                shown.enter_context(self.model.shown(self.driver, self._session.group))
+                    self._current.driver.flush(Meeting.END)  # no training follows: this is the last model
+                shown.enter_context(self.model.shown(self._current.driver, self._session.group))
             yield
 
     def sum(self, numbers: Sequence[float]) -> tuple[float, ...]:
         """Each of these numbers added up over the ranks."""
-        with self._leave_if_lost():
+        with self._losses.leaves_if_lost():
             self._meet(Meeting.SUM)
             return tuple(numbers if (group := self._session.group) is None else group.sum_numbers(numbers))
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensors of all ranks."""
-        with self._leave_if_lost():
+        with self._losses.leaves_if_lost():
             self._meet(Meeting.GATHER)
             return gathered(self._session.group, tensor)
 
@@ -96,8 +95,8 @@ class CollectiveCalls:
         """In a pass that begins: the sum over ranks of what they count. A rank that is lost counts nothing."""
         group, total = self._session.group, count
         if group is not None and not self._passes.broken:
-            with self._broken_if_lost():
-                self.driver.meet(Meeting.WEIGHT)
+            with self._losses.aborts_if_lost():
+                self._current.driver.meet(Meeting.WEIGHT)
                 (total,) = group.sum_numbers([count])
         return total
 
@@ -109,7 +108,7 @@ class CollectiveCalls:
         counts = batch.weight > 0  # else what it has is an empty slice's, for show
         rank, parts = 0, [own.detach() if counts else own.detach()[:0]]
         if group is not None and not self._passes.broken:
-            with self._broken_if_lost():
+            with self._losses.aborts_if_lost():
                 rank, parts = group.rank, gathered_parts(group, parts[0])
         of_all = sum(map(len, parts))
         first = sum(map(len, parts[:rank])) if counts else of_all
@@ -120,12 +119,13 @@ class CollectiveCalls:
     def _summed(self, of_all: int, gradient: torch.Tensor) -> torch.Tensor:
         """In a backward pass: the gradient of the whole batch's loss by the rows of all ranks, divided by what this
         rank's pass weighs, for it will count so. Behind the first `of_all` rows are those that count for nothing."""
-        group, weight, scale = self._session.group, self.driver.weight, self.driver.parts.events.loss_scale()
+        group, driver = self._session.group, self._current.driver
+        weight, scale = driver.weight, driver.parts.events.loss_scale()
         if group is None or self._passes.broken:
             return gradient
         wide = gradient.detach().to("cpu", torch.promote_types(gradient.dtype, torch.float32)).contiguous()
         whole = wide[:of_all] * (weight / scale) if weight > 0 else torch.zeros_like(wide[:of_all])  # 0 * NaN is NaN
-        with self._broken_if_lost():
+        with self._losses.aborts_if_lost():
             group.sum_in_place(whole, "summing gradients of gathered rows")
         factor = scale / weight if weight > 0 else 0.0
         return torch.cat([whole * factor, torch.zeros_like(wide[of_all:])]).to(gradient.device)
@@ -133,4 +133,4 @@ class CollectiveCalls:
     def _meet(self, meeting: Meeting) -> None:
         self._succession.abandon(f"{meeting} needs all ranks")
         if not self.training_ended:
-            self.driver.meet(meeting)
+            self._current.driver.meet(meeting)

@@ -35,12 +35,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from atoll.agent.runtime.membership.aborted_step import without_gradients
-from atoll.agent.runtime.membership.transition.view_transition import ViewTransition
-from atoll.agent.runtime.session.session import Session
+from atoll.agent.runtime.membership.member_state import MemberState
 from atoll.agent.runtime.step.backward.unapplied_gradients import UnappliedGradients
-from atoll.agent.runtime.step.drivers.step_driver import StepDriver
+from atoll.agent.runtime.step.drivers.step_driver import CurrentView
 from atoll.agent.runtime.step.measures.non_finite import NonFinite
-from atoll.agent.runtime.step.optimizers.learning_rate import LearningRate
 from atoll.agent.runtime.step.optimizers.scaled_steps import ScaledSteps
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, PeerLost
@@ -57,28 +55,55 @@ def register_first(optimizer: torch.optim.Optimizer, before: Before, after: Afte
     return [optimizer.register_step_pre_hook(before), ends]
 
 
+class LearningRate:
+    """Factor that holds while optimizer.step() runs. The script, its schedulers and checkpoints see their own rates."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._scaled: list[tuple[dict[str, Any], Any, Any]] = []  # group, its own rate, the one in its place
+
+    def multiply(self, factor: float) -> None:
+        """Multiply every group's rate, a number or a tensor, until `restore`. A group may have none."""
+        self.restore()  # of a step that raised
+        if factor == 1:
+            return
+        for group in self._optimizer.param_groups:
+            if "lr" in group:
+                own = group["lr"]
+                group["lr"] = scaled = own * factor
+                self._scaled.append((group, own, scaled))
+
+    def restore(self) -> None:
+        """Put back the very objects that were there, unless the script has set another rate since."""
+        for group, own, scaled in self._scaled:
+            if group["lr"] is scaled:
+                group["lr"] = own
+        self._scaled.clear()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateParts:
     """The parts of a training that take part in an update."""
 
-    session: Session
     state: StateKeeper
-    succession: ViewTransition
+    member: MemberState
     carried: UnappliedGradients
     non_finite: NonFinite
     scaled: ScaledSteps
-    rate_factor: Callable[[], float]  # of the step under way
-    batches_per_update: Callable[[int], None]  # called when the script accumulates another number of batches
 
 
 class UpdateHooks:
-    """Used by the training thread alone. `driver` is replaced with the view."""
+    """Used by the training thread alone."""
 
     def __init__(
-        self, driver: StepDriver, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], parts: UpdateParts
+        self,
+        current: CurrentView,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        parts: UpdateParts,
     ) -> None:
-        self.driver, self._parts = driver, parts
-        self._passes = driver.parts.passes
+        self._current, self._parts, self._step = current, parts, current.driver.parts
+        self._passes = self._step.passes
         self._rates = {id(optimizer): LearningRate(optimizer) for optimizer in optimizers}
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._before = (
@@ -122,13 +147,13 @@ class UpdateHooks:
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Return the arguments of step(), where they are others."""
         if not self._run_before(optimizer):
-            aborted = self._parts.succession.broken
+            aborted = self._parts.member.aborted
             assert aborted is not None
             return aborted.in_place_of(optimizer, args, kwargs)
         self._look_at_gradients(optimizer)
         if len(args) == 1 and not kwargs:  # no closure
             return None
-        return without_gradients(optimizer, args, kwargs, when=lambda: self._parts.succession.broken is not None)
+        return without_gradients(optimizer, args, kwargs, when=lambda: self._parts.member.aborted is not None)
 
     def _step_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._parts.scaled.stepped = True
@@ -137,13 +162,13 @@ class UpdateHooks:
 
     def _run_before(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return False if the step is aborted, before or now."""
-        if self._parts.succession.broken is None:
+        if self._parts.member.aborted is None:
             for step in self._before:
                 step(optimizer)
-        return self._parts.succession.broken is None
+        return self._parts.member.aborted is None
 
     def _run_after(self, optimizer: torch.optim.Optimizer) -> None:
-        if (aborted := self._parts.succession.broken) is not None:
+        if (aborted := self._parts.member.aborted) is not None:
             aborted.updated, self._passes.gradients_pending = True, False
             return
         for step in self._after:
@@ -177,9 +202,8 @@ class UpdateHooks:
         return False
 
     def _refuse_shown(self, _: torch.optim.Optimizer) -> None:
-        evaluated = self.driver.parts.evaluated
-        if evaluated.is_shown:
-            evaluated.refuse_training("optimizer.step()")
+        if self._step.evaluated.is_shown:
+            self._step.evaluated.refuse_training("optimizer.step()")
 
     def _refuse_carried(self, optimizer: torch.optim.Optimizer) -> None:
         if self._parts.carried.watches:
@@ -192,22 +216,22 @@ class UpdateHooks:
         self._parts.state.update_begins()
 
     def _scale_rate(self, optimizer: torch.optim.Optimizer) -> None:
-        self._rates[id(optimizer)].multiply(self._parts.rate_factor())
+        self._rates[id(optimizer)].multiply(self._passes.learning_rate_factor)
 
     def _begin_update(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.driver.parts.dry_run():
+        if self._passes.muted:
             return
         try:
-            self.driver.before_update()
+            self._current.driver.before_update()
         except AtollError as error:
             self._rates[id(optimizer)].restore()
             if not isinstance(error, PeerLost | DeadlineExceeded):
                 raise
-            self.driver.parts.events.lost(error)
+            self._step.events.lost(error)
 
     def _look_at_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         scaled = getattr(optimizer, "grad_scale", None) is not None  # a GradScaler sees to overflows itself
-        if not (scaled or self.driver.parts.dry_run()):
+        if not (scaled or self._passes.muted):
             self._parts.non_finite.gradients(optimizer)
 
     # --- after it
@@ -216,20 +240,17 @@ class UpdateHooks:
         if self._parts.carried.watches:
             self._parts.carried.applied(optimizer)
         self._passes.gradients_pending = False
-        accumulation = self._passes.accumulation
-        if not self.driver.parts.dry_run() and accumulation.updated():
-            self._parts.batches_per_update(accumulation.batches)
         self._parts.state.shutdown.updated = True
 
     def _pay_throttle(self, _: torch.optim.Optimizer) -> None:
-        self._parts.session.throttle.pay()
+        self._step.clock.pay()
 
     def _end_update(self, _: torch.optim.Optimizer) -> None:
-        if self.driver.parts.dry_run():
-            self.driver.parts.dry_run.undo_update()
+        if self._passes.muted:
+            self._step.dry_run.undo_update()
         else:
-            self.driver.after_update()
+            self._current.driver.after_update()
 
     def _forget_casts(self, _: torch.optim.Optimizer) -> None:
         torch.clear_autocast_cache()  # the script's region may be around several updates
-        self.driver.parts.clock.updated()
+        self._step.clock.updated()

@@ -100,7 +100,7 @@ with (options.out / f"{name}.jsonl").open("a", buffering=1) as log:
                 line = {"step": step, "loss": loss.item().hex(), "reduced": sum(reduced), "agreed": len(agreed)}
                 log.write(json.dumps(line) + "\n")
 assert run._training is not None
-local: Any = getattr(run._training._driver, "update", None)
+local: Any = getattr(run._training._current.driver, "update", None)
 end = {
     "weights": [one.detach() for one in model.parameters()],
     "moments": optimizer.state_dict(),

@@ -99,7 +99,7 @@ def check_scaled_losses() -> None:
                         scaler.update()
                         optimizer.zero_grad()
                 assert run._training is not None
-                kept = run._training._driver.durable.own_at_boundary()
+                kept = run._training._current.driver.durable.own_at_boundary()
                 ended.append({**kept, **{name: one.detach().clone() for name, one in model.named_parameters()}})
                 assert scaler.get_scale() == (2.0**15 if scaled else 1.0)
         torch.testing.assert_close(ended[1], ended[0], rtol=1e-5, atol=1e-7, msg=lambda text, it=case: f"{it}: {text}")
@@ -137,7 +137,7 @@ def all_gradients(strategy: str | StrategySettings) -> dict[str, torch.Tensor]:
         moved = {name: begun[name] - one.detach() for name, one in model.named_parameters()}
         check_all_ranks_have(run, moved)
         assert run._training is not None
-        durable = run._training._driver.durable
+        durable = run._training._current.driver.durable
         if isinstance(durable, CompressedState):
             group, left = run._session.group, durable._residuals.by_name()
             assert group is not None

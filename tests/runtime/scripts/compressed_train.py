@@ -110,8 +110,8 @@ try:
                     file.write(json.dumps(line) + "\n")
 finally:
     torch.save({name: one.detach() for name, one in model.named_parameters()}, options.out / f"{NAME}.end")
-    if run._training is not None and hasattr(run._training._driver.durable, "_residuals"):
-        left = run._training._driver.durable._residuals.by_name()
+    if run._training is not None and hasattr(run._training._current.driver.durable, "_residuals"):
+        left = run._training._current.driver.durable._residuals.by_name()
         torch.save({name: one.clone() for name, one in left.items()}, options.out / f"{NAME}.left")
-        own = run._training._driver.durable.own_at_boundary()
+        own = run._training._current.driver.durable.own_at_boundary()
         torch.save({name: one.clone() for name, one in own.items()}, options.out / f"{NAME}.own")

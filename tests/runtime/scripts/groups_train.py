@@ -192,7 +192,7 @@ for _ in run.epochs(options.epochs):
         trained.clear()
         number = run.step
         loss = train_round(each)
-        if run._training is not None and run._training.succession.broken is not None:
+        if run._training is not None and run._training.succession.member.aborted is not None:
             continue  # nothing of it counts
         run.report(loss=loss.item())
         with (options.out / f"{NAME}.jsonl").open("a") as file:

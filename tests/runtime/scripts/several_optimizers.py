@@ -184,7 +184,7 @@ else:
 if options.often:
     keep_every_step()
 assert run._training is not None
-update: Any = getattr(run._training._driver, "update", None)
+update: Any = getattr(run._training._current.driver, "update", None)
 begun_step = run.step
 name = f"run-{number}-rank-{run.rank}"
 with (

@@ -43,5 +43,5 @@ def check_all_ranks_have(run: atoll.Run, tensors: dict[str, torch.Tensor]) -> No
 def shared_params(run: atoll.Run, model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The parameters' true values, copied; only at a boundary where everything settled."""
     assert run._training is not None
-    by_id = run._training._driver.durable.shared_params()
+    by_id = run._training._current.driver.durable.shared_params()
     return {name: by_id[id(one)].clone() for name, one in model.named_parameters() if id(one) in by_id}

@@ -74,7 +74,7 @@ def a_forward_pass_is_never_more_than_a_round_late(exchange: Exchange) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
         model, optimizer, loader = run.prepare(model, optimizer, DATA, batch_size=10)
         assert run._training is not None
-        update: Any = getattr(run._training._driver, "update", None)
+        update: Any = getattr(run._training._current.driver, "update", None)
         done, versions = 0, []
 
         def look(*_: object) -> None:
@@ -116,7 +116,7 @@ def half_precision_goes_on_from_the_full_one(exchange: Exchange) -> None:
             begun = shared_params(run, model)
             assert all(torch.equal(begun[name], tensor) for name, tensor in kept.items())
             assert run.step == (5 if kept else 0)
-            update: Any = getattr(run._training._driver, "update", None) if run._training is not None else None
+            update: Any = getattr(run._training._current.driver, "update", None) if run._training is not None else None
             if exchange == "updates":  # what bfloat16 cannot hold of the shared parameters is no update of this rank's
                 assert not any(residual.any() for residual in update.state.residuals().values())
             for _ in steps(run, model, optimizer, loader, epochs):

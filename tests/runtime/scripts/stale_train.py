@@ -99,7 +99,7 @@ optimizer.register_step_pre_hook(lambda *_: look("update"))
 def exchange() -> Any:
     """Of the view under way."""
     assert run._training is not None
-    return getattr(run._training._driver, "update", None)
+    return getattr(run._training._current.driver, "update", None)
 
 
 def look(where: str) -> None:
@@ -116,7 +116,7 @@ def look(where: str) -> None:
 
 def keep(what: str) -> None:
     assert run._training is not None
-    durable: Any = run._training._driver.durable
+    durable: Any = run._training._current.driver.durable
     trained, shared_params = dict(model.named_parameters()), durable.shared_params()
     residuals = durable.residuals() if shared_params else durable.own_at_boundary()
     aggregator_sums = durable.aggregator_sums() if shared_params else {}
@@ -217,7 +217,7 @@ def step_counts() -> bool:
     """Return whether the step just made stays: a rank that lost a peer before its update makes it for show."""
     assert run._training is not None
     succession = run._training.succession
-    return succession.broken is None or succession._member.updated_to is not None
+    return succession.member.aborted is None or succession.member.updated_to is not None
 
 
 @torch.no_grad()

@@ -95,14 +95,14 @@ def test_the_step_loop_drives_an_engine_through_every_batch(monkeypatch: pytest.
     model = nn.Linear(4, 1)
     alone = copy.deepcopy(model)
     with_engine = training(Settings(), model)
-    engine: Any = with_engine._driver.engine
+    engine: Any = with_engine._current.driver.engine
     batches: list[torch.Tensor] = []
     losses = []
     for epoch in range(2):
         with_engine.begin_epoch(epoch)
         for batch in with_engine.loader:
             batches.append(batch[0])
-            losses.append(with_engine.step(batch).item())
+            losses.append(with_engine.script.step(batch).item())
     with_engine.finish()
     with_engine.close()
     assert [(one.step, one.total) for one in engine.steps] == list(enumerate([4, 4, 3, 4, 4, 3]))
@@ -122,7 +122,7 @@ def test_a_strategy_without_an_engine_leaves_the_step_to_the_script() -> None:
     made.begin_epoch(0)
     (batch, *_) = made.loader
     with pytest.raises(BadInput, match="no engine of its own"):
-        made.step(batch)
+        made.script.step(batch)
     made.close()
 
 

@@ -41,7 +41,7 @@ def test_alone_it_learns_and_ends_with_its_shared_params(
         assert sum(losses[-6:]) < 0.3 * sum(losses[:6])
         run.synchronize()
         assert run._training is not None
-        shared_params = run._training._driver.durable.shared_params()
+        shared_params = run._training._current.driver.durable.shared_params()
         for one in model.parameters():
             assert torch.equal(one.detach().cpu(), shared_params[id(one)].to(dtype))
     finally:

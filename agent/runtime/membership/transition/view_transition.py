@@ -81,7 +81,7 @@ class ViewTransition:
     ) -> None:
         self._session, self._prepared, self._schedule, self._exchange = session, prepared, schedule, exchange
         self._loader, self._state = prepared.loader, state
-        self._member = MemberState(session, prepared, state)
+        self.member = MemberState(session, prepared, state)
         self._strategy = registry.of(session.strategy)
         self._reporter = MembershipReporter(session)
         self._launched = session.place
@@ -101,7 +101,7 @@ class ViewTransition:
     @property
     def broken(self) -> AbortedStep | None:
         """The step that a loss aborted; until the next view begins, what the script does has no effect."""
-        return self._member.aborted
+        return self.member.aborted
 
     def lose(self, error: AtollError, *, mid_step: str | None) -> None:
         """Abort the step, because a peer is lost in it. Does not return if the run cannot continue without it.
@@ -113,14 +113,14 @@ class ViewTransition:
         self._end_group()
         if (why := mid_step or self._why_not_undoable()) is not None:
             self._unable(why, error)
-        self._member.abort_step()
-        self._reporter.report(VIEW_STAGE_BROKEN, self._member.boundary_step, reason=str(error))
+        self.member.abort_step()
+        self._reporter.report(VIEW_STAGE_BROKEN, self.member.boundary_step, reason=str(error))
 
     def unable(self, why: str, error: AtollError) -> None:
         """Report that the run cannot continue in place after this loss. The caller leaves."""
         if self.possible:
             reason = why if why in str(error) else f"{why}: {error}"
-            self._reporter.report(VIEW_STAGE_UNABLE, self._member.boundary_step, reason=reason)
+            self._reporter.report(VIEW_STAGE_UNABLE, self.member.boundary_step, reason=reason)
 
     def at_boundary(self, *, pending: bool) -> bool:
         """Enter the next view where that is due. pending: gradients wait for an update.
@@ -155,14 +155,14 @@ class ViewTransition:
         An aborted pass cannot be trained again then, and a joiner has no peers yet."""
         if self.broken is not None:
             self._unable(why, PeerLost("a peer was lost"))
-        if self._member.joins:
+        if self.member.joins:
             self._unable(why, PeerLost("this worker is in no view yet"))
 
     # --- without a loss
 
     def join_run(self) -> None:
         """Wait to be admitted into a view, and take the state of its members. Before the script's loop."""
-        if not self._member.joins:
+        if not self.member.joins:
             return
         if (why := self._exchange.why_not() or self._why_not_undoable()) is not None:
             self._unable(why, PeerLost("this worker cannot join"))
@@ -186,7 +186,7 @@ class ViewTransition:
 
         handed_over: the state beside model and optimizer, if there is any."""
         self._reporter.begin_times()
-        self._member.handed_over = handed_over
+        self.member.handed_over = handed_over
         self._state.stands(self._loader.position)
         self._end_group()
         self._reporter.mark_time("aborted_s")
@@ -224,13 +224,13 @@ class ViewTransition:
             self._reporter.begin_times()
             self._state.stands(self._loader.position)
             self._end_group()
-            self._reporter.report(VIEW_STAGE_BROKEN, self._member.boundary_step, reason="a newer view came")
+            self._reporter.report(VIEW_STAGE_BROKEN, self.member.boundary_step, reason="a newer view came")
         self._reporter.mark_time("aborted_s")
         self._enter_view(self._wait_for_view(self._session.view))
 
     def _enter_view(self, wire: agents_pb2.View) -> None:
         """Enter this view; if it cannot be formed, one of those after it."""
-        if self._member.joins:
+        if self.member.joins:
             self._reporter.begin_times()
         while True:
             self._reporter.mark_time("told_s")
@@ -240,7 +240,7 @@ class ViewTransition:
             except (PeerLost, DeadlineExceeded) as error:
                 self._end_group()
                 if not self._has_news(tried):  # the next view is tried anyway
-                    self._reporter.report(VIEW_STAGE_FAILED, self._member.boundary_step, view=tried, reason=str(error))
+                    self._reporter.report(VIEW_STAGE_FAILED, self.member.boundary_step, view=tried, reason=str(error))
             except (BadInput, CheckpointError) as error:
                 self._end_group()
                 return_to_membership(self._session, before)  # what it saves is of that view
@@ -275,19 +275,19 @@ class ViewTransition:
         cannot train in the view."""
         if view.place is None:
             self._state.shutdown.left_out(view.reason)
-        self._reporter.report(VIEW_STAGE_FORMING, self._member.boundary_step, view=view.number)
+        self._reporter.report(VIEW_STAGE_FORMING, self.member.boundary_step, view=view.number)
         old_world_size = self._session.place.world_size
         group = self._meet(view, view.place.rank)
         if group is not None and not all(view.has_state):
             self._check_alike(group, view.has_state)
-        counts = view.has_state[view.place.rank] and self._member.is_whole
-        recovery = StateRecovery(self._member, view.has_state, counts=counts, rewind=self._exchange.rewind)
+        counts = view.has_state[view.place.rank] and self.member.is_whole
+        recovery = StateRecovery(self.member, view.has_state, counts=counts, rewind=self._exchange.rewind)
         outcome = recovery.recover(self._step_s, old_world_size)
         position = outcome.position
         self._schedule.begin_view(
             view.place.world_size, view.plan.id, planned_from_wire(view.plan, self._strategy), position.step
         )
-        if self._member.joins:
+        if self.member.joins:
             if 0 < self._loader.samples <= position.consumed:  # a stream's length is not known
                 raise BadInput("the others are between two epochs, where nobody joins")
             self._loader.join(position, view.place.rank)
@@ -297,7 +297,7 @@ class ViewTransition:
         if outcome.generation is None and origin is None:
             origin = self._handed_over_origin(view.place.rank, sum(view.has_state))
         self._exchange.rebuild(self._loader.position, outcome.generation, origin)
-        self._member.begun_view()
+        self.member.begun_view()
         self._proposed.clear()
         self._first_step, self._first_step_at_s = position.step, time.monotonic()
         self._reporter.mark_time("agreed_s")
@@ -323,9 +323,9 @@ class ViewTransition:
 
     def _handed_over_origin(self, rank: int, takers: int) -> Origin | None:
         """Return this rank's part of what was handed over. A joiner gets only what all ranks share."""
-        if self._member.handed_over is not None:
-            return self._member.handed_over.for_rank(rank, takers)
-        resumed = self._state.resumed if self._member.joins else None
+        if self.member.handed_over is not None:
+            return self.member.handed_over.for_rank(rank, takers)
+        resumed = self._state.resumed if self.member.joins else None
         return replace(resumed.origin(), own=()) if resumed is not None else None
 
     def _check_alike(self, group: Group, has_state: Sequence[bool]) -> None:

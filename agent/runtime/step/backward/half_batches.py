@@ -20,7 +20,7 @@ from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.model.module_hooks import ModuleHook
 from atoll.agent.runtime.session.session import Session
-from atoll.agent.runtime.step.backward.accumulation import NORMS_EVERY_STEPS
+from atoll.agent.runtime.step.backward.pass_state import NORMS_EVERY_STEPS
 from atoll.agent.runtime.strategy_interface.capabilities import Norms
 from atoll.v1.common_pb2 import LEVEL_INFO
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,35 +31,15 @@ from atoll.agent.runtime.channel.channel import LINGER_S
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.model.durable import Durable, Handover, NothingBeside, Origin
-from atoll.agent.runtime.plans.schedule import PlanSchedule
 from atoll.agent.runtime.session.session import Session
-from atoll.agent.runtime.step.backward.accumulation import Accumulation
 from atoll.agent.runtime.step.backward.half_batches import half_batches_of
+from atoll.agent.runtime.step.backward.pass_state import PassState
 from atoll.agent.runtime.step.drivers.coordination import Coordination
 from atoll.agent.runtime.step.drivers.evaluated_model import EvaluatedModel
 from atoll.agent.runtime.step.measures.clock import StepClock
 from atoll.agent.runtime.step.optimizers.dry_run import DryRunSteps
 from atoll.agent.runtime.strategy_interface.capabilities import Engine, Norms, Pass, StepEvents, WorkerHalf
 from atoll.errors import BadInput, PeerLost
-
-
-@dataclass(slots=True)
-class PassState:
-    """State of the backward passes of a training. It outlives the views of the run."""
-
-    open: bool = False
-    broken: bool = False  # a peer was lost and the next view has not begun: passes have no effect
-    gradients_pending: bool = False  # a backward pass since the last optimizer.step()
-    local: bool = False  # the passes that begin now are under run.no_sync
-    unsent: bool = False  # the last pass was: other ranks lack what p.grad has
-    weight: float | None = None  # of this rank's gradients in the open pass; None: by samples
-    sampled_batches: int = 0  # that p.grad is of, where this pass samples norms
-    norms: Norms = field(default_factory=Norms)
-    accumulation: Accumulation = field(default_factory=Accumulation)
-
-    def begin_view(self) -> None:
-        """Make passes count again, at a boundary whose update is whole."""
-        self.broken = self.open = self.gradients_pending = self.unsent = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +50,6 @@ class StepParts:
     model: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
     loader: Loader[Any]
-    schedule: PlanSchedule
     clock: StepClock
     dry_run: DryRunSteps
     evaluated: EvaluatedModel
@@ -78,6 +57,15 @@ class StepParts:
     events: StepEvents
     own: Callable[[], Agreed]  # what this rank knows
     links_busy: Callable[[bool], None]  # called when gradients begin to fill the links and when none is under way
+    batches_per_update: Callable[[int], None]  # called when the script accumulates another number of batches
+
+
+@dataclass(slots=True)
+class CurrentView:
+    """The driver of the view that the worker is in, and what its members agreed on last. Both change with the view."""
+
+    driver: StepDriver
+    agreed: Agreed
 
 
 class StepDriver(ABC):
@@ -210,7 +198,8 @@ class StepDriver(ABC):
         first gradient came already."""
         parts, passes = self.parts, self.parts.passes
         batch = parts.loader.current
-        parts.evaluated.refuse_training("a backward pass")
+        if parts.evaluated.is_shown:
+            parts.evaluated.refuse_training("a backward pass")
         if batch is None:
             raise BadInput("run.backward outside the loop over the loader: there is no batch that is being trained")
         if passes.broken:
@@ -219,17 +208,18 @@ class StepDriver(ABC):
         if passes.open:
             raise BadInput("an earlier backward pass failed half-way; the other ranks wait for the rest of it")
         self._note_waits()
-        parts.session.throttle.pay()
         parts.clock.backward_begins(seen=seen and not passes.gradients_pending)
-        muted, passes.sampled_batches, passes.weight = parts.dry_run(), 0, weight
-        if not muted:
-            first = not passes.gradients_pending
+        passes.sampled_batches, passes.weight = 0, weight
+        if not passes.muted:
+            first, known = not passes.gradients_pending, passes.accumulation.batches
             passes.sampled_batches = passes.accumulation.begin(batch, first=first, local=passes.local)
+            if passes.accumulation.batches != known:
+                parts.batches_per_update(passes.accumulation.batches)
         opened = Pass(
             batch=batch if weight is None else replace(batch, weight=weight),
-            params=parts.schedule.planned_at(batch.step).params,
+            params=passes.params,
             sampled=passes.sampled_batches > 0,
-            muted=muted,
+            muted=passes.muted,
             local=passes.local,
             loss=loss.detach() if loss is not None else None,
         )
@@ -252,7 +242,7 @@ class StepDriver(ABC):
         parts, passes = self.parts, self.parts.passes
         if passes.broken:
             return
-        parts.session.throttle.pay()
+        parts.clock.pay()
         norms = Norms()
         try:
             norms = self.end_pass() if agrees else norms
@@ -264,7 +254,6 @@ class StepDriver(ABC):
         passes.norms = replace(norms, batches=max(passes.sampled_batches, 1)) if self.combines else norms
         self._note_waits()
         parts.clock.backward_ends()
-        parts.session.throttle.resume()
         passes.open = False
 
     def waited(self) -> float:
@@ -272,9 +261,7 @@ class StepDriver(ABC):
         return self.coordination.take_waited(self.waited_for_peers())
 
     def _note_waits(self) -> None:
-        waited_s = self.waited()
-        self.parts.session.throttle.waited(waited_s)
-        self.parts.clock.waited(waited_s)
+        self.parts.clock.waited(self.waited())
 
     # --- all ranks together, between two steps
 

@@ -13,6 +13,8 @@ from typing import Final, Protocol
 
 import torch
 
+from atoll.agent.runtime.session.throttle import Throttle
+
 _PHASES: Final = 4  # load, forward, backward, update
 
 
@@ -144,45 +146,70 @@ class Lap:
 
 class StepClock:
     """Measures from `boundary_ends` to `boundary_begins`, and from one `boundary_begins` to the next. In between come
-    `handed_out`, `backward_begins`, `backward_ends` and `updated`."""
+    `handed_out`, `backward_begins`, `backward_ends` and `updated`.
 
-    def __init__(self, mark: MarkMaker = host_mark, now_s: Callable[[], float] = time.monotonic) -> None:
+    A worker that is slowed down on purpose sleeps at these marks, and where `pay` is called."""
+
+    def __init__(
+        self,
+        mark: MarkMaker = host_mark,
+        now_s: Callable[[], float] = time.monotonic,
+        throttle: Throttle | None = None,
+    ) -> None:
         self._mark, self._now_s = mark, now_s
+        self._throttle = throttle if throttle is not None and throttle.slows else None
         self._lap = Lap(now_s())
 
+    def pay(self) -> None:
+        """Stretch the computing since the last mark."""
+        if self._throttle is not None:
+            self._throttle.pay()
+
     def waited(self, seconds: float, *, at_boundary: bool = False) -> None:
-        """Others kept this worker for so long. at_boundary: between `boundary_begins` and `boundary_ends`."""
+        """Count seconds of waiting for others. at_boundary: between `boundary_begins` and `boundary_ends`."""
         if at_boundary:
             self._lap.boundary_wait_s += seconds
-        else:
-            self._lap.waited(seconds)
+            return
+        self._lap.waited(seconds)
+        if self._throttle is not None:
+            self._throttle.waited(seconds)
 
     def boundary_begins(self) -> Lap:
-        """The step that ends; the next step begins here."""
+        """Return the step that ends; the next step begins here."""
         ended, now_s = self._lap, self._now_s()
         ended.end(now_s, self._mark())
         self._lap = Lap(now_s)
         return ended
 
     def boundary_ends(self) -> None:
+        """Mark the end of the boundary's own work."""
         self._lap.phase_ends(0, self._mark())
+        self._resume()
 
     def handed_out(self) -> None:
-        """The script gets its batch."""
+        """Mark that the script gets its batch."""
+        self.pay()
         self._lap.phase_ends(1, self._mark())
 
     def backward_begins(self, *, seen: bool) -> None:
-        """seen: it begins here, and is the only one of its update."""
+        """Mark the begin of a backward pass. seen: it begins here, and is the only one of its update."""
+        self.pay()
         self._lap.phase_ends(2, self._mark(), seen=seen)
 
     def bucket_ready(self) -> None:
-        """Gradients could leave. The first of a step counts."""
+        """Mark that gradients could leave. The first of a step counts."""
+        self.pay()
         self._lap.bucket_ready(self._mark)
 
     def backward_ends(self) -> None:
-        """Where the strategy is synchronous: the combined gradients are there."""
+        """Mark the end of a backward pass. If the strategy is synchronous, the combined gradients are there."""
         self._lap.phase_ends(3, self._mark())
+        self._resume()
+
+    def _resume(self) -> None:
+        if self._throttle is not None:
+            self._throttle.resume()
 
     def updated(self) -> None:
-        """optimizer.step() is done."""
+        """Note that optimizer.step() is done."""
         self._lap.updated()

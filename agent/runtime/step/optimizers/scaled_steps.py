@@ -29,7 +29,7 @@ class ScaledSteps:
         """left_out: called at the end of a GradScaler.step(optimizer) with one of these that made no update. for_show:
         whether what the script does counts for nothing: then a GradScaler learns nothing from it."""
         self.stepped = False
-        self._scaler: GradScaler | None = None  # that scaled a loss since its last update
+        self.scaler: GradScaler | None = None  # that scaled a loss since its last update
         self._optimizers, self._left_out, self._for_show = optimizers, left_out, for_show
         self._wrapped, self._wrapped_update = GradScaler.step, GradScaler.update
         self._wrapped_scale = GradScaler.scale
@@ -39,7 +39,7 @@ class ScaledSteps:
 
         @functools.wraps(self._wrapped_scale)
         def scale(scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
-            self._scaler = scaler
+            self.scaler = scaler
             return self._wrapped_scale(scaler, *args, **kwargs)
 
         @functools.wraps(self._wrapped)
@@ -52,7 +52,7 @@ class ScaledSteps:
 
         @functools.wraps(self._wrapped_update)
         def update(scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
-            self._scaler = None
+            self.scaler = None
             before = scaler.state_dict() if self._for_show() else {}
             self._wrapped_update(scaler, *args, **kwargs)
             if before:
@@ -64,12 +64,7 @@ class ScaledSteps:
 
     def loss_scale(self) -> float:
         """The factor on the losses whose gradients come now; 1 without a GradScaler."""
-        return float(self._scaler.get_scale()) if self._scaler is not None else 1.0
-
-    @property
-    def scaling(self) -> bool:
-        """Whether a GradScaler scaled the losses whose gradients come now."""
-        return self._scaler is not None
+        return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
 
     def close(self) -> None:
         GradScaler.scale = self._wrapped_scale  # type: ignore[method-assign]

@@ -5,7 +5,8 @@ Whoever leaves saves what it can, says so, and ends with the exit code that its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -17,7 +18,6 @@ from atoll.agent.runtime.model.snapshot import Snapshot
 from atoll.agent.runtime.session.probe import Probe
 from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.drivers.step_driver import StepDriver
-from atoll.agent.runtime.step.state.consistency import Consistency
 from atoll.agent.runtime.step.state.step_reporter import Silent, StepReporter
 from atoll.errors import exit_codes
 
@@ -26,10 +26,18 @@ class Shutdown:
     """All methods run on the training thread, but for `overdue`."""
 
     def __init__(
-        self, session: Session, snapshot: Snapshot, saver: Saver, exchange: StepDriver, consistency: Consistency
+        self,
+        session: Session,
+        snapshot: Snapshot,
+        saver: Saver,
+        exchange: StepDriver,
+        *,
+        updating: threading.Lock,
+        hold: Callable[[], None],
     ) -> None:
+        """updating: held by the training thread while model and optimizer are between two steps. hold: take it."""
         self._session, self._snapshot, self._saver = session, snapshot, saver
-        self.exchange, self._consistency = exchange, consistency
+        self.exchange, self._updating, self._hold = exchange, updating, hold
         self.updated = False  # an optimizer.step() since the last snapshot, which no longer tells the whole state
         self.code: int | None = None  # the exit code, once it is decided
 
@@ -55,7 +63,7 @@ class Shutdown:
     def lost(self, why: Exception, step: int, updated_to: Position | None) -> NoReturn:
         """A peer is gone in this step. Saves the last boundary's state, unless it was updated since; then that of
         `updated_to`, where the strategy's is whole."""
-        self._consistency.begin_update()
+        self._hold()
         self._obey()
         self.exchange.durable.freeze()
         if self.updated and self.exchange.durable.survives_update and updated_to is not None:
@@ -68,7 +76,7 @@ class Shutdown:
 
     def left_out(self, why: str) -> NoReturn:
         """The run goes on without this worker, and has the state."""
-        self._consistency.begin_update()
+        self._hold()
         self._obey()
         exits.say(f"rank {self._session.place.rank} is left out of the run: {why}")
         self._leave(exit_codes.DRAINED)
@@ -77,7 +85,8 @@ class Shutdown:
         """Save the last boundary's state on the link thread, as the training thread does not come to its next one.
 
         The device may be stuck in a collective: it is aborted first, and what is read follows the boundary alone."""
-        with self._consistency.frozen(timeout_s) as may_read:
+        may_read = self._updating.acquire(timeout=timeout_s)
+        try:
             if self._session.group is not None:
                 self._session.group.abort()
             self.exchange.durable.freeze()
@@ -87,6 +96,9 @@ class Shutdown:
             how = "does so after training, before the script's end" if trained else "is stuck"
             exits.say(f"rank {self._session.place.rank} was asked to stop and {how}{_as_words(where)}")
             exits.end_now(exit_codes.PEER_LOST)
+        finally:
+            if may_read:
+                self._updating.release()
 
     @contextmanager
     def obeyed(self) -> Iterator[None]:

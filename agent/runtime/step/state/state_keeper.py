@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -24,7 +25,6 @@ from atoll.agent.runtime.model.model_part import ModelPart
 from atoll.agent.runtime.model.snapshot import Snapshot, Tracked
 from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.drivers.step_driver import StepDriver
-from atoll.agent.runtime.step.state.consistency import Consistency
 from atoll.agent.runtime.step.state.shutdown import Shutdown
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
@@ -48,10 +48,11 @@ class StateKeeper:
         one = as_one(optimizers)
         self._optimizer = part.numbered(one) if part is not None else one
         self.snapshot = Snapshot(model, self._optimizer, tracked, exchange.durable, part)
-        self._consistency = Consistency()
+        self._updating = threading.Lock()
+        self._holds_updating = False
         self.saver = Saver(session, self.snapshot)
         self.memory = CheckpointTier(session, self.snapshot, exchange.coordination.channel.in_use)
-        self.shutdown = Shutdown(session, self.snapshot, self.saver, exchange, self._consistency)
+        self.shutdown = Shutdown(session, self.snapshot, self.saver, exchange, updating=self._updating, hold=self.hold)
         self._group_sizes = self._sizes_of_groups()
         self._keeps = self.saver.enabled or (session.link is not None and session.link.makes_views)
         """Snapshots are taken at boundaries: for checkpoints, or for the next view."""
@@ -98,7 +99,7 @@ class StateKeeper:
         """After a loss, where nobody goes back: what counts is the state of the last boundary, or of `updated_to`,
         where it was updated since. Returns what this rank has for itself then; None: others' state is of no use to
         it."""
-        self._consistency.begin_update()
+        self.hold()
         self.saver.wait_for_reads()
         durable = self.shutdown.exchange.durable
         durable.freeze()
@@ -168,13 +169,27 @@ class StateKeeper:
         self._wait_for_reads()
         self.snapshot.forget()
 
+    def hold(self) -> None:
+        """Keep other threads from saving: between here and `released` the state may be half an update.
+
+        Repeating it is harmless. Waits while another thread saves; that thread ends the process."""
+        if not self._holds_updating:
+            self._updating.acquire()
+            self._holds_updating = True
+
+    def released(self) -> None:
+        """Let other threads save: the update is whole."""
+        if self._holds_updating:
+            self._holds_updating = False
+            self._updating.release()
+
     def _wait_for_reads(self) -> None:
         self.saver.wait_for_reads()
         self.memory.wait_for_reads()
 
     def update_begins(self) -> None:
         """optimizer.step() does. From here on until `whole`, nobody else saves."""
-        self._consistency.begin_update()
+        self.hold()
         if self._keeps:
             self._wait_for_reads()
             self.snapshot.note_writes()
@@ -182,7 +197,7 @@ class StateKeeper:
     def whole(self, position: Position, agreed: Agreed, *, snapshot: bool, to_disk: bool) -> None:
         """At a boundary, the update is whole. snapshot: checkpoints are taken of it where they are due; to_disk: also
         there."""
-        self._consistency.begin_update()
+        self.hold()
         self.shutdown.updated = False
         self._tell_changed_groups()
         if snapshot and self._keeps:
@@ -211,15 +226,11 @@ class StateKeeper:
 
     def stands(self, position: Position) -> None:
         """At a boundary whose update is whole, and which is left for another view: that state counts there."""
-        self._consistency.begin_update()
+        self.hold()
         self.shutdown.updated = False
         self.change_begins()
         self.snapshot.take(position)
-        self._consistency.end_update()
-
-    def released(self) -> None:
-        """After `whole`: others may save."""
-        self._consistency.end_update()
+        self.released()
 
     def save_last(self) -> None:
         """Training is done. Where gradients wait for an update that never comes, the last checkpoint stays. Raises
