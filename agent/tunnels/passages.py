@@ -23,8 +23,7 @@ from atoll.errors import AtollError, BadInput, ControllerUnreachable
 from atoll.host.ports import listening
 from atoll.jobs.worker_key import WorkerKey
 from atoll.relay.client import call_relay, connected
-from atoll.relay.frames import read_frame
-from atoll.relay.handshake import Call
+from atoll.relay.handshake import Call, read_frame
 from atoll.relay.splice import join
 from atoll.v1.worker_pb2 import OpenPassage, Passage, Welcome
 

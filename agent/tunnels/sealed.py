@@ -15,7 +15,7 @@ from typing import Final
 from atoll.agent.runtime.checkpoints.memory.replication.sealing import Seal, Sealer
 from atoll.agent.runtime.transport.keys import KEY_BYTES
 from atoll.errors import NotAllowed
-from atoll.relay.frames import exactly
+from atoll.relay.handshake import exactly
 
 PURPOSE: Final = b"atoll passages 1"
 RECORD_BYTES: Final = 128 * 1024

@@ -8,8 +8,7 @@ from typing import Final
 
 from atoll.errors import ControllerUnreachable, NotAllowed
 from atoll.network.rpc import split_address
-from atoll.relay.frames import exactly, read_frame, write_frame
-from atoll.relay.handshake import NONCE_BYTES, Call, proven
+from atoll.relay.handshake import NONCE_BYTES, Call, exactly, proven, read_frame, write_frame
 from atoll.relay.server import keep_alive
 
 CONNECT_S: Final = 5.0

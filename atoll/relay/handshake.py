@@ -6,9 +6,11 @@ The key of a node is derived from the relay's secret: the relay keeps no list, a
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
+import socket
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,7 +23,7 @@ NONCE_BYTES: Final = 32
 KEY_BYTES: Final = 32
 MAX_FRAME_BYTES: Final = 2048
 MAX_NOTE: Final = 512
-LENGTH: Final = struct.Struct("!I")
+_LENGTH: Final = struct.Struct("!I")
 _PURPOSE: Final = b"atoll relay 1"
 
 Want = Literal["stand-by", "dial", "answer"]
@@ -71,20 +73,36 @@ def _proof(call: Call, key: bytes, nonce: bytes) -> bytes:
     return hmac.digest(key, _PURPOSE + nonce + said, hashlib.sha256)
 
 
-def framed(body: Mapping[str, Any]) -> bytes:
-    """Raises BadInput where it is too long."""
-    data = json.dumps(body).encode()
-    if len(data) > MAX_FRAME_BYTES:
-        raise BadInput(f"a frame of {len(data)} bytes; at most {MAX_FRAME_BYTES} are taken")
-    return LENGTH.pack(len(data)) + data
+async def exactly(connection: socket.socket, count: int) -> bytes:
+    """Read `count` bytes and not one more: what follows belongs to the link. Raises ConnectionError at an early end."""
+    loop = asyncio.get_running_loop()
+    read = bytearray(count)
+    left = memoryview(read)
+    while left:
+        more = await loop.sock_recv_into(connection, left)
+        if not more:
+            raise ConnectionResetError("the other end closed the connection")
+        left = left[more:]
+    return bytes(read)
 
 
-def body_of(data: bytes) -> dict[str, Any]:
-    """Raises BadInput."""
+async def read_frame(connection: socket.socket) -> dict[str, Any]:
+    """Read the frame that comes next. Raises ConnectionError, BadInput."""
+    (length,) = _LENGTH.unpack(await exactly(connection, _LENGTH.size))
+    if length > MAX_FRAME_BYTES:
+        raise BadInput(f"a frame of {length} bytes is announced; at most {MAX_FRAME_BYTES} are taken")
     try:
-        body = json.loads(data)
+        body = json.loads(await exactly(connection, length))
     except ValueError as error:
-        raise BadInput(f"a frame of {len(data)} bytes is no JSON") from error
+        raise BadInput(f"a frame of {length} bytes is no JSON") from error
     if not isinstance(body, dict):
         raise BadInput("a frame is no JSON object")
     return body
+
+
+async def write_frame(connection: socket.socket, body: Mapping[str, Any]) -> None:
+    """Send a frame. Raises OSError, BadInput if it is too long."""
+    data = json.dumps(body).encode()
+    if len(data) > MAX_FRAME_BYTES:
+        raise BadInput(f"a frame of {len(data)} bytes; at most {MAX_FRAME_BYTES} are taken")
+    await asyncio.get_running_loop().sock_sendall(connection, _LENGTH.pack(len(data)) + data)

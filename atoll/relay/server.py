@@ -17,8 +17,7 @@ from typing import Any, Final
 from atoll.errors import AtollError, BadInput, SettingError
 from atoll.host.ports import host_and_port, listening
 from atoll.network.rpc import split_address
-from atoll.relay.frames import read_frame, write_frame
-from atoll.relay.handshake import NONCE_BYTES, Call, checked
+from atoll.relay.handshake import NONCE_BYTES, Call, checked, read_frame, write_frame
 from atoll.relay.splice import join
 from atoll.telemetry.prometheus import Measured, Measurement
 

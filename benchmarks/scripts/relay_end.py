@@ -21,8 +21,7 @@ from atoll.agent.runtime.transport.keys import Keys
 from atoll.agent.tunnels.sealed import PURPOSE, join_sealed
 from atoll.host.ports import listening
 from atoll.relay.client import call_relay, connected
-from atoll.relay.frames import exactly, read_frame
-from atoll.relay.handshake import Call, node_key
+from atoll.relay.handshake import Call, exactly, node_key, read_frame
 from atoll.relay.server import keep_alive
 
 SECRET = b"of this benchmark and nobody else"

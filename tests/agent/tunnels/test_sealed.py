@@ -14,7 +14,7 @@ from atoll.agent.tunnels.members import member_of
 from atoll.agent.tunnels.note import LinkNote
 from atoll.agent.tunnels.sealed import PURPOSE, join_sealed
 from atoll.errors import BadInput
-from atoll.relay.frames import exactly
+from atoll.relay.handshake import exactly
 from atoll.v1.agents_pb2 import DataKeys, Launch, Member, View, ViewMember
 from atoll.v1.worker_pb2 import Welcome
 

@@ -12,8 +12,7 @@ import pytest
 
 from atoll.errors import BadInput, ControllerUnreachable, NotAllowed
 from atoll.relay.client import call_relay, connected
-from atoll.relay.frames import exactly, read_frame, write_frame
-from atoll.relay.handshake import NONCE_BYTES, Call, checked, node_key, proven
+from atoll.relay.handshake import NONCE_BYTES, Call, checked, exactly, node_key, proven, read_frame, write_frame
 from atoll.relay.server import Relay, RelayLimits, read_secret
 from atoll.relay.splice import PIPE_BYTES
 
