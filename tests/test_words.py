@@ -44,8 +44,6 @@ UNCLEAN_FOLDERS: set[str] = {
     "agent/runtime/step/measures",
     "agent/runtime/step/optimizers",
     "agent/runtime/step/state",
-    "atoll/cli/render",
-    "atoll/client",
 }
 """Folders with docstrings that begin badly. This list only shrinks."""
 

@@ -74,7 +74,7 @@ class AsyncClient:
         await self._leader.close()
 
     async def checkpoints(self, job: str) -> pb.CheckpointsReply:
-        """What there is of a job's checkpoints in all tiers, and which nodes could not be asked."""
+        """Return a job's checkpoints in all tiers, and the nodes that could not be asked."""
         return await self._leader.call(
             f"checkpoints of {job}",
             lambda stub, s: stub.Checkpoints(pb.CheckpointsRequest(job=job), timeout=max(s, CHECKPOINTS_ANSWER_S)),
@@ -266,7 +266,7 @@ class AsyncClient:
 
 
 class LogPosition:
-    """How far each worker's output was delivered, so that a stream that starts over repeats nothing."""
+    """End of what was delivered of each worker's output, so that a stream that starts again repeats nothing."""
 
     def __init__(self) -> None:
         self._next: dict[tuple[int, int], int] = {}
@@ -336,7 +336,7 @@ class _LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Its result. What interrupts the wait cancels the work."""
+        """Return the result of the work. An interrupted wait cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

@@ -23,7 +23,7 @@ _LAST_LINES: Final = 10
 
 
 class Screen(Protocol):
-    """Where a followed job is shown."""
+    """Display of a followed job."""
 
     def job(self, job: Job) -> None: ...
     def event(self, event: Event) -> None: ...
@@ -318,5 +318,5 @@ def fitting(rows: list[tuple[str, ...]], width: int) -> tuple[tuple[str, ...], l
 
 
 def _visible(text: str) -> str:
-    """What a terminal would show of a line that redraws itself with carriage returns."""
+    """Return the text that a terminal would show of a line with carriage returns."""
     return terminal.printable(text.rstrip("\r").rpartition("\r")[2])
