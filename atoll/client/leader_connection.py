@@ -14,11 +14,10 @@ import grpc.aio
 
 from atoll.errors import AtollError, BadInput, ControllerUnreachable, NotAllowed
 from atoll.host.ports import host_and_port
-from atoll.network.rpc import Tls, leader_hint, open_channel, split_address, translate
+from atoll.network.rpc import RenewedFiles, Tls, leader_hint, open_channel, split_address, translate
 from atoll.security.handshakes import certificate_problem, ended_at_once, refused_in_silence
 from atoll.v1.jobs_pb2_grpc import JobServiceStub
 
-logger = logging.getLogger(__name__)
 waiting: Final = logging.getLogger(f"{__name__}.waiting")
 
 # Every call may be repeated (Submit has its request id), so whatever says "nobody did it" is tried again.
@@ -53,7 +52,7 @@ class Leader:
         self._addresses = [_normal(address) for address in controllers]
         self._current = self._addresses[0]
         self._tls = tls
-        self._stamp = tls.stamp() if tls is not None else None
+        self._files = RenewedFiles(tls)
         self._timeout_s = timeout_s
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._left: list[grpc.aio.Channel] = []  # made with files that were replaced since; streams may be open
@@ -161,22 +160,12 @@ class Leader:
         self._current = known[(here + 1) % len(known)]
 
     def _stub(self) -> JobServiceAsyncStub:
-        if self._tls is not None and (stamp := self._tls.stamp()) != self._stamp:
-            self._stamp = stamp
-            self._renew(self._tls)
+        if self._files.newest():
+            self._left += self._channels.values()
+            self._channels = {}
         if self._current not in self._channels:
             self._channels[self._current] = open_channel(self._current, self._tls)
         return JobServiceStub(self._channels[self._current])
-
-    def _renew(self, tls: Tls) -> None:
-        """From the next call on with the certificate that lies there by now."""
-        try:
-            tls.check()
-        except BadInput as error:  # one was copied and the other one not yet
-            logger.warning("%s The files before are used", error)
-            return
-        self._left += self._channels.values()
-        self._channels = {}
 
 
 def _normal(address: str) -> str:

@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -18,11 +19,10 @@ import uvicorn
 
 from atoll.client.client import AsyncClient
 from atoll.dashboard.app import dashboard
-from atoll.dashboard.certificate import RenewedCertificate
 from atoll.dashboard.door import HOSTS
 from atoll.errors import BadInput
 from atoll.host import ports
-from atoll.network.rpc import Tls, split_address
+from atoll.network.rpc import RenewedFiles, Tls, split_address
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,20 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _renewed_certificate(tls: Tls) -> Callable[[ssl.SSLObject | ssl.SSLSocket, str, ssl.SSLContext], None]:
+    """Return what gives each connection the newest certificate of the files, as an `sni_callback`."""
+    files, newest = RenewedFiles(tls), None
+
+    def present(connection: ssl.SSLObject | ssl.SSLSocket, name: str, context: ssl.SSLContext) -> None:
+        nonlocal newest
+        if files.newest():
+            newest = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            newest.load_cert_chain(tls.certificate, tls.key)
+        connection.context = newest or context
+
+    return present
+
+
 async def serve(client: AsyncClient, page: PageSocket, ready: Callable[[str], None], stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then end open streams. ready: is told the address, with the token in it."""
     token = secrets.token_urlsafe(24)
@@ -92,7 +106,7 @@ async def serve(client: AsyncClient, page: PageSocket, ready: Callable[[str], No
     )
     config.load()
     if page.tls is not None and config.ssl is not None:
-        config.ssl.sni_callback = RenewedCertificate(page.tls).present
+        config.ssl.sni_callback = _renewed_certificate(page.tls)
     server = _Server(config)
 
     async def until_stopped() -> None:

@@ -146,38 +146,45 @@ def open_channel(address: str, tls: Tls | None) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(address, credentials, options=CLIENT_OPTIONS)
 
 
+class RenewedFiles:
+    """Watches an identity's files, which a user may replace by renewed ones while they are in use."""
+
+    def __init__(self, tls: Tls | None) -> None:
+        """tls: None without certificates, which never change."""
+        self._tls = tls
+        self._stamp = tls.stamp() if tls is not None else None
+
+    def newest(self) -> tuple[bytes, bytes, bytes] | None:
+        """Return (ca, certificate, key) as PEM once after they were replaced, if they can be used together."""
+        if self._tls is None or (stamp := self._tls.stamp()) == self._stamp:
+            return None
+        self._stamp = stamp
+        try:
+            self._tls.check()
+            return self._tls.read()
+        except BadInput as error:  # one was copied and the other one not yet
+            logger.warning("%s The files before are used", error)
+            return None
+
+
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
     """Server side of mutual TLS: only certificates signed by the cluster's CA get through.
 
     Files that were replaced are used from the next connection on. Raises BadInput where they cannot be used."""
-    files = _ServerFiles(tls)
-    replaced: Any = files.replaced  # it may return None, which grpc's types do not know
-    return grpc.dynamic_ssl_server_credentials(files.read(), replaced, require_client_authentication=True)
 
-
-class _ServerFiles:
-    """An identity's files as gRPC wants them."""
-
-    def __init__(self, tls: Tls) -> None:
-        self._tls = tls
-        self._stamp = tls.stamp()
-
-    def read(self) -> grpc.ServerCertificateConfiguration:
-        self._tls.check()
-        ca, certificate, key = self._tls.read()
+    def as_grpc_has_them(ca: bytes, certificate: bytes, key: bytes) -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca)
 
-    def replaced(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the present certificate, or None if it is in use. gRPC's thread calls this before every handshake."""
-        stamp = self._tls.stamp()
-        if stamp == self._stamp:
-            return None
-        self._stamp = stamp
-        try:
-            return self.read()
-        except BadInput as error:  # one was copied and the other one not yet
-            logger.warning("%s The files before are used", error)
-            return None
+    def replaced() -> Any:
+        """Return the renewed certificate, or None to use the one before. gRPC's thread calls it at every handshake."""
+        newest = files.newest()
+        return as_grpc_has_them(*newest) if newest else None
+
+    files = RenewedFiles(tls)
+    tls.check()
+    return grpc.dynamic_ssl_server_credentials(
+        as_grpc_has_them(*tls.read()), replaced, require_client_authentication=True
+    )
 
 
 # Both directions: the client turns codes into errors, the server's interceptor errors into codes.

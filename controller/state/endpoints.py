@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,10 +14,8 @@ import grpc.aio
 
 from atoll.errors import AtollError, BadInput, NotAllowed, NotFound, StoreUnavailable
 from atoll.host.ports import DEFAULT_ETCD_PORT, host_and_port
-from atoll.network.rpc import Tls, split_address
+from atoll.network.rpc import RenewedFiles, Tls, split_address
 from atoll.v1.etcd_pb2_grpc import KVStub, LeaseStub, WatchStub
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -60,9 +57,8 @@ class Endpoints:
         self.timeout_s: Final = timeout_s
         self._closed = asyncio.Event()
         self._encrypted = tls is not None
-        self._tls = tls
-        self._stamp = tls.stamp() if tls is not None else None
-        credentials = _credentials(tls) if tls is not None else None
+        self._tls, self._files = tls, RenewedFiles(tls)
+        credentials = _credentials(*tls.read()) if tls is not None else None
         self._members = tuple(_member(address, credentials) for address in addresses)
         self._left: list[grpc.aio.Channel] = []  # made with files that were replaced since
         self._preferred = 0
@@ -83,19 +79,10 @@ class Endpoints:
         """Ask another member next time, where there is one; with the certificate that lies there by now."""
         if self.preferred() is member:
             self._preferred = (self._preferred + 1) % len(self._members)
-        if self._tls is not None and (stamp := self._tls.stamp()) != self._stamp:
-            self._stamp = stamp
-            self._reconnect(self._tls)
-
-    def _reconnect(self, tls: Tls) -> None:
-        try:
-            tls.check()
-            credentials = _credentials(tls)
-        except BadInput as error:  # one was copied and the other one not yet
-            logger.warning("%s The files before are used", error)
-            return
-        self._left += [member.channel for member in self._members]
-        self._members = tuple(_member(member.address, credentials) for member in self._members)
+        if newest := self._files.newest():
+            credentials = _credentials(*newest)
+            self._left += [member.channel for member in self._members]
+            self._members = tuple(_member(member.address, credentials) for member in self._members)
 
     async def call(self, attempt: Callable[[EtcdMember, float], Awaitable[T]], doing: str, repeatable: bool) -> T:
         """Carry out `attempt(member, timeout_s)` on the first member that can, within the deadline.
@@ -171,8 +158,7 @@ class Endpoints:
         await asyncio.gather(*(channel.close() for channel in channels))
 
 
-def _credentials(tls: Tls) -> grpc.ChannelCredentials:
-    ca, certificate, key = tls.read()
+def _credentials(ca: bytes, certificate: bytes, key: bytes) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
@@ -191,7 +177,7 @@ def _member(address: str, credentials: grpc.ChannelCredentials | None) -> EtcdMe
 def _blocking_channel(target: str, tls: Tls | None) -> grpc.Channel:
     if tls is None:
         return grpc.insecure_channel(target, options=_OPTIONS)
-    return grpc.secure_channel(target, _credentials(tls), options=_OPTIONS)
+    return grpc.secure_channel(target, _credentials(*tls.read()), options=_OPTIONS)
 
 
 _TRANSIENT: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
