@@ -27,7 +27,6 @@ from atoll.controller.services.logs import LogStore, run
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import Level
 from atoll.errors import BadInput, DeadlineExceeded, NotAllowed, StoreUnavailable
-from atoll.network.message_limits import SHA256
 from atoll.security.volunteer_ticket import is_token
 from atoll.strategies import registry
 from atoll.strategies.declaration import read
@@ -262,8 +261,6 @@ class AgentServicer(AgentServiceServicer):
 
     async def FetchCode(self, request: pb.FetchCodeRequest, context: Context) -> None:  # type: ignore[override]
         epoch = self._known_leader.leading()
-        if not SHA256.fullmatch(request.sha256):
-            raise BadInput(f"sha256 = {request.sha256[:80]!r} is not a SHA-256 in hex")
         if self._identities and caller_identity(context, *AGENT_ROLES)[0] == "volunteer":
             _refuse_unhelped(epoch, request.sha256)
         for chunk in await epoch.code.chunks(request.sha256):

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 from atoll.controller.services.sqlite_file import SqliteFile
-from atoll.errors import BadInput
-from atoll.network.message_limits import JOB_ID
 
 MOST_BYTES: Final = 20 * 1024 * 1024
 READ_BYTES: Final = 256 * 1024
@@ -152,9 +150,6 @@ class LogStore:
         self._file = SqliteFile(path, SCHEMA)
 
     def rank(self, job: str, rank: int) -> RankLog:
-        """Raises BadInput for an id that is no job's."""
-        if not JOB_ID.fullmatch(job):
-            raise BadInput(f"{job[:80]!r} is no job's id")
         return RankLog(self._file, job, rank)
 
     def ranks(self, job: str) -> list[int]:

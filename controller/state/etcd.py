@@ -79,8 +79,6 @@ class EtcdStore:
         return int(reply.header.revision)
 
     async def grant_lease(self, ttl_s: int) -> int:
-        if ttl_s < 1:
-            raise BadInput(f"a lease of {ttl_s} s cannot be granted. Its time must be at least 1 s")
         # May be repeated: a lease that was granted to nobody ends by itself.
         request = wire.LeaseGrantRequest(TTL=ttl_s)
         reply = await self._ask(lambda member: member.lease.LeaseGrant, request, "granting a lease")

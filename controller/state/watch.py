@@ -29,10 +29,6 @@ _LAST_BACKOFF_S: Final = 2.0
 
 async def watch(endpoints: Endpoints, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
     """See StateStore.watch. Raises NotAllowed where etcd refuses this identity."""
-    if from_revision < 1:
-        raise BadInput(
-            f"watching {prefix} from revision {from_revision}: revisions begin at 1. List first, watch behind it"
-        )
     resume_at = from_revision
     backoff_s = _FIRST_BACKOFF_S
     while not endpoints.closed:

@@ -4,7 +4,7 @@ Its devices wait as standbys, as a device does that was too slow: while the run 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -14,11 +14,9 @@ from atoll.controller.jobs.admission.admitting import PAYBACK_S
 from atoll.controller.jobs.admission.growing import JUDGE_EVERY_S, DeviceAssessment, is_measured, restart_s, sent_back
 from atoll.controller.jobs.admission.one_island import island_times, measured_islands, uncertainty_of
 from atoll.controller.jobs.model.observed import ObservedJob, PassClock
-from atoll.controller.planners.islands.exchange_density import ExchangeDensityInput
 from atoll.controller.planners.islands.thin_island import ThinIslandInput, ThinIslandPlan
 from atoll.controller.planners.registry import EXCHANGE_DENSITY, THIN_ISLAND, Decision
 from atoll.controller.state.records import RunRecord
-from atoll.step_estimators.estimates import RankProfile
 
 MAX_THIN_LINK_SHARE: Final = 0.5
 """Largest bandwidth of a thin link, as a share of the link among the others."""
@@ -47,7 +45,14 @@ def without_thin_island(observed: ObservedJob, run: RunRecord, clock: PassClock)
         return nothing
     chosen = EXCHANGE_DENSITY.read(plans[-1].input)
     exchange = chosen.model_copy(update={"bandwidths": tuple(bps / 8 for bps in links)})
-    decision = THIN_ISLAND.decide(_asked(by_island, exchange, restart_s(job.status.history) / PAYBACK_S))
+    decision = THIN_ISLAND.decide(
+        ThinIslandInput.of_measured(
+            islands=tuple(island_times(name, ranks) for name, ranks in sorted(by_island.items())),
+            exchange=exchange,
+            uncertainty=uncertainty_of(by_island),
+            cost=min(restart_s(job.status.history) / PAYBACK_S, 1.0),
+        )
+    )
     left_out = [m for m in run.members if m.island == decision.plan.island]
     if not decision.plan.leaves or len(run.members) - len(left_out) < max(job.spec.min_workers, 1):
         return nothing
@@ -84,17 +89,6 @@ def _links(profile: Profile, islands: Sequence[str]) -> list[float] | None:
         return None
     links[thin] = min(profile.links[name].bandwidth_bps for name in islands)
     return [links[name] for name in islands]
-
-
-def _asked(
-    by_island: Mapping[str, Sequence[RankProfile]], exchange: ExchangeDensityInput, cost: float
-) -> ThinIslandInput:
-    return ThinIslandInput.of_measured(
-        islands=tuple(island_times(name, ranks) for name, ranks in sorted(by_island.items())),
-        exchange=exchange,
-        uncertainty=uncertainty_of(by_island),
-        cost=min(cost, 1.0),
-    )
 
 
 def _reason(decision: ThinIslandDecision) -> str:

@@ -23,9 +23,7 @@ from atoll.controller.state.records import (
     JobPhase,
     JobRecord,
     Level,
-    NodeRecord,
     PlacementRecord,
-    RunMember,
     RunRecord,
     WorkerExitKind,
 )
@@ -53,15 +51,19 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
     )
     decision = decide_start(clock.now_s, wanted, observed.devices.free, observed.devices.ports)
     if not decision.members:
-        return JobStep(_with_reason(job, decision.reason + _unreachable(observed)), observed.run, held=decision.held)
+        left_out = f"; {observed.devices.unreachable}" if observed.devices.unreachable else ""
+        return JobStep(_with_reason(job, decision.reason + left_out), observed.run, held=decision.held)
     if awaited := awaited_memory(observed, last_run, clock):
         return JobStep(_with_reason(job, awaited), observed.run, held=decision.devices)
-    number = job.status.run + 1
+    number, nodes = job.status.run + 1, {m.node: observed.nodes[m.node].record for m in decision.members}
     run = RunRecord(
         job=job.id,
         run=number,
-        members=tuple(_with_node(m, observed.nodes[m.node].record) for m in decision.members),
-        master_address=observed.nodes[decision.members[0].node].record.address,
+        members=tuple(
+            replace(member, island=nodes[member.node].island, behind_nat=nodes[member.node].behind_nat)
+            for member in decision.members
+        ),
+        master_address=nodes[decision.members[0].node].address,
         master_port=decision.master_port,
         began_unix_s=clock.unix_s,
         data_seed=observed.data_seed,
@@ -71,9 +73,8 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
     plan = begun_with(job, first_plan(number, job.spec.split, places, wanted.learned, wanted.total_batch))
     started = advance(job, JobPhase.STARTING, decision.reason, clock.unix_s)
     started = replace(started, status=replace(started.status, run=number, view=1, retry_delay_s=0.0))
-    started, told = _update_standbys(started, decision, places)
+    started, left_out_events = _update_standbys(started, decision, places)
     devices = tuple(f"{m.node}/{m.device}" for m in run.members[:16])
-    nodes = {m.node: observed.nodes[m.node].record for m in run.members}
     before, refused = observed.plans.placement, ""
     try:
         placement = first_placement(
@@ -92,14 +93,14 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
         NewEvent(kind=EventKind.PLAN_ISSUED, plan=1, planner=plan.planner, cause=plan.reason),
         *([_placement_warning(refused)] if refused else _placement_events(before, placement)),
         *(NewEvent(kind=EventKind.CONNECTIVITY, cause=text) for text in [relay_notice(run.members)] if text),
-        *_unreachable_events(observed),
-        *told,
+        *(
+            NewEvent(kind=EventKind.CONNECTIVITY, level=Level.WARNING, cause=text)
+            for text in [observed.devices.unreachable]
+            if text
+        ),
+        *left_out_events,
     )
     return JobStep(started, run, plan, events, placement=placement, views=(_first_view(run, clock),))
-
-
-def _with_node(member: RunMember, record: NodeRecord) -> RunMember:
-    return replace(member, island=record.island, behind_nat=record.behind_nat)
 
 
 def _first_view(run: RunRecord, clock: PassClock) -> ViewRecord:
@@ -145,11 +146,6 @@ def _placement_warning(text: str) -> NewEvent:
     return NewEvent(kind=EventKind.PLACEMENT, level=Level.WARNING, cause=text)
 
 
-def _unreachable_events(observed: ObservedJob) -> Iterator[NewEvent]:
-    if cause := observed.devices.unreachable:
-        yield NewEvent(kind=EventKind.CONNECTIVITY, level=Level.WARNING, cause=cause)
-
-
 def _update_standbys(
     job: JobRecord, decision: StartDecision, places: Sequence[Place]
 ) -> tuple[JobRecord, tuple[NewEvent, ...]]:
@@ -159,10 +155,6 @@ def _update_standbys(
     job = replace(job, learned=replace(job.learned, standby=waiting))
     new = {name: standby for name, standby in decision.standby.items() if job.learned.standby.get(name) != standby}
     return stood_by(job, new, decision.standby)
-
-
-def _unreachable(observed: ObservedJob) -> str:
-    return f"; {observed.devices.unreachable}" if observed.devices.unreachable else ""
 
 
 def _survivors(run: RunRecord | None) -> frozenset[str]:

@@ -6,7 +6,6 @@ import pytest
 
 from atoll.controller.services.logs import MOST_BYTES, SCHEMA, LogStore, RankLog
 from atoll.controller.services.sqlite_file import SqliteFile
-from atoll.errors import BadInput
 
 
 def made(folder: Path, most_bytes: int = MOST_BYTES) -> RankLog:
@@ -138,12 +137,6 @@ def test_logs_of_jobs_lie_apart_and_are_removed_together(tmp_path: Path) -> None
     assert (logs.ranks("one-1"), logs.ranks("two-2")) == ([], [0])
     assert text(logs.rank("one-1", 0)) == b""
     assert text(logs.rank("two-2", 0)) == b"y"
-
-
-@pytest.mark.parametrize("job", ["../etc", "", "/", "a/b", "UP"])
-def test_what_is_no_job_s_id_is_refused(tmp_path: Path, job: str) -> None:
-    with pytest.raises(BadInput, match="is no job's id"):
-        LogStore(tmp_path / "logs.sqlite3").rank(job, 0)
 
 
 def test_a_torn_file_is_put_aside_and_a_new_one_takes_what_comes(tmp_path: Path) -> None:

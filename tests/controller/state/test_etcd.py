@@ -231,8 +231,3 @@ async def test_a_revoked_lease_takes_its_keys_along_at_once_and_may_be_revoked_a
     await store.revoke_lease(lease)
     await store.revoke_lease(lease)
     assert await store.read("/atoll/node") is None
-
-
-async def test_a_lease_without_time_is_bad_input(store: EtcdStore) -> None:
-    with pytest.raises(BadInput):
-        await store.grant_lease(0)

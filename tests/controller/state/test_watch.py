@@ -16,7 +16,6 @@ from atoll.controller.state import watch as watching
 from atoll.controller.state.election import read_until_answered
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.store import Delete, Deleted, DeletePrefix, Put, WatchBatch
-from atoll.errors import BadInput
 from atoll.v1 import etcd_pb2 as wire
 
 
@@ -213,11 +212,6 @@ async def test_a_watch_can_be_cancelled_while_etcd_is_away(own_etcd: EtcdServer,
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(waiting, 30)
-
-
-async def test_a_watch_needs_a_revision_to_begin_at(store: EtcdStore) -> None:
-    with pytest.raises(BadInput, match="begin at 1"):
-        await anext(store.watch("/atoll/w/", 0))
 
 
 async def _next(batches: AsyncGenerator[WatchBatch, None]) -> WatchBatch:
