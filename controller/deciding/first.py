@@ -48,10 +48,11 @@ def first_plan(
         return _even(run, len(places), total_batch)
     decision = by_time(times, total_batch or NOMINAL_BATCH)
     shares = decision.plan.batches if total_batch >= len(places) else decision.plan.continuous
-    return _first(run, shares, decision, f"{why}: {ratios(times)}")
+    return first_record(run, shares, decision, f"{why}: {ratios(times)}")
 
 
-def _first(run: int, shares: Sequence[float], decision: Decision[Any, Any], reason: str) -> PlanRecord:
+def first_record(run: int, shares: Sequence[float], decision: Decision[Any, Any], reason: str) -> PlanRecord:
+    """Return a run's first plan with these shares, as its planner decided."""
     return PlanRecord(
         run=run,
         id=1,
@@ -92,7 +93,7 @@ def by_time(times: Sequence[float], total_batch: int) -> Decision[InverseTimeInp
 def _even(run: int, ranks: int, total_batch: int) -> PlanRecord:
     decision = EVEN.decide(EvenInput(total_batch=max(total_batch, ranks), nodes=ranks))
     reason = "one worker" if ranks == 1 else f"the same for all {ranks} workers"
-    return _first(run, decision.plan.batches, decision, reason)
+    return first_record(run, decision.plan.batches, decision, reason)
 
 
 def pinned_plan(

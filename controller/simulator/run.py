@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
+from atoll.controller.deciding.first import first_record
 from atoll.controller.deciding.given import Given, Policy, controller_half, lead_steps
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.run import RunEstimators, StepEstimator
@@ -15,9 +17,8 @@ from atoll.controller.planners.batches.splits import (
     EvenInput,
     InverseTimeInput,
     TimedNode,
-    split_by_inverse_time,
-    split_evenly,
 )
+from atoll.controller.planners.registry import EVEN, INVERSE_TIME
 from atoll.controller.simulator.cluster import Cluster, Link, SimulatedDevice
 from atoll.controller.simulator.learning import Learning, SampledNorms
 from atoll.controller.simulator.policies import SimulatedPolicy, chosen
@@ -55,13 +56,8 @@ class Simulation:
         seed: int,
         new_estimators: Callable[[StepEstimator | None], RunEstimators] = RunEstimators,
     ) -> None:
-        self._cluster, self._scenario, self._name, self._new_estimators = (
-            cluster,
-            cluster.scenario,
-            name,
-            new_estimators,
-        )
-        self._policy = policy
+        self._cluster, self._scenario = cluster, cluster.scenario
+        self._name, self._policy, self._new_estimators = name, policy, new_estimators
         self._times_rng, self._norms_rng, self._network_rng = (
             np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, stream]))) for stream in range(3)
         )
@@ -161,28 +157,17 @@ class Simulation:
         times = [self._seconds_per_sample.get(device.name) for device in self._ranks.devices]
         known = tuple(seconds for seconds in times if seconds)
         if len(known) < len(times) or self._policy.even:
-            planner, reason = "even", "not all devices are known yet"
-            batches = split_evenly(EvenInput(total_batch=total, nodes=self._ranks.bounds)).batches
+            even = EVEN.decide(EvenInput(total_batch=total, nodes=self._ranks.bounds))
+            first = first_record(self._run, even.plan.batches, even, "not all devices are known yet")
         else:
-            planner, reason = "inverse-time", "learned in earlier runs"
             nodes = tuple(
                 TimedNode(seconds_per_sample=seconds, **dict(bounds))
                 for seconds, bounds in zip(known, self._ranks.bounds, strict=True)
             )
-            batches = split_by_inverse_time(InverseTimeInput(total_batch=total, nodes=nodes)).batches
-        return PlanRecord(
-            run=self._run,
-            id=1,
-            from_step=0,
-            shares=tuple(map(float, batches)),
-            planner=planner,
-            reason=reason,
-            input="",
-            output="",
-            strategy_params=params,
-            total_batch=self._newest.record.total_batch if self._plans else 0,
-            learning_rate_factor=1.0,
-        )
+            by_time = INVERSE_TIME.decide(InverseTimeInput(total_batch=total, nodes=nodes))
+            first = first_record(self._run, by_time.plan.batches, by_time, "learned in earlier runs")
+        earlier = self._newest.record.total_batch if self._plans else 0
+        return replace(first, strategy_params=params, total_batch=earlier, learning_rate_factor=1.0)
 
     def _log(self, record: PlanRecord, from_step: int) -> PlanLog:
         batches = tuple(round(share) for share in record.shares)

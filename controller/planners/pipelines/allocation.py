@@ -153,12 +153,8 @@ def layers_by_power(cost_L: F64, power_P: F64) -> tuple[tuple[int, int], ...]:
 def _edges(given: AllocationInput) -> F64:
     """[N, N], symmetric; infinite where there is no link one way."""
     bandwidth_NN = np.array(given.bandwidth, dtype=np.float64)
-    with np.errstate(divide="ignore"):
-        send_NN = (
-            np.where(bandwidth_NN > 0, given.activation_bytes / bandwidth_NN, np.inf)
-            if (given.activation_bytes)
-            else np.where(bandwidth_NN > 0, 0.0, np.inf)
-        )
+    no_link_NN = np.full_like(bandwidth_NN, np.inf)
+    send_NN = np.divide(given.activation_bytes, bandwidth_NN, out=no_link_NN, where=bandwidth_NN > 0)
     way_NN = np.array(given.delay, dtype=np.float64) + send_NN
     edge_NN: F64 = way_NN + way_NN.T
     np.fill_diagonal(edge_NN, 0.0)
