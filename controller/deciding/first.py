@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from atoll.controller.deciding.given import Pins
 from atoll.controller.deciding.words import changed, listed, ratios
 from atoll.controller.planners.batches.splits import EvenInput, InverseTimeInput, InverseTimePlan, TimedNode
 from atoll.controller.planners.registry import EVEN, INVERSE_TIME, Decision
-from atoll.controller.state.records import PlanRecord
+from atoll.controller.state.records import JobPins, PlanRecord
 
 MAX_EQUAL_RATIO: Final = 1.2
 """Largest ratio of times that counts as equal: a benchmark of a fraction of a second cannot tell more."""
@@ -97,7 +96,7 @@ def _even(run: int, ranks: int, total_batch: int) -> PlanRecord:
 
 
 def pinned_plan(
-    current: PlanRecord, pins: Pins, from_step: int, *, adapts: bool = False, by: str = "a user"
+    current: PlanRecord, pins: JobPins, from_step: int, *, adapts: bool = False, by: str = "a user"
 ) -> PlanRecord | None:
     """Return the plan after `current` with the user's pins; None if it has them all already.
 

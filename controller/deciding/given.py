@@ -10,7 +10,7 @@ from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.run import StepEstimator
 from atoll.controller.planners.registry import Decision
 from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
-from atoll.controller.state.records import PlanRecord
+from atoll.controller.state.records import JobPins, PlanRecord
 from atoll.step_estimators.estimates import RankProfile
 from atoll.strategies import registry
 from atoll.strategies.declaration import load
@@ -58,15 +58,6 @@ def controller_half(strategy: str, settings: Mapping[str, Any]) -> ControllerHal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pins:
-    """Values that a user has pinned. total_batch is 0 and shares are empty if they are not pinned."""
-
-    strategy_params: Mapping[str, Any] = field(default_factory=dict)
-    total_batch: int = 0
-    shares: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Limits of the decisions about a job.
 
@@ -84,7 +75,7 @@ class Policy:
     initial_batch: int = 0
     batches_per_update: int = 1
     surrogate: Surrogate | None = None
-    pins: Pins = field(default_factory=Pins)
+    pins: JobPins = field(default_factory=JobPins)
 
     @property
     def adapts_batch(self) -> bool:

@@ -12,7 +12,6 @@ from importlib.metadata import version
 from typing import Final
 from urllib.parse import unquote
 
-from atoll.controller.deciding.given import Pins
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.controller.jobs.model.offline_profile import spec_from_wire
 from atoll.controller.jobs.records.code_bundles import check_bundle
@@ -24,6 +23,7 @@ from atoll.controller.services.inventory import checkpoints, remove
 from atoll.controller.services.logs import READ_BYTES, LogStore, RankLog, run
 from atoll.controller.services.views import job_to_wire, node_to_wire, plans_to_wire
 from atoll.controller.state import keys
+from atoll.controller.state.records import JobPins
 from atoll.errors import BadInput, ControllerUnreachable, DeadlineExceeded, NotFound
 from atoll.jobs import job_spec
 from atoll.network.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES, split_address
@@ -118,7 +118,7 @@ class JobServicer(JobServiceServicer):
         job = epoch.ledger.find(request.job).job
         strategy = registry.find(job.spec.strategy)
         where = f"job {job.id} of strategy {strategy.name}: strategy_params"
-        asked = Pins(
+        asked = JobPins(
             strategy_params=strategy.read_plan_parameters(request.strategy_params, where).said(),
             total_batch=request.total_batch,
             shares=tuple(request.shares),
@@ -129,7 +129,7 @@ class JobServicer(JobServiceServicer):
         known = {*PINS, *adjustable}
         if unknown := sorted(set(request.unpin) - known):
             raise BadInput(f"unpin = {unknown[0][:80]!r} is not known. Use {', '.join(sorted(known))}")
-        if asked == Pins() and not request.unpin:
+        if asked == JobPins() and not request.unpin:
             raise BadInput("the request changes nothing. Give --sparsity, a total batch, shares, or what to unpin")
         return job_to_wire(epoch, await epoch.adjust(request.job, asked, set(request.unpin), caller(context)))
 

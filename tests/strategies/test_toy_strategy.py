@@ -107,7 +107,7 @@ def test_controller_and_views_know_it() -> None:
 
         from atoll.cli.render.views import strategy_line
         from atoll.controller.deciding.first import pinned_plan
-        from atoll.controller.deciding.given import Pins
+        from atoll.controller.state.records import JobPins
         from atoll.controller.jobs.agents.progress import ProgressBoard
         from atoll.controller.jobs.agents.strategy_relay import StrategyRelay
         from atoll.controller.jobs.model.offline_profile import spec_from_wire
@@ -137,7 +137,7 @@ def test_controller_and_views_know_it() -> None:
             run=2, id=1, from_step=0, shares=(1.0, 1.0), planner="even", reason="", input="", output="",
             strategy_params={"strength": 0.5},
         )
-        print(plan_to_wire(pinned_plan(plan, Pins(strategy_params={"strength": 0.75}), 7)).strategy_params)
+        print(plan_to_wire(pinned_plan(plan, JobPins(strategy_params={"strength": 0.75}), 7)).strategy_params)
 
         members = tuple(
             RunMember(rank=r, node="ab"[r], device=0, node_rank=r, local_rank=0, local_world_size=1) for r in (0, 1)

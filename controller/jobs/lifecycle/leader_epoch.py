@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from atoll.controller.deciding.first import pinned_plan
-from atoll.controller.deciding.given import Pins
 from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
 from atoll.controller.jobs.agents.strategy_relay import StrategyRelay
@@ -183,7 +182,7 @@ class LeaderEpoch:
         entry = await self._store.read(keys.request(request_id))
         return entry.value.decode() if entry else None
 
-    async def adjust(self, name: str, asked: Pins, unpin: Collection[str], by: str) -> JobState:
+    async def adjust(self, name: str, asked: JobPins, unpin: Collection[str], by: str) -> JobState:
         """Pin a user's values by a plan that is in etcd when this returns, and unpin the values named in `unpin`.
 
         A repeated call makes no second plan. Raises NotFound, BadInput for values that do not fit the run, and Conflict
@@ -269,7 +268,7 @@ def _new_job(spec: JobSpec, request_id: str, by: str) -> JobRecord:
     )
 
 
-def _adjustable(state: JobState, asked: Pins, unpin: Collection[str]) -> PlanRecord:
+def _adjustable(state: JobState, asked: JobPins, unpin: Collection[str]) -> PlanRecord:
     """Return the newest plan of a run that can take these values now. Raises BadInput, Conflict."""
     job = state.job
     if job.status.phase not in (JobPhase.STARTING, JobPhase.RUNNING) or not state.plans:
@@ -283,7 +282,7 @@ def _adjustable(state: JobState, asked: Pins, unpin: Collection[str]) -> PlanRec
     return current
 
 
-def _pinned(job: JobRecord, asked: Pins, unpin: Collection[str]) -> JobRecord:
+def _pinned(job: JobRecord, asked: JobPins, unpin: Collection[str]) -> JobRecord:
     kept = pins_of(job)
     shares = asked.shares or (() if "shares" in unpin else kept.shares)
     pinned = JobPins(

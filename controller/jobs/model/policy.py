@@ -6,12 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from atoll.controller.deciding.given import Pins, Policy, controller_half
+from atoll.controller.deciding.given import Policy, controller_half
 from atoll.controller.jobs.model.members import by_position
 from atoll.controller.jobs.model.observed import ObservedJob
 from atoll.controller.jobs.model.offline_profile import offline_profile
 from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
-from atoll.controller.state.records import Adapted, JobRecord, PlanRecord
+from atoll.controller.state.records import Adapted, JobPins, JobRecord, PlanRecord
 from atoll.strategies import registry
 from atoll.telemetry.telemetry_limits import ADAPTIVE
 
@@ -40,11 +40,10 @@ def _rule(asked: str, optimizer: str) -> str:
     return "square-root" if optimizer == ADAPTIVE else "adascale"
 
 
-def pins_of(job: JobRecord) -> Pins:
+def pins_of(job: JobRecord) -> JobPins:
     """Return the user's pins; shares only in the view whose members they were given for."""
     same = (job.pinned.run, job.pinned.view) == (job.status.run, job.status.view)
-    shares = job.pinned.shares if same else ()
-    return Pins(strategy_params=job.pinned.strategy_params, total_batch=job.pinned.total_batch, shares=shares)
+    return job.pinned if same else replace(job.pinned, shares=())
 
 
 def _surrogate(job: JobRecord) -> Surrogate | None:

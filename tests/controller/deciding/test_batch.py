@@ -8,10 +8,11 @@ import pytest
 from measured_runs import EVEN, given, measured, ranks
 
 from atoll.controller.deciding.batch import SETTLED_STEPS
-from atoll.controller.deciding.given import Pins, Policy
+from atoll.controller.deciding.given import Policy
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.estimators.profile import NoiseEstimate, OverlapEstimate
 from atoll.controller.planners.registry import PLANNERS
+from atoll.controller.state.records import JobPins
 from atoll.step_estimators.rank import WHOLE_STEPS
 
 ADAPTIVE = Policy(min_batch=64, max_batch=4096, initial_batch=256)
@@ -109,7 +110,7 @@ def test_ranks_measured_with_one_batch_only_are_shown_another_once() -> None:
 
 
 def test_a_pinned_batch_is_left_alone_and_its_split_is_not() -> None:
-    policy = replace(ADAPTIVE, pins=Pins(total_batch=256))
+    policy = replace(ADAPTIVE, pins=JobPins(total_batch=256))
     assert next_plan(given(measured(*LIKE), current=SECOND, policy=policy, noise=noise(4000))) is None
     uneven = measured((0.001, 0.0), (0.001, 0.0), (0.004, 0.0))
     plan = next_plan(given(uneven, current=SECOND, policy=policy, noise=noise(4000)))

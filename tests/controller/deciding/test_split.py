@@ -10,11 +10,11 @@ from measured_runs import EVEN, PLACES, given, measured, ranks
 
 from atoll.controller.deciding import next as deciding
 from atoll.controller.deciding.first import Place, first_plan, pinned_plan
-from atoll.controller.deciding.given import Given, Pins, Policy, lead_steps
+from atoll.controller.deciding.given import Given, Policy, lead_steps
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.estimators.profile import OverlapEstimate
 from atoll.controller.planners.registry import PLANNERS
-from atoll.controller.state.records import PlanRecord
+from atoll.controller.state.records import JobPins, PlanRecord
 from atoll.step_estimators.estimates import NodeEstimate, RankProfile
 
 UNEQUAL = (0.001, 0.00164, 0.00263)
@@ -55,7 +55,7 @@ def test_every_plan_can_be_derived_again_byte_for_byte(plan: PlanRecord) -> None
     [
         given(ranks(*UNEQUAL), planned_s=98.5),  # the last plan is younger than 2 s
         given(ranks(*UNEQUAL), policy=Policy(split="even")),
-        given(ranks(*UNEQUAL), policy=Policy(pins=Pins(shares=(3.0, 2.0, 1.0)))),
+        given(ranks(*UNEQUAL), policy=Policy(pins=JobPins(shares=(3.0, 2.0, 1.0)))),
         given(ranks(*UNEQUAL, batches=(1, 1, 0))),  # not a sample for each
         given(ranks(0.001, 0.00102, 0.00103)),  # less than 5 % to win
         given(dict(list(ranks(*UNEQUAL).items())[:2])),  # rank 2 is not known yet
@@ -127,7 +127,7 @@ def test_ranks_that_wait_for_communication_are_told() -> None:
 
 def test_a_pin_keeps_the_shares_and_later_shares_keep_it() -> None:
     first = replace(EVEN, strategy_params={"sparsity": 0.99})
-    adjusted = pinned_plan(first, Pins(strategy_params={"sparsity": 0.995}), 7)
+    adjusted = pinned_plan(first, JobPins(strategy_params={"sparsity": 0.995}), 7)
     assert adjusted is not None
     assert (adjusted.id, adjusted.from_step, adjusted.shares, adjusted.strategy_params) == (
         2,
@@ -137,7 +137,7 @@ def test_a_pin_keeps_the_shares_and_later_shares_keep_it() -> None:
     )
     assert adjusted.reason == "sparsity 0.99 → 0.995 (asked by a user)"
     assert PLANNERS[adjusted.planner].run_json(adjusted.input) == adjusted.output
-    assert pinned_plan(adjusted, Pins(strategy_params={"sparsity": 0.995}), 7) is None
+    assert pinned_plan(adjusted, JobPins(strategy_params={"sparsity": 0.995}), 7) is None
     plan = next_plan(given(ranks(*UNEQUAL, plan=2), current=adjusted))
     assert plan is not None
     assert (plan.id, plan.shares, plan.strategy_params) == (3, (129.0, 78.0, 49.0), {"sparsity": 0.995})
@@ -145,10 +145,10 @@ def test_a_pin_keeps_the_shares_and_later_shares_keep_it() -> None:
 
 def test_a_pinned_batch_keeps_the_proportions_and_pinned_shares_replace_them() -> None:
     current = replace(EVEN, shares=(128.0, 64.0, 64.0))
-    plan = pinned_plan(current, Pins(total_batch=512, shares=()), 9)
+    plan = pinned_plan(current, JobPins(total_batch=512, shares=()), 9)
     assert plan is not None
     assert (plan.total_batch, plan.shares) == (512, (256.0, 128.0, 128.0))
-    shared = pinned_plan(plan, Pins(total_batch=512, shares=(2.0, 1.0, 1.0)), 9)
+    shared = pinned_plan(plan, JobPins(total_batch=512, shares=(2.0, 1.0, 1.0)), 9)
     assert shared is not None
     assert (shared.total_batch, shared.shares, shared.reason) == (
         512, (2.0, 1.0, 1.0), "shares 50/25/25 % (asked by a user)",

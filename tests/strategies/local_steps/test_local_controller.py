@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from measured_runs import EVEN, given, ranks
 
-from atoll.controller.deciding.given import Given, Pins, Policy
+from atoll.controller.deciding.given import Given, Policy
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.planners.islands.exchange_density import Drift, ExchangeDensityInput, plan_exchange_density
 from atoll.controller.planners.registry import PLANNERS
-from atoll.controller.state.records import PlanRecord
+from atoll.controller.state.records import JobPins, PlanRecord
 from atoll.strategies.local_steps.controller import FILLED, RISES_AFTER_S, LocalStepsController
 from atoll.strategies.local_steps.exchange_estimator import DriftEstimate, ExchangeEstimate
 from atoll.strategies.local_steps.plan import LocalStepsPlan
@@ -128,7 +128,7 @@ def test_the_cheapest_density_that_keeps_drift_within_its_bound(
     "quiet",
     [
         run(20, policy=replace(FOLLOWING, adapts=())),
-        run(20, policy=replace(FOLLOWING, pins=Pins(strategy_params={"density": 0.3}))),
+        run(20, policy=replace(FOLLOWING, pins=JobPins(strategy_params={"density": 0.3}))),
         replace(run(20), islands=("paris",) * 3),
         given(ranks(*LIKE), policy=FOLLOWING, islands=ISLANDS),  # nothing is known of the links
     ],
@@ -222,5 +222,5 @@ def test_what_islands_have_in_common_leaves_gradients_at_own_weights(advantage: 
 
 
 def test_gradients_that_a_user_has_pinned_stay() -> None:
-    policy = replace(FOR_ALL, pins=Pins(strategy_params={"gradients": "own"}))
+    policy = replace(FOR_ALL, pins=JobPins(strategy_params={"gradients": "own"}))
     assert next_plan(run(480, policy=policy, of_strategy=seen(advantage=50.0))) is None

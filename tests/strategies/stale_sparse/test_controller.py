@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 from measured_runs import EVEN, given, measured, ranks
 
-from atoll.controller.deciding.given import Given, Pins, Policy
+from atoll.controller.deciding.given import Given, Policy
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.planners.time_to_accuracy.surrogate import Surrogate
+from atoll.controller.state.records import JobPins
 from atoll.errors import NoFeasiblePlan
 from atoll.step_estimators.estimates import BatchPoint
 from atoll.strategies.stale_sparse.controller import StaleSparseController
@@ -62,7 +63,7 @@ def test_a_wider_link_lowers_the_rate_and_then_nothing_changes() -> None:
     "quiet",
     [
         run(20, policy=replace(FOLLOWING, adapts=())),
-        run(20, policy=replace(FOLLOWING, pins=Pins(strategy_params={"sparsity": 0.97}))),
+        run(20, policy=replace(FOLLOWING, pins=JobPins(strategy_params={"sparsity": 0.97}))),
         given(ranks(*LIKE), current=CURRENT, policy=FOLLOWING, islands=SITES),  # nothing is known of the links
     ],
 )
@@ -106,7 +107,7 @@ def test_with_an_offline_profile_the_batch_follows_too() -> None:
 
 def test_a_pinned_rate_leaves_the_batch_to_the_plan() -> None:
     policy = replace(
-        FOLLOWING, min_batch=64, max_batch=1024, surrogate=PROFILE, pins=Pins(strategy_params={"sparsity": 0.97})
+        FOLLOWING, min_batch=64, max_batch=1024, surrogate=PROFILE, pins=JobPins(strategy_params={"sparsity": 0.97})
     )
     plan = next_plan(run(1000, policy=policy, ranks=measured(*(((0.0004, 0.05),) * 3), plan=1)))
     assert plan is not None
