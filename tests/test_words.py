@@ -36,17 +36,6 @@ MAX_SENTENCE_WORDS = 20.0
 RECORDED: dict[str, set[str]] = {}
 """Retired words in names that files of users have: they stay as long as those are read."""
 
-UNCLEAN_FOLDERS: set[str] = {
-    "agent/runtime",
-    "agent/runtime/api",
-    "agent/runtime/step",
-    "agent/runtime/step/backward",
-    "agent/runtime/step/measures",
-    "agent/runtime/step/optimizers",
-    "agent/runtime/step/state",
-}
-"""Folders with docstrings that begin badly. This list only shrinks."""
-
 LONG_WINDED_PAGES: set[str] = {
     "docs/architecture.md",
     "docs/checkpoints.md",
@@ -191,17 +180,14 @@ def opens_badly(docstring: str) -> bool:
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
-    wrong: dict[str, list[str]] = {}
-    for path in sources(ROOMS):
-        if path.suffix == ".py":
-            for line, text in docstrings(path):
-                if opens_badly(text):
-                    name = str(path.relative_to(ROOT))
-                    wrong.setdefault(str(Path(name).parent), []).append(f"{name}:{line}: {text[:60]!r}")
-    news = [place for folder, places in wrong.items() if folder not in UNCLEAN_FOLDERS for place in places]
-    assert news == [], "\n".join(["", *news])
-    done = UNCLEAN_FOLDERS - wrong.keys()
-    assert done == set(), "all docstrings there begin well: take these off UNCLEAN_FOLDERS"
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {text[:60]!r}"
+        for path in sources(ROOMS)
+        if path.suffix == ".py"
+        for line, text in docstrings(path)
+        if opens_badly(text)
+    ]
+    assert wrong == [], "\n".join(["", *wrong])
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,9 @@ def bytes_per_entry(form: Form) -> float:
 
 
 def coarse(tensor: torch.Tensor, form: Form) -> list[torch.Tensor]:
-    """As it travels: itself where it is small or not float32, bfloat16 of its shape, or int8 [N] and float32 [B]."""
+    """Return the tensors that are sent for one.
+
+    That is itself if it is small or not float32; bfloat16 of its shape; or int8 [N] and float32 [B]."""
     if not is_coarsened(form, tensor.numel(), tensor.dtype):
         return [tensor]
     if form == "bfloat16":
@@ -44,8 +46,9 @@ def coarse(tensor: torch.Tensor, form: Form) -> list[torch.Tensor]:
 def fine(
     sent: Sequence[torch.Tensor], wanted: Sequence[tuple[tuple[int, ...], torch.dtype]], form: Form
 ) -> list[torch.Tensor]:
-    """What `coarse` made each of the tensors of `wanted` of, one after the other; these as (shape, dtype). Raises
-    BadInput for anything else."""
+    """Restore the tensors that `coarse` was given. Raises BadInput for anything else.
+
+    wanted: their shapes and dtypes, in order."""
     left, found = deque(sent), []
     for shape, dtype in wanted:
         entries = torch.Size(shape).numel()
@@ -66,7 +69,7 @@ def fine(
 
 
 def is_coarsened(form: Form, entries: int, dtype: torch.dtype) -> bool:
-    """Whether a tensor changes its form on the way."""
+    """Return True if a tensor is sent in another form."""
     return form != "float32" and dtype == torch.float32 and entries >= SMALL
 
 

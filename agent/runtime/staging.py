@@ -41,7 +41,7 @@ class CopyStream(Protocol):
         """Memory of the CPU that the device writes into by itself, uint8 [size]."""
 
     def after(self, mark: Any) -> AbstractContextManager[None]:
-        """What is queued within is for after that mark."""
+        """Make work that is queued inside begin after the mark."""
 
     def copy(self, source: torch.Tensor, into: torch.Tensor, after: Any) -> Callable[[], None]:
         """Queue a copy for after a mark; calling what is returned waits for it."""
@@ -167,8 +167,9 @@ class StagingRing:
         self._after = stream.mark()
 
     def follow(self) -> None:
-        """What is copied from now on is as the calling thread's work on the device leaves it, queued so far; it stands
-        still until its bytes were returned."""
+        """Copy from now on what the calling thread's queued work leaves on the device.
+
+        It must not change until its bytes were returned."""
         self._after = self._stream.mark()
 
     def clones(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
@@ -277,7 +278,7 @@ def on_cpu(tensor: torch.Tensor) -> bool:
 
 
 def ahead(begun: Iterable[Callable[[], Bytes]]) -> Iterator[Bytes]:
-    """What the copies return, in order, with others under way. begun: begins each when it is asked for."""
+    """Yield what the copies return, in order, while others are under way. begun: begins each when it is asked for."""
     under_way: deque[Callable[[], Bytes]] = deque()
     for one in begun:
         under_way.append(one)

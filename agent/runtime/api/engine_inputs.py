@@ -68,8 +68,9 @@ def pair_of(batch: Any, device: torch.device) -> tuple[Any, Any]:
 
 
 def round_settings(parts: EngineParts, round_batches: int, *, makes_rounds: bool) -> LoaderSettings:
-    """Of a loader that gives rounds; where the engine makes none, batches. Their samples are fetched by the engine: the
-    loader has but their numbers."""
+    """Return the settings of a loader that gives rounds, or batches if the engine makes no rounds.
+
+    The engine fetches the samples; the loader gives only their numbers."""
     check_count("round_batches", round_batches)
     numbers = range(sample_count(parts.dataset))
     size = parts.batch_size * (round_batches if makes_rounds else 1)

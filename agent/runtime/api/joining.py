@@ -93,7 +93,7 @@ def join(
 
 
 def _in_order(members: Sequence[Member], world_size: int) -> tuple[Member, ...]:
-    """By rank. Raises BadInput where one is missing; where none are given, nobody said."""
+    """Return the values by rank. Raises BadInput if some ranks are missing; an empty list is valid."""
     found = sorted(members, key=lambda member: member.rank)
     if found and [member.rank for member in found] != list(range(world_size)):
         ranks = [member.rank for member in found][:8]

@@ -139,7 +139,7 @@ class Run:
 
     @property
     def world_size(self) -> int:
-        """How many workers train. It may change while the run goes on, and `rank` with it, between two batches."""
+        """Return the number of workers. It may change between two batches of a run, and `rank` with it."""
         return self._session.place.world_size
 
     @property
@@ -149,12 +149,12 @@ class Run:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which prints and writes what shall be there once."""
+        """True for rank 0, which prints and writes what is needed once."""
         return self._session.place.is_main
 
     @property
     def device(self) -> torch.device:
-        """Where `prepare` puts the model and the loader its batches."""
+        """Return the device of the model and of the loader's batches."""
         return self._session.device
 
     @property
@@ -169,8 +169,9 @@ class Run:
 
     @property
     def last_batch(self) -> bool:
-        """Whether the batch that is being trained is its epoch's last, also in an epoch that a resume went on with:
-        scripts that accumulate gradients make an update there too."""
+        """True while the last batch of an epoch is trained, also in an epoch that was resumed.
+
+        Scripts that accumulate gradients make an update there too."""
         return self._prepared("run.last_batch").loader.at_last_batch
 
     @property
@@ -181,7 +182,7 @@ class Run:
 
     @property
     def learning_rate_factor(self) -> float:
-        """What the plan multiplies the optimizer's learning rates by in this step, while optimizer.step() runs."""
+        """Return the plan's factor on the learning rates of this step. It holds while optimizer.step() runs."""
         return self._prepared("run.learning_rate_factor").learning_rate_factor
 
     def prepare(
@@ -246,8 +247,9 @@ class Run:
         shuffle: bool = True,
         collate_fn: Callable[[list[Any]], Any] = default_collate,
     ) -> tuple[Callable[[Any], torch.Tensor], Loader[Any]]:
-        """In place of `prepare`, under strategies `groups`, where each replica trains at its own pace, and `volunteer`.
-        Once per run.
+        """Make a model that an engine trains ready: call it in place of `prepare`, once per run.
+
+        Strategies `groups`, whose replicas train each at its own pace, and `volunteer` have an engine.
 
         With stages = 1 a replica is a worker, with more it is a pipeline of so many. model: for stages an nn.Sequential
         or a list of its layers, each a module or a function that makes one; on the meta device it takes no memory, and
@@ -317,7 +319,7 @@ class Run:
         return training
 
     def _help(self, model: nn.Module | Sequence[nn.Module | MakesLayer], parts: EngineParts | None = None) -> NoReturn:
-        """As a volunteer: nothing of the script that follows is for it."""
+        """Compute as a volunteer until the run ends. Nothing of the script after this is for a volunteer."""
         strategy = registry.of(self._session.strategy)
         if parts is None or not strategy.volunteer:
             raise BadInput(f"strategy {strategy.name} has no use for volunteers here: call run.prepare_pipeline")
@@ -370,7 +372,7 @@ class Run:
     def backward(
         self, loss: torch.Tensor, *, weight: float | None = None, reduction: Literal["mean", "sum"] = "mean"
     ) -> None:
-        """In place of loss.backward(): afterwards every p.grad is that of the whole job's batch.
+        """Call it in place of loss.backward(): afterwards every p.grad is that of the whole job's batch.
 
         loss: one number, the mean over this worker's part of the batch; with reduction="sum" the sum over it.
         weight: how much this worker counts, where that is not by samples: of a mean over tokens, how many these are.
@@ -397,7 +399,7 @@ class Run:
         return self._prepared("run.no_sync").script.no_sync()
 
     def clip_grad_norm(self, max_norm: float, parameters: Iterable[torch.Tensor] | None = None) -> torch.Tensor | None:
-        """Between backward and optimizer.step(): bring the gradient's global L2 norm down to max_norm.
+        """Scale gradients down to a global L2 norm of max_norm. Call it between backward and optimizer.step().
 
         parameters: those of the optimizer that steps next, where several train; without them the norm is of all.
         Under `dense` what torch.nn.utils.clip_grad_norm_ does; returns the norm before. Under `stale-sparse` it is the
@@ -545,13 +547,13 @@ class Run:
         return self._training.state.shutdown.code if self._training is not None else None
 
     def _leave_without_peer(self, error: PeerLost) -> NoReturn:
-        """Before training began there is nothing to save."""
+        """Leave before training began: there is nothing to save."""
         self._peer_lost = True
         exits.say(f"rank {self._place.rank} lost a peer before training ({error}); exit code {exit_codes.PEER_LOST}")
         raise exits.WorkerExit(exit_codes.PEER_LOST)
 
     def _overdue(self, stop: Stop) -> None:
-        """By the link thread: half of the stop's grace has gone by and the training thread has not obeyed."""
+        """End the process, on the link thread: the training thread has not obeyed in half of the stop's grace."""
         if getattr(sys, "last_value", None) is not None:  # the script raised, and takes long to end: no peer's doing
             exits.end_now(1)
         if self._training is not None:

@@ -43,7 +43,7 @@ _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 @dataclass(frozen=True, slots=True)
 class LaunchOrder:
-    """What the agent writes to a process that waits."""
+    """Launch message from the agent to a process that waits."""
 
     argv: Sequence[str]
     """The script, as its user named it, and its arguments."""
@@ -150,7 +150,7 @@ def _is_fork(agent: socket.socket, parent: int, output_fd: int) -> bool:
 
 
 def _draw_anew() -> None:
-    """What was drawn at import would be the same in all forks. Python's own generator does it by itself."""
+    """Draw multiprocessing's key and numpy's seed anew, or all forks share them. Python's changes by itself."""
     import multiprocessing
 
     multiprocessing.current_process().authkey = os.urandom(32)
@@ -159,7 +159,7 @@ def _draw_anew() -> None:
 
 
 def _show(mark: str, value: str) -> None:
-    """In /proc/PID/environ, which stays as it was at exec, by writing over it: whose a process is can be seen there."""
+    """Write the mark over /proc/PID/environ, which stays as it was at exec. It shows which job a process is of."""
     variables = ctypes.POINTER(ctypes.c_void_p).in_dll(ctypes.CDLL(None), "environ")
     for place in itertools.takewhile(bool, (variables[one] for one in itertools.count())):
         shown = ctypes.string_at(place)
@@ -202,12 +202,12 @@ def code_of(script: str, folders: Collection[str]) -> CodeType | None:
 
 
 def _sets_what_was_read(source: bytes) -> bool:
-    """Whether the script may set a variable that came too late by now. It may only read it: that costs the waiting."""
+    """Return True if the script may set a variable that was read at import. One that only reads it starts cold, too."""
     return (b"environ" in source or b"putenv" in source) and _READ_AT_IMPORT.search(source) is not None
 
 
 def _hides_what_was_imported(folder: str) -> bool:
-    """Whether a module beside the script has the name of one that is imported already, and would have come first."""
+    """Return True if a module beside the script has the name of an imported one, and would have been found first."""
     imported = {name.partition(".")[0] for name in sys.modules} - set(sys.builtin_module_names)
     beside = {name.partition(".")[0] for name in os.listdir(folder)} & imported
     found = (PathFinder.find_spec(name, [folder]) for name in beside - {"__main__"})

@@ -41,7 +41,7 @@ class CollectiveCalls:
         """All ranks have the same model, and may end: no call waits for others but those that need their numbers."""
 
     def synchronize(self) -> None:
-        """Between two steps: bring everything that was not sent yet into the weights."""
+        """Bring everything that was not sent yet into the weights. Call it between two steps."""
         if self._passes.open or self._passes.gradients_pending:
             raise BadInput(
                 "run.synchronize between run.backward and optimizer.step(); call it after the step. A script that "
@@ -92,7 +92,7 @@ class CollectiveCalls:
             return gathered(self._session.group, tensor)
 
     def total_count(self, count: float) -> float:
-        """In a pass that begins: the sum over ranks of what they count. A rank that is lost counts nothing."""
+        """Return the sum of the ranks' counts for a pass that begins. A rank that is lost counts nothing."""
         group, total = self._session.group, count
         if group is not None and not self._passes.broken:
             with self._losses.aborts_if_lost():
@@ -101,7 +101,7 @@ class CollectiveCalls:
         return total
 
     def gather_for_loss(self, own: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """In a forward pass: all ranks' rows, with gradients, and the place of this rank's first."""
+        """Return all ranks' rows, with gradients, and the place of this rank's first. Call it in a forward pass."""
         batch, group = self._loader.current, self._session.group
         if batch is None:
             raise BadInput("run.gather_for_loss outside the loop over the loader: there is no batch that is trained")
@@ -117,8 +117,10 @@ class CollectiveCalls:
         return gathered_rows, first
 
     def _summed(self, of_all: int, gradient: torch.Tensor) -> torch.Tensor:
-        """In a backward pass: the gradient of the whole batch's loss by the rows of all ranks, divided by what this
-        rank's pass weighs, for it will count so. Behind the first `of_all` rows are those that count for nothing."""
+        """Return the gradient of the whole batch's loss by the rows of all ranks, in a backward pass.
+
+        It is divided by the weight of this rank's pass, which multiplies it later. Rows behind the first `of_all` count
+        for nothing."""
         group, driver = self._session.group, self._current.driver
         weight, scale = driver.weight, driver.parts.events.loss_scale()
         if group is None or self._passes.broken:

@@ -193,7 +193,7 @@ class Training:
         torch.clear_autocast_cache()
 
     def join_run(self) -> None:
-        """Before the first epoch: a worker that joins waits until it is taken into a view of the run."""
+        """Wait, as a worker that joins, for the first view of the run. Call it before the first epoch."""
         self.succession.join_run()
 
     def begin_epoch(self, epoch: int) -> None:
@@ -212,11 +212,11 @@ class Training:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of the step that is next, by rank, relative."""
+        """Return the relative shares of the next step, by rank."""
         return self._schedule.planned_at(self.loader.position.step).shares
 
     def tell_epochs(self, total: int) -> None:
-        """How many epochs the script trains in all."""
+        """Report how many epochs the script trains in all."""
         self.calls.epochs = total
         self._tell(epochs=max(total, 0))
 
@@ -229,7 +229,7 @@ class Training:
 
     @property
     def learning_rate_factor(self) -> float:
-        """Of the step under way; between two epochs that of the last."""
+        """Return the factor of the step under way; between two epochs that of the last step."""
         if self._session.probe is not None:
             return self._session.probe.learning_rate_factor
         batch = self.loader.current

@@ -26,7 +26,7 @@ def batch_statistics_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def name_drop_last(layers: Sequence[nn.Module]) -> list[RemovableHandle]:
-    """From here on these layers refuse a single value per channel by saying where it comes from."""
+    """Make these layers explain where a single value per channel comes from, when they refuse it."""
     return [layer.register_forward_pre_hook(ModuleHook(_refuse_one_value)) for layer in layers]
 
 

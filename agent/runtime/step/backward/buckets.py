@@ -56,7 +56,7 @@ class Bucket:
             slot.came = False
 
     def mark_used(self) -> None:
-        """Of which slots this rank has a gradient."""
+        """Note the slots of which this rank has a gradient."""
         self.used.fill_(1)
         if self.missing:
             for slot in self.slots:

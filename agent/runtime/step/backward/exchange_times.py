@@ -22,7 +22,7 @@ class ExchangeTimes:
         self._expected = False
 
     def begin(self) -> None:
-        """What an earlier pass left is forgotten; words of it that still come change nothing here."""
+        """Forget the times of an earlier pass. Ends of it that come later change nothing here."""
         self._launches, self._ends = [], []
 
     def expect(self) -> None:

@@ -13,7 +13,7 @@ from atoll.errors import BadInput
 
 
 def scale_into(out: torch.Tensor, gradient: torch.Tensor, weight: float) -> None:
-    """out = weight * gradient; zeros for weight 0, whatever `gradient` holds: 0 * NaN would be NaN.
+    """Compute out = weight * gradient. Weight 0 gives zeros, whatever `gradient` holds: 0 * NaN would be NaN.
 
     Equal shapes; `out` may be `gradient` itself."""
     if weight == 0:
@@ -26,7 +26,7 @@ def scale_into(out: torch.Tensor, gradient: torch.Tensor, weight: float) -> None
 
 
 def coalesced(gradient: torch.Tensor) -> torch.Tensor:
-    """The same, each index once where it is sparse."""
+    """Return the gradient with each index once if it is sparse."""
     return gradient.coalesce() if gradient.is_sparse else gradient
 
 
@@ -59,7 +59,7 @@ def squared_norm(tensor: torch.Tensor) -> torch.Tensor | float:
 
 
 def clip_norm(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
-    """As torch.nn.utils.clip_grad_norm_, and of sparse gradients too, which are coalesced. Returns the norm before."""
+    """Clip as torch.nn.utils.clip_grad_norm_ does; coalesced sparse gradients too. Returns the norm before."""
     parameters = list(parameters)
     if not any(one.grad is not None and one.grad.is_sparse for one in parameters):
         return nn.utils.clip_grad_norm_(parameters, max_norm)
@@ -72,7 +72,7 @@ def clip_norm(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tens
 
 
 def total(parts: Sequence[torch.Tensor | float]) -> float:
-    """Their sum. Waits for a GPU once, not once for each."""
+    """Return the sum. Waits for a GPU once, not once for each part."""
     on_device = [part for part in parts if isinstance(part, torch.Tensor)]
     rest = sum(part for part in parts if not isinstance(part, torch.Tensor))
     return rest + (torch.stack(on_device).sum(dtype=torch.float64).item() if on_device else 0.0)

@@ -31,7 +31,9 @@ LEAST_ROWS: Final = 8
 
 
 class HalfBatches:
-    """Of one model, on the training thread: hooks of its forward passes look at steps that are sampled.
+    """Hooks of a model's forward passes that measure the gradients of both halves of a batch, in sampled steps.
+
+    Used by the training thread alone.
 
     Samples are the first dimension of what a layer gets, or the outer part of it. A layer whose output is changed in
     place may be left out, as one that is compiled is. Measuring never raises into the user's pass: a layer in which it
@@ -69,7 +71,7 @@ class HalfBatches:
             self._scale.append(math.sqrt(outputs / len(rows)))
 
     def take(self) -> Norms:
-        """After a backward pass: as Norms says of two halves, and nothing where none were seen."""
+        """Return the norms of two halves after a backward pass, as Norms says; empty norms if none were seen."""
         halves, batch = self._halves, self._sampled()
         self._halves = {}
         if not halves or batch is None or len({one.device for sums in halves.values() for one in sums}) > 1:

@@ -54,7 +54,7 @@ class LocalPasses:
             hook.remove()
 
     def _weighed(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        """Before it is accumulated."""
+        """Weigh a gradient before it is accumulated."""
         self._opens()
         if self._weight == 1.0:
             return None

@@ -153,7 +153,7 @@ class ReducedGradients:
         return self._times.take()
 
     def sent_bytes(self) -> int:
-        """Since the run began."""
+        """Return the bytes sent since the run began."""
         return self._sent_bytes
 
     def break_off(self) -> None:
@@ -209,7 +209,7 @@ class ReducedGradients:
             self._local_sqnorms.append(squared_norm(gradient))
 
     def _launch_complete(self) -> None:
-        """What has all its gradients leaves, in order."""
+        """Launch the pieces that have all their gradients, in order."""
         try:
             while not self._broken and self._next < len(self._pieces) and self._pieces[self._next].missing == 0:
                 self._launch(self._pieces[self._next])
@@ -217,8 +217,9 @@ class ReducedGradients:
             self._events.lost(error)
 
     def _unreached(self) -> set[int]:
-        """Of several models those that the pass reached on no rank. What is in their p.grad is the same everywhere, and
-        stays; but not where it is parts of local passes."""
+        """Return the models, of several, that the pass reached on no rank.
+
+        Their p.grad is the same on every rank and stays, unless it is parts of local passes."""
         if self._models == 1 or self._all_have_parts:
             return set()
         reached = [0] * self._models
@@ -261,7 +262,7 @@ class ReducedGradients:
 
     @staticmethod
     def _adopt_missing(bucket: Bucket) -> None:
-        """What no rank used keeps its p.grad of None: optimizers leave such parameters alone."""
+        """Give p.grad to parameters that another rank used. If no rank did, it stays None: optimizers skip those."""
         for slot in bucket.slots:
             if not slot.came and slot.parameter.grad is None and slot.used.item() > 0:
                 slot.parameter.grad = slot.view

@@ -29,16 +29,16 @@ class UnappliedGradients:
         self._hooks = [one.register_hook(partial(self._on_gradient, name, one)) for name, one in trained]  # type: ignore[no-untyped-call]
 
     def whole(self) -> None:
-        """At a boundary: a checkpoint may be taken."""
+        """Note that the update is whole, at a boundary: a checkpoint may be taken."""
         self._carried, self._whole = set(self._came), frozenset(self._came)
 
     def go_back(self) -> None:
-        """To the last whole update."""
+        """Return to the last whole update."""
         self._came, self._carried = set(self._whole), set(self._whole)
         self._accumulated.clear()
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Its step() begins. Raises BadInput where a part of its gradients was carried."""
+        """Raise BadInput if a part of the gradients was carried. Call it as the optimizer's step() begins."""
         if not self._accumulated:
             return
         for group in optimizer.param_groups:
@@ -51,7 +51,7 @@ class UnappliedGradients:
                 )
 
     def applied(self, optimizer: torch.optim.Optimizer) -> None:
-        """Its step() is done."""
+        """Note that the optimizer's step() is done."""
         if self._came:
             owned = {id(one) for group in optimizer.param_groups for one in group["params"]}
             self._came -= owned
@@ -62,7 +62,7 @@ class UnappliedGradients:
             hook.remove()
 
     def _on_gradient(self, name: str, parameter: nn.Parameter, _: torch.Tensor) -> Any:
-        """Before it is accumulated."""
+        """Note a gradient before it is accumulated."""
         if id(parameter) in self._carried:
             self._carried.discard(id(parameter))
             if parameter.grad is not None and parameter.grad.any():

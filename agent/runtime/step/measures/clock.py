@@ -43,7 +43,7 @@ class Mark(Protocol):
         """Seconds between them, both by the same maker. Waits until the device has come here."""
 
     def reached(self) -> bool:
-        """Whether the device has come here."""
+        """Return True if the device has passed the mark."""
 
 
 MarkMaker = Callable[[], Mark]
@@ -62,7 +62,7 @@ class HostMark:
 
 
 class DeviceMark:
-    """In the stream that is the current one where it is made."""
+    """Mark in the stream that is current where the mark is made."""
 
     __slots__ = ("_event",)
 
@@ -125,7 +125,7 @@ class Lap:
         self._end, self._step_s = mark, now_s - self.begun_s
 
     def measured(self) -> bool:
-        """Whether `times` is there without waiting for the device."""
+        """Return True if `times` needs no wait for the device."""
         return self._end is not None and self._end.reached()
 
     def times(self) -> StepTimes:

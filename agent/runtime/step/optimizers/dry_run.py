@@ -26,11 +26,11 @@ class DryRunSteps:
         return self._rehearsal is not None
 
     def __call__(self) -> bool:
-        """Whether this step is one of them."""
+        """Return True if this step is a dry run."""
         return self.rehearsing or (self._probe is not None and self._probe.judging)
 
     def rehearse(self, model: nn.Module, optimizer: OptimizerState, tracked: Mapping[str, Tracked]) -> None:
-        """From here on, until `end_rehearsal`."""
+        """Begin a rehearsal, which lasts until `end_rehearsal`."""
         self._rehearsal = BatchReplay(model, optimizer, tracked)
 
     def end_rehearsal(self) -> bool:

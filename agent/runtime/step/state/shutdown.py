@@ -114,7 +114,7 @@ class Shutdown:
             link.obeyed = before
 
     def _obey(self) -> None:
-        """From here on the stop that was asked for is being carried out."""
+        """Note that the requested stop is being carried out."""
         if self._session.link is not None:
             self._session.link.obeyed = True
 

@@ -96,9 +96,11 @@ class StateKeeper:
         return found
 
     def stands_broken(self, updated_to: Position | None) -> SurvivorState | None:
-        """After a loss, where nobody goes back: what counts is the state of the last boundary, or of `updated_to`,
-        where it was updated since. Returns what this rank has for itself then; None: others' state is of no use to
-        it."""
+        """Keep the state after a loss without a rollback.
+
+        That is the state of the last boundary, or of `updated_to` if it was updated since.
+
+        Returns the state that this rank alone has; None if other ranks' state is of no use to it."""
         self.hold()
         self.saver.wait_for_reads()
         durable = self.shutdown.exchange.durable
@@ -112,7 +114,7 @@ class StateKeeper:
         return self.survived
 
     def go_back(self, resumed: Resumed) -> None:
-        """What is in memory becomes the state. Raises CheckpointError."""
+        """Restore the state from memory. Raises CheckpointError."""
         self.survived = None
         self.shutdown.updated = True  # until all of it is: nothing of this is saved
         resumed.restore(self._model, as_one(self._optimizers), self.snapshot.prepared)
@@ -195,8 +197,9 @@ class StateKeeper:
             self.snapshot.note_writes()
 
     def whole(self, position: Position, agreed: Agreed, *, snapshot: bool, to_disk: bool) -> None:
-        """At a boundary, the update is whole. snapshot: checkpoints are taken of it where they are due; to_disk: also
-        there."""
+        """Note that the update is whole, at a boundary.
+
+        snapshot: begin the checkpoints that are due; to_disk: on disk too."""
         self.hold()
         self.shutdown.updated = False
         self._tell_changed_groups()
@@ -225,7 +228,7 @@ class StateKeeper:
         self._group_sizes = now
 
     def stands(self, position: Position) -> None:
-        """At a boundary whose update is whole, and which is left for another view: that state counts there."""
+        """Keep the state of a boundary with a whole update, from which the next view begins."""
         self.hold()
         self.shutdown.updated = False
         self.change_begins()

@@ -27,7 +27,7 @@ class StepReporter:
     def report(
         self, batch_slice: BatchSlice, lap: Lap, *, plan: int, norms: Norms, numbers: StepNumbers, non_finite: int = 0
     ) -> None:
-        """Of the step that trained `batch_slice` under this plan. non_finite: steps so far, as NonFinite counts."""
+        """Report the step that trained `batch_slice` under this plan. non_finite: steps so far, as NonFinite counts."""
         sample = StepSample(
             step=batch_slice.step,
             epoch=batch_slice.epoch,
@@ -63,7 +63,7 @@ class StepReporter:
 
 
 class Silent:
-    """In place of a StepReporter, where there is no agent."""
+    """Reporter of a run without an agent: it reports nothing."""
 
     def report(self, *_: object, **__: object) -> None: ...
 
