@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final
+
+from google.protobuf.message import Message
 
 from atoll.controller.jobs.agents.progress import RunProgress
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
@@ -79,24 +81,30 @@ def plans_to_wire(
     if placement is not None:
         reply.placement.CopyFrom(jobs_pb2.DecidedPlacement(**wire.shared_fields(jobs_pb2.DecidedPlacement, placement)))
         bytes_left -= reply.placement.ByteSize()
-    for plan in reversed(plans):
-        decided = jobs_pb2.DecidedPlan(
+    decided = (
+        jobs_pb2.DecidedPlan(
             plan=wire.plan_to_wire(plan),
             input=plan.input,
             output=plan.output,
             measured_step_s=progress.measured_s(plan.id) if progress else 0.0,
         )
-        bytes_left -= decided.ByteSize()
-        if bytes_left < 0:
-            break
-        reply.plans.insert(0, decided)
-    for record in reversed(admissions):
-        admission = jobs_pb2.DecidedAdmission(**wire.shared_fields(jobs_pb2.DecidedAdmission, record))
-        bytes_left -= admission.ByteSize()
-        if bytes_left < 0:
-            break
-        reply.admissions.insert(0, admission)
+        for plan in reversed(plans)
+    )
+    bytes_left = _insert_newest(reply.plans, decided, bytes_left)
+    kind = jobs_pb2.DecidedAdmission
+    newest = (kind(**wire.shared_fields(kind, record)) for record in reversed(admissions))
+    _insert_newest(reply.admissions, newest, bytes_left)
     return reply
+
+
+def _insert_newest(kept: Any, newest: Iterable[Message], bytes_left: int) -> int:
+    """Insert messages, the newest first, while they fit. Return the bytes that are left."""
+    for message in newest:
+        bytes_left -= message.ByteSize()
+        if bytes_left < 0:
+            break
+        kept.insert(0, message)
+    return bytes_left
 
 
 def _kept_free(epoch: LeaderEpoch, job: str) -> list[jobs_pb2.Standby]:

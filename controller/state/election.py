@@ -47,20 +47,17 @@ class Leadership:
     async def _hold(self) -> None:
         """Watch until the lease is no longer renewed, or the key is gone."""
         renewing = asyncio.create_task(self._renewal.ended(), name="leadership-renewal")
-        watching = asyncio.create_task(self._until_gone(), name="leadership-watch")
+        watching = asyncio.create_task(until_gone(self._store, self.fence), name="leadership-watch")
         try:
             done, _ = await asyncio.wait({renewing, watching}, return_when=asyncio.FIRST_COMPLETED)
             first = done.pop()
-            logger.warning("leadership lost: %s", first.exception() or first.result())
+            gone = f"the key {self.fence.key} of revision {self.fence.create_revision} is gone"
+            logger.warning("leadership lost: %s", first.exception() or first.result() or gone)
         finally:
             self.lost.set()
             renewing.cancel()
             watching.cancel()
             await asyncio.gather(renewing, watching, return_exceptions=True)
-
-    async def _until_gone(self) -> str:
-        await until_gone(self._store, self.fence)
-        return f"the key {self.fence.key} of revision {self.fence.create_revision} is gone"
 
 
 class Election:

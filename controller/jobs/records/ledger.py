@@ -234,16 +234,14 @@ class Ledger:
                 changes += retention.outlived_by_run(job.id, run.run)
         if step.placement is not None:
             changes.append(Put(keys.placement(job.id, step.placement.run), encode(step.placement)))
-        if step.plan is not None:
-            key, number = partial(keys.plan, job.id, step.plan.run), step.plan.id
-            changes.append(Put(key(number), encode(step.plan)))
-            changes += retention.outlived(key, number, retention.KEPT_PLANS, oldest=2)  # the first is in launches
+        if (plan := step.plan) is not None:  # launches carry the first
+            key = partial(keys.plan, job.id, plan.run)
+            changes += retention.newest(key, plan.id, plan, retention.KEPT_PLANS, oldest=2)
         for view in step.views:
-            changes.append(Put(keys.view(job.id, view.run, view.view), encode(view)))
-            changes += retention.outlived(partial(keys.view, job.id, view.run), view.view, retention.KEPT_VIEWS)
+            changes += retention.newest(partial(keys.view, job.id, view.run), view.view, view, retention.KEPT_VIEWS)
         if (admission := step.admission) is not None:
-            changes.append(Put(keys.admission(job.id, admission.id), encode(admission)))
-            changes += retention.outlived(partial(keys.admission, job.id), admission.id, retention.KEPT_ADMISSIONS)
+            key = partial(keys.admission, job.id)
+            changes += retention.newest(key, admission.id, admission, retention.KEPT_ADMISSIONS)
         changes += self._event_changes(job.id, run.run if run else job.status.run, before, step.events)
         if not changes:
             return
@@ -255,10 +253,7 @@ class Ledger:
         except Conflict:
             await self.reread(job.id)
             raise
-        if job.status.run != state.job.status.run or step.placement is not None:
-            state.placement = step.placement
-        self._mirror_views(state, job, run, step.views)
-        self._mirror(state, job, run, step.plan, revision)
+        self._mirror(state, job, step, revision)
 
     async def commit(self, complete: Sequence[CommitRecord]) -> None:
         """Write which generations count. Call with `writing` held. Raises StoreUnavailable, LeadershipLost."""
@@ -272,40 +267,34 @@ class Ledger:
         for batch in _batches(names):
             await self.store.commit([Delete(keys.node(name)) for name in batch], (), self.fence)
 
-    def _mirror(
-        self, state: JobState, job: JobRecord, run: RunRecord | None, plan: PlanRecord | None, revision: int
-    ) -> None:
-        now_s = self._clock()
+    def _mirror(self, state: JobState, job: JobRecord, step: JobStep, revision: int) -> None:
+        """Take over what was written. job: with the numbers of the step's events."""
+        now_s, run, plan, is_new_run = self._clock(), step.run, step.plan, job.status.run != state.job.status.run
         if job != state.job:
             state.revision = revision
-        if job.status.phase is not state.job.status.phase or job.status.run != state.job.status.run:
+        if job.status.phase is not state.job.status.phase or is_new_run:
             state.since_s, state.finished_since_s, state.judged_s = now_s, None, -math.inf
-        if plan is not None:
-            issued = (*state.plans, plan) if plan.run == state.job.status.run else (plan,)
-            state.plans = retention.kept(issued)
-            state.planned_s = now_s
-        state.job, state.run = job, run or state.run
-
-    def _mirror_views(
-        self, state: JobState, job: JobRecord, run: RunRecord | None, changed: Sequence[ViewRecord]
-    ) -> None:
-        now_s = self._clock()
+        if is_new_run or step.placement is not None:
+            state.placement = step.placement
         if state.run is None or (run is not None and len(run.members) != len(state.run.members)):
             state.joining_since_s = now_s
-        if job.status.run != state.job.status.run:
+        if is_new_run:
             state.views, state.broken_since_s, state.handed_bytes = (), None, {}
-        if changed:
-            merged = {view.view: view for view in (*state.views, *changed)}
-            state.views = retention.kept_views([merged[number] for number in sorted(merged)])
+        if step.views:
+            merged = {view.view: view for view in (*state.views, *step.views)}
+            state.views = tuple(merged[number] for number in sorted(merged))[-retention.KEPT_VIEWS :]
             state.view_since_s = now_s
+        if plan is not None:
+            issued = (*state.plans, plan) if plan.run == state.job.status.run else (plan,)
+            state.plans, state.planned_s = retention.kept(issued), now_s
+        state.job, state.run = job, run or state.run
 
     def _event_changes(self, job: str, run: int, before: int, events: Sequence[NewEvent]) -> list[Change]:
         changes: list[Change] = []
         for sequence, event in enumerate(events, before + 1):
             owner = "" if job == keys.CLUSTER else job
             record = EventRecord.of(event, sequence=sequence, unix_s=self._wall_clock(), job=owner, run=run)
-            changes.append(Put(keys.event(job, sequence), encode(record)))
-            changes += retention.outlived(partial(keys.event, job), sequence, retention.KEPT_EVENTS)
+            changes += retention.newest(partial(keys.event, job), sequence, record, retention.KEPT_EVENTS)
         return changes
 
     async def cluster_event(self, event: NewEvent, changes: Sequence[Change] = ()) -> None:

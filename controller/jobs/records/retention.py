@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from atoll.controller.state import keys
+from atoll.controller.state.codec import encode
 from atoll.controller.state.records import JobRecord, PlanRecord
-from atoll.controller.state.store import Change, Delete, DeletePrefix
-from atoll.controller.state.views import ViewRecord
+from atoll.controller.state.store import Change, Delete, DeletePrefix, Put
+from atoll.jobs.etcd_record import EtcdRecord
 
 KEPT_ENDED_JOBS: Final = 100
 KEPT_EVENTS: Final = 1000
@@ -51,17 +52,12 @@ def outlived_by_run(job: str, run: int) -> list[Change]:
     ]
 
 
-def outlived(key: Callable[[int], str], number: int, kept: int, oldest: int = 1) -> list[Change]:
-    """Remove the entry that no longer counts as one of the newest `kept` when this number is written.
+def newest(key: Callable[[int], str], number: int, record: EtcdRecord, kept: int, oldest: int = 1) -> list[Change]:
+    """Write a record under its number, and remove the one that is no longer among the newest `kept`.
 
-    key: of a number. oldest: what comes before this number stays for good."""
+    key: of a number. oldest: records before this number stay for good."""
     old = number - kept
-    return [Delete(key(old))] if old >= oldest else []
-
-
-def kept_views(views: Sequence[ViewRecord]) -> tuple[ViewRecord, ...]:
-    """Return the views of a run that etcd still has. views: all of them, oldest first."""
-    return tuple(views[-KEPT_VIEWS:])
+    return [Put(key(number), encode(record)), *([Delete(key(old))] if old >= oldest else [])]
 
 
 def kept(plans: Sequence[PlanRecord]) -> tuple[PlanRecord, ...]:
