@@ -86,7 +86,7 @@ class LiveWeights:
                     _, fresh, waited_s = self._exchange.engine.fetch(
                         [one.number for one in on_cpu], number, self._exchange.deadline_s
                     )
-                self._tally.fetched([one.name for one in on_cpu], fresh, waited_s)
+                self._tally.fetched(len(on_cpu), fresh, waited_s)
             if off_cpu := [one for one in tensors if not one.on_cpu]:
                 self._take_changes(off_cpu, number)
         except DeadlineExceeded as error:
@@ -102,7 +102,7 @@ class LiveWeights:
         with waiting:
             waited_s, changes = self._exchange.engine.changes(numbers, number, self._exchange.deadline_s)
         fresh = sum(change.version > number for change in changes)
-        self._tally.fetched([one.name for one in tensors], fresh, waited_s)
+        self._tally.fetched(len(tensors), fresh, waited_s)
         publish = add_blocks if self._additive else write_blocks
         for one, change in zip(tensors, changes, strict=True):
             publish(one.live, change.index, change.values)

@@ -84,7 +84,7 @@ class SharedParamsUpdate(LocalUpdate, ABC):
         self._exchange = LayerExchange(tensors, context.session.collective_timeout_s)
         self._tensors, self._layers = tensors, self._exchange.layers
         shared = 0 if context.session.device.type == "cuda" else max(1, torch.get_num_threads())
-        self.tally = Tally([tensor.name for tensor in tensors], self._take_counts, shared)
+        self.tally = Tally(self._take_counts, shared)
         self.state = SharedParamsState(context.session, self._exchange, self._optimizer, place, lambda: self._ordered)
         self._forward = ForwardWeights(self._exchange)
         self._weights: LiveWeights | ReplicaWeights = LiveWeights(

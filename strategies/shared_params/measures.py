@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from atoll.strategies.declaration import Metric, Shown
@@ -42,25 +42,20 @@ class Tally:
     every = 1
     """Steps between two choices of one layer's entries."""
 
-    def __init__(self, layers: Sequence[str], take_counts: Callable[[], Mapping[str, float]], threads: int) -> None:
+    def __init__(self, take_counts: Callable[[], Mapping[str, float]], threads: int) -> None:
         """take_counts: returns what the exchange engine counted since the last call. threads: the number that training
         shares with the exchange; 0: training runs on a device of its own."""
         self._take_counts, self._threads = take_counts, threads
         self._drift = self._round_s = 0.0
         self._bad_blocks = 0.0
         self._waited_s = 0.0
-        self._fresh = self._fetched = 0  # in this step
         self._run: defaultdict[str, float] = defaultdict(float)
         self._step: defaultdict[str, float] = defaultdict(float)
-        self._layer_stalls_s = dict.fromkeys(layers, 0.0)
 
-    def fetched(self, layers: Sequence[str], fresh: int, waited_s: float) -> None:
-        """Record that these layers of one module got their weights, `fresh` of them newer than required."""
-        self._fresh += fresh
-        self._fetched += len(layers)
+    def fetched(self, layers: int, fresh: int, waited_s: float) -> None:
+        """Record that so many layers of one module got their weights, `fresh` of them newer than required."""
+        self._add({"layers": layers, "fresh_layers": fresh})
         self._waited_s += waited_s
-        for name in layers:  # which of them was late is unknown
-            self._layer_stalls_s[name] += waited_s / len(layers)
 
     def take_waited(self) -> float:
         """Return the seconds waited since the last call."""
@@ -68,10 +63,6 @@ class Tally:
         return waited_s
 
     def take_step(self, stall_s: float, sent_bytes: int) -> dict[str, float]:
-        fresh, fetched = self._fresh, self._fetched
-        self._run["fresh_layers"] += fresh
-        self._run["layers"] += fetched
-        self._fresh = self._fetched = 0
         self._count()
         counted, self._step = self._step, defaultdict(float)
         select_s, apply_s = self._exchange_s(counted)
@@ -81,7 +72,7 @@ class Tally:
         return {
             "sparsity": self.sparsity,
             "stall_s": stall_s,
-            "fresh_share": fresh / fetched if fetched else 0.0,
+            "fresh_share": counted["fresh_layers"] / (counted["layers"] or 1),
             "sent_bytes": sent_bytes,
             "select_s": select_s,
             "apply_s": apply_s,
@@ -108,6 +99,9 @@ class Tally:
         """Add what the engine counted since the last call to the run's numbers and to the step's."""
         counts = self._take_counts()
         self._bad_blocks += counts.get("nonfinite_blocks", 0.0)
+        self._add(counts)
+
+    def _add(self, counts: Mapping[str, float]) -> None:
         for name, value in counts.items():
             if math.isfinite(value):  # of weights that are not finite there is no drift
                 self._run[name] += value
@@ -126,14 +120,11 @@ class Tally:
     def statistics(self) -> dict[str, float]:
         self._count()
         numbers = dict(self._run)
-        fetched = numbers.pop("layers", 0.0) + self._fetched
-        fresh = numbers.pop("fresh_layers", 0.0) + self._fresh
-        numbers["fresh_share"] = fresh / fetched if fetched else 0.0
+        numbers["fresh_share"] = numbers.pop("fresh_layers", 0.0) / (numbers.pop("layers", 0.0) or 1)
         numbers["drift"], numbers["advantage"] = self._drift_of(numbers), self.advantage
         numbers["round_s"] = numbers["rounds_s"] / numbers["rounds"] if numbers["rounds"] else 0.0
         del numbers["outstanding_squares"], numbers["update_squares"], numbers["rounds_s"]
-        stalls_s = {f"stall_s.{name}": waited_s for name, waited_s in self._layer_stalls_s.items()}
-        return numbers | stalls_s | {"sparsity": self.sparsity}
+        return numbers | {"sparsity": self.sparsity}
 
 
 def drift_of(shown: Shown) -> list[str]:

@@ -170,7 +170,7 @@ class GradientExchange(SharedParamsUpdate):
         if earlier is None and layer.order in self._selectors:
             self._choose_on_device(layer, None)
         elif earlier is None:
-            self._compress(layer, None)
+            self._compress(layer)(None)
         else:
             self._take(layer, earlier)
 
@@ -200,9 +200,9 @@ class GradientExchange(SharedParamsUpdate):
         if layer.order in self._selectors:
             self._choose_on_device(layer, flat)
         elif self._exchange.on_cpu(layer):
-            self._compress(layer, flat)
+            self._compress(layer)(flat)
         else:
-            self._exchange.copy_from_gpu(layer, flat, self._later(layer))
+            self._exchange.copy_from_gpu(layer, flat, self._compress(layer))
 
     def _choose_on_device(self, layer: Layer, gradient: torch.Tensor | None) -> None:
         engine, selector = self._exchange.engine, self._selectors[layer.order]
@@ -230,13 +230,10 @@ class GradientExchange(SharedParamsUpdate):
             layer.device_residual, selectors[layer.order] = selector.residual, selector
         return selectors
 
-    def _later(self, layer: Layer) -> Callable[[torch.Tensor], None]:
+    def _compress(self, layer: Layer) -> Callable[[torch.Tensor | None], None]:
+        """Return what hands a gradient of this round to the engine."""
         number, weight, k_blocks = self._round, self._weight, self._k_blocks[layer.order]
-        return lambda copied: self._exchange.engine.compress(number, layer.number, copied, weight, k_blocks)
-
-    def _compress(self, layer: Layer, gradient: torch.Tensor | None) -> None:
-        k_blocks = self._k_blocks[layer.order]
-        self._exchange.engine.compress(self._round, layer.number, gradient, self._weight, k_blocks)
+        return lambda gradient: self._exchange.engine.compress(number, layer.number, gradient, weight, k_blocks)
 
     def _clear_taken(self) -> None:
         for layer in self._layers:

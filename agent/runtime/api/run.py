@@ -488,8 +488,7 @@ class Run:
     def statistics(self) -> dict[str, float]:
         """total_batch and learning_rate_factor of this step, and what the strategy measured since the run began.
 
-        Under `dense` that is nothing, under `stale-sparse` among others stall_s, fresh_share, sent_bytes, and
-        stall_s.NAME for each parameter, or for several small ones by the first's name."""
+        Under `dense` that is nothing, under `stale-sparse` among others stall_s, fresh_share and sent_bytes."""
         measured = self._prepared("run.statistics").statistics()
         plan = {"total_batch": float(self.total_batch), "learning_rate_factor": self.learning_rate_factor}
         return {**measured, **plan}

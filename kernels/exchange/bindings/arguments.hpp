@@ -28,30 +28,6 @@ inline std::int64_t checked_small(std::int64_t value, const char* name) {
     return value;
 }
 
-inline Settings checked_settings(int rank, std::vector<std::vector<int>> islands, int threads,
-                                 const std::string& values, const std::string& selection, bool error_feedback,
-                                 std::int64_t digest_every, std::uint64_t seed, std::int64_t first_round,
-                                 const std::string& exchange, std::int64_t every, bool replicas) {
-    if (threads < 1 || threads > max_threads)
-        refuse("threads = " + std::to_string(threads) + " is not in 1.." + std::to_string(max_threads));
-    if (checked_small(every, "every") == 0) refuse("every = 0 exchanges nothing; pass 1 for every round");
-    return {.rank = rank,
-            .islands = std::move(islands),
-            .threads = threads,
-            .values = wire_values_named(values, "values"),
-            .selection = format_named<SelectionRule>(selection, "selection",
-                                                     {{"threshold", SelectionRule::threshold},
-                                                      {"topk", SelectionRule::topk},
-                                                      {"random", SelectionRule::random}}),
-            .error_feedback = error_feedback,
-            .digest_every = checked_natural(digest_every, "digest_every"),
-            .seed = seed,
-            .first_round = checked_small(first_round, "first_round"),
-            .updates = format_named<bool>(exchange, "exchange", {{"gradients", false}, {"updates", true}}),
-            .every = every,
-            .replicas = replicas};
-}
-
 inline std::size_t checked_k_blocks(std::int64_t k_blocks) {
     if (k_blocks < 1) refuse("k_blocks = " + std::to_string(k_blocks) + " sends nothing; pass 1 or more");
     return static_cast<std::size_t>(k_blocks);

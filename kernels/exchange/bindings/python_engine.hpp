@@ -70,11 +70,27 @@ class PythonEngine {
     PythonEngine(int rank, std::vector<std::vector<int>> islands, int threads, const std::string& values,
                  const std::string& selection, bool error_feedback, std::int64_t digest_every, std::uint64_t seed,
                  std::int64_t first_round, const std::string& exchange, std::int64_t every, bool replicas)
-        : process_(getpid()),
-          deferred_(std::make_unique<DeferredRelease>()),
-          core_(std::make_unique<ExchangeEngine>(checked_settings(rank, std::move(islands), threads, values, selection,
-                                                                  error_feedback, digest_every, seed, first_round,
-                                                                  exchange, every, replicas))) {}
+        : process_(getpid()), deferred_(std::make_unique<DeferredRelease>()) {
+        if (threads < 1 || threads > max_threads)
+            refuse("threads = " + std::to_string(threads) + " is not in 1.." + std::to_string(max_threads));
+        if (checked_small(every, "every") == 0) refuse("every = 0 exchanges nothing; pass 1 for every round");
+        core_ = std::make_unique<ExchangeEngine>(
+            Settings{.rank = rank,
+                     .islands = std::move(islands),
+                     .threads = threads,
+                     .values = wire_values_named(values, "values"),
+                     .selection = format_named<SelectionRule>(selection, "selection",
+                                                              {{"threshold", SelectionRule::threshold},
+                                                               {"topk", SelectionRule::topk},
+                                                               {"random", SelectionRule::random}}),
+                     .error_feedback = error_feedback,
+                     .digest_every = checked_natural(digest_every, "digest_every"),
+                     .seed = seed,
+                     .first_round = checked_small(first_round, "first_round"),
+                     .updates = format_named<bool>(exchange, "exchange", {{"gradients", false}, {"updates", true}}),
+                     .every = every,
+                     .replicas = replicas});
+    }
     PythonEngine(const PythonEngine&) = delete;
     PythonEngine& operator=(const PythonEngine&) = delete;
 
