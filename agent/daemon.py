@@ -6,13 +6,14 @@ import asyncio
 import fcntl
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from atoll.agent.controller_stream import ControllerStream, PendingReports
-from atoll.agent.measures import measures
+from atoll.agent.supervisor.machine import Worker
 from atoll.agent.supervisor.owner import OwnersLimits
 from atoll.agent.supervisor.processes.leftover_processes import end_leftovers
 from atoll.agent.supervisor.settings import AgentSettings
@@ -22,11 +23,27 @@ from atoll.agent.telemetry.gauges import Sampler, gauges_of
 from atoll.agent.telemetry.shared_gpu import lock_files
 from atoll.agent.telemetry.work import measured
 from atoll.errors import BadInput, Conflict
-from atoll.telemetry.prometheus import exposed
+from atoll.telemetry.prometheus import Measured, Measurement, exposed
 
 logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S: Final = 1.0
+
+
+CONNECTED: Final = Measurement("atoll_agent_connected", "Whether a controller that leads is connected")
+DEVICES: Final = Measurement("atoll_agent_devices", "Devices of this node")
+WORKERS: Final = Measurement("atoll_agent_workers", "Workers of this node by phase", ("phase",))
+WORKER_STEP: Final = Measurement("atoll_agent_worker_step", "Steps completed", ("job", "rank"))
+
+
+def measures(*, connected: bool, devices: int, workers: Sequence[Worker]) -> Iterator[Measured]:
+    """Yield the agent's metrics."""
+    yield CONNECTED, float(connected), ()
+    yield DEVICES, devices, ()
+    for phase, count in sorted(Counter(worker.phase.name.lower() for worker in workers).items()):
+        yield WORKERS, count, (phase,)
+    for worker in workers:
+        yield WORKER_STEP, worker.step, (worker.key.job, str(worker.key.rank))
 
 
 async def serve(settings: AgentSettings, stop: asyncio.Event) -> None:

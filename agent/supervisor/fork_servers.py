@@ -16,8 +16,8 @@ from typing import Final
 
 from atoll.agent.runtime.api.warm_start import LaunchOrder
 from atoll.agent.supervisor.machine import Phase, Worker
+from atoll.agent.supervisor.processes.environment import Interpreter
 from atoll.agent.supervisor.processes.fork_server import ForkServer
-from atoll.agent.supervisor.processes.interpreter import Interpreter
 from atoll.agent.supervisor.processes.process import WorkerProcess
 from atoll.host.memory_limits import available_bytes
 from atoll.jobs.worker_key import WorkerKey

@@ -12,7 +12,6 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from atoll.agent.supervisor import liveness
 from atoll.agent.supervisor.processes.events import (
     CloseRequested,
     CodeReady,
@@ -39,7 +38,7 @@ from atoll.agent.supervisor.processes.events import (
     Ticked,
 )
 from atoll.agent.supervisor.processes.exits import classify
-from atoll.agent.supervisor.progress import Progress
+from atoll.agent.supervisor.progress import Life, Progress
 from atoll.errors import exit_codes
 from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.common_pb2 import ViewReport
@@ -84,7 +83,7 @@ class Worker:
     pid: int = 0
     stop: Stop | None = None
     exit: Exit | None = None
-    life: liveness.Life = field(default_factory=liveness.Life)
+    life: Life = field(default_factory=Life)
     progress: Progress = field(default_factory=Progress)
     step: int = 0
     plan: int = 0
@@ -170,7 +169,7 @@ def _launch(state: State, event: LaunchRequested) -> tuple[State, list[Instructi
     key = event.key
     if not _is_new(state, key):
         return state, []
-    life, progress = liveness.Life(event.stall_timeout_s), Progress(event.hang_s)
+    life, progress = Life(event.stall_timeout_s), Progress(event.hang_s)
     worker = Worker(key, Phase.FETCHING, life=life, progress=progress)
     state, todo = _bounded(state)
     state = _fence(_put(state, worker), key.job, key.run)

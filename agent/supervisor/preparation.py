@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from atoll.agent.supervisor.environments import code_writes
 from atoll.agent.supervisor.environments.code_store import CodeStore, Fetch, find_script
 from atoll.agent.supervisor.environments.store import EnvironmentStore
 from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.common_pb2 import JobSpec
+
+LOOK_S: Final = 10.0
+"""Interval in which scripts' folders are looked at, in seconds."""
+_NOT_THE_SCRIPTS: Final = frozenset({"__pycache__"})
+
+
+def written_since(folder: Path, since_s: float) -> str | None:
+    """Return a file that a script wrote beside its code, where jobs share that folder and old ones are deleted: a file
+    below `folder` written after this wall-clock time, relative to it, or None."""
+    for where, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _NOT_THE_SCRIPTS]
+        for name in names:
+            path = os.path.join(where, name)
+            try:
+                if os.lstat(path).st_mtime > since_s:
+                    return os.path.relpath(path, folder)
+            except OSError:
+                continue  # it is gone again
+    return None
+
+
+def _warning(written: str) -> str:
+    return (
+        f"the script wrote {written} beside its code. All jobs with the same code share that folder, and it is deleted "
+        "when it is old. Write to an absolute path, or take the model out of a checkpoint with `atoll export`"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +82,7 @@ class Preparation:
     async def watch(self, notify: Callable[[WorkerKey, str], None]) -> None:
         """Warn of scripts that write beside their code, once a job, until cancelled."""
         while True:
-            await asyncio.sleep(code_writes.LOOK_S)
+            await asyncio.sleep(LOOK_S)
             self._told &= {key.job for key in self._prepared}
             for key in list(self._prepared):
                 await self.look(key, notify)
@@ -65,10 +92,10 @@ class Preparation:
         prepared = self._prepared.get(key)
         if prepared is None or key.job in self._told:
             return
-        written = await asyncio.to_thread(code_writes.written_since, prepared.code, prepared.since_s)
+        written = await asyncio.to_thread(written_since, prepared.code, prepared.since_s)
         if written is not None and key in self._prepared and key.job not in self._told:
             self._told.add(key.job)
-            notify(key, code_writes.warning(written))
+            notify(key, _warning(written))
 
     async def close(self) -> None:
         await self._environments.close()

@@ -17,7 +17,6 @@ from typing import Final
 from atoll.agent.supervisor import machine
 from atoll.agent.supervisor.environments.code_store import Fetch
 from atoll.agent.supervisor.inventory import InventoryTaker
-from atoll.agent.supervisor.liveness import STALL_TIMEOUT_S, is_stopped
 from atoll.agent.supervisor.memory import MemoryFolders
 from atoll.agent.supervisor.preparation import Preparation, Prepared
 from atoll.agent.supervisor.processes.events import (
@@ -46,13 +45,13 @@ from atoll.agent.supervisor.processes.events import (
 from atoll.agent.supervisor.processes.exits import last_words
 from atoll.agent.supervisor.processes.leftover_processes import end_escaped
 from atoll.agent.supervisor.processes.process import WorkerProcess, out_of_memory_kills
+from atoll.agent.supervisor.progress import STALL_TIMEOUT_S, is_stopped
 from atoll.agent.supervisor.rendezvous_ports import RendezvousPorts
 from atoll.agent.supervisor.settings import AgentSettings
 from atoll.agent.supervisor.shard_server import ShardServer
-from atoll.agent.supervisor.strategy_messages import StrategyMessages
 from atoll.agent.supervisor.worker_logs.logs import Logs, LogStream
 from atoll.agent.supervisor.worker_logs.output import Captured, OutputPump
-from atoll.agent.supervisor.worker_socket import WorkerSocket
+from atoll.agent.supervisor.worker_socket import StrategyMessages, WorkerSocket
 from atoll.agent.supervisor.worker_starter import WorkerStarter
 from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import Device

@@ -7,7 +7,7 @@ import hmac
 import logging
 import os
 import tempfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +41,33 @@ class _Expected:
     greeted: bool = False
     stop: Stop | None = None
     dropped: Counter[str] = field(default_factory=Counter)
+
+
+MAX_WAITING: Final = 1024
+"""Length of the queue; the oldest are dropped first, since a scheduler needs only the newest state."""
+
+
+class StrategyMessages:
+    """Queue of strategies' messages from this node's workers to the controller, on the event loop. Cleared while that is
+    away."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[StrategyMessage] = deque(maxlen=MAX_WAITING)
+        self._filled = asyncio.Event()
+
+    def put(self, message: StrategyMessage) -> None:
+        self._waiting.append(message)
+        self._filled.set()
+
+    def clear(self) -> None:
+        """Drop all messages: the controller is away."""
+        self._waiting.clear()
+
+    async def next(self) -> StrategyMessage:
+        while not self._waiting:
+            self._filled.clear()
+            await self._filled.wait()
+        return self._waiting.popleft()
 
 
 class WorkerSocket:

@@ -14,8 +14,7 @@ from atoll.agent.supervisor.environments.building import activated, interpreter
 from atoll.agent.supervisor.fork_servers import ForkServers
 from atoll.agent.supervisor.preparation import Prepared
 from atoll.agent.supervisor.processes import on_numa_node
-from atoll.agent.supervisor.processes.environment import launch_variables, worker_environment
-from atoll.agent.supervisor.processes.interpreter import Interpreter, can_wait
+from atoll.agent.supervisor.processes.environment import Interpreter, can_wait, launch_variables, worker_environment
 from atoll.agent.supervisor.processes.process import WorkerProcess, executed
 from atoll.agent.supervisor.settings import AgentSettings
 from atoll.agent.telemetry.devices import Device

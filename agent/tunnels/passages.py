@@ -4,27 +4,28 @@ what comes from there to its own workers."""
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import psutil
 
 from atoll.agent.runtime.checkpoints.memory.replication.sealing import Sealer
 from atoll.agent.runtime.transport.keys import Keys
-from atoll.agent.tunnels.members import member_of
-from atoll.agent.tunnels.note import LinkNote
 from atoll.agent.tunnels.sealed import PURPOSE, join_sealed
 from atoll.errors import AtollError, BadInput, ControllerUnreachable
 from atoll.host.ports import listening
 from atoll.jobs.worker_key import WorkerKey
+from atoll.network.message_limits import JOB_ID, MAX_RANK
 from atoll.relay.client import call_relay, connected
 from atoll.relay.handshake import Call, read_frame
 from atoll.relay.splice import join
+from atoll.v1.agents_pb2 import DataKeys, Launch, View
 from atoll.v1.worker_pb2 import OpenPassage, Passage, Welcome
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,68 @@ _DIAL_S: Final = 40.0  # longer than the relay waits for the other end
 _AGAIN_S: Final = 0.5
 _LONGEST_S: Final = 5.0
 _LOOK_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class RankedMember:
+    node: str
+    public_key: bytes  # empty where the run has none
+
+
+def member_of(welcome: Welcome, rank: int) -> RankedMember | None:
+    """The worker with this number in the run. The newest view knows those who came later, the launch all others."""
+    launch = welcome.launch
+    for view in (welcome.view, launch.joins):
+        if (found := _in_view(view, rank)) is not None:
+            return found
+    return _in_launch(launch, launch.keys, rank)
+
+
+def _in_view(view: View, rank: int) -> RankedMember | None:
+    for one in view.members:
+        if one.member.rank == rank:
+            return RankedMember(one.member.node, one.public_key)
+    return None
+
+
+def _in_launch(launch: Launch, keys: DataKeys, rank: int) -> RankedMember | None:
+    for place, member in enumerate(launch.members):
+        if member.rank == rank:
+            return RankedMember(member.node, keys.public[place] if place < len(keys.public) else b"")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkNote:
+    """Note that goes with a link through the relay: between which workers it is, and to which port."""
+
+    job: str
+    run: int
+    dialler: int
+    """The rank that dials."""
+    rank: int
+    """The rank that is dialled."""
+    port: int
+    """Port at which the other worker listens on its machine."""
+    seal: bool
+
+    def __str__(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @staticmethod
+    def parse(text: str) -> LinkNote:
+        """The reverse of str(). Raises BadInput."""
+        try:
+            note = LinkNote(**json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise BadInput(f"{text[:200]!r} is no note of a link: {error}") from error
+        numbers = (note.run, note.dialler, note.rank, note.port)
+        sound = all(type(number) is int for number in numbers) and type(note.seal) is bool and type(note.job) is str
+        if not (sound and JOB_ID.fullmatch(note.job) and 0 < note.port < 2**16 and 0 < note.run < 2**40):
+            raise BadInput(f"{text[:200]!r} is no note of a link")
+        if not (0 <= note.dialler <= MAX_RANK and 0 <= note.rank <= MAX_RANK):
+            raise BadInput(f"{text[:200]!r} names a rank beyond {MAX_RANK}")
+        return note
 
 
 @dataclass(frozen=True, slots=True)

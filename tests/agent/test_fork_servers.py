@@ -19,13 +19,12 @@ from test_processes import OBEDIENT
 
 from atoll.agent.supervisor import fork_servers
 from atoll.agent.supervisor.fork_servers import NO_HELLO_S, QUIET_BEFORE_IMPORT_S, DeviceForkServer, backoff_s, is_due
-from atoll.agent.supervisor.liveness import Life
 from atoll.agent.supervisor.machine import Phase, Worker
 from atoll.agent.supervisor.processes import fork_server
+from atoll.agent.supervisor.processes.environment import Interpreter, can_wait
 from atoll.agent.supervisor.processes.fork_server import ForkServer
-from atoll.agent.supervisor.processes.interpreter import Interpreter, can_wait
 from atoll.agent.supervisor.processes.leftover_processes import PidFile
-from atoll.agent.supervisor.progress import Progress
+from atoll.agent.supervisor.progress import Life, Progress
 from atoll.agent.supervisor.settings import AgentSettings
 from atoll.jobs.worker_key import WorkerKey
 from atoll.v1 import common_pb2

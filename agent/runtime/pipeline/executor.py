@@ -6,8 +6,8 @@ activation is a frame of the run's transport, with its own shape, authenticated,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,10 +17,44 @@ from torch import nn
 from atoll.agent.runtime.model.places import StagePlace
 from atoll.agent.runtime.pipeline.schedule import Direction, after_last_forward, until_last_forward
 from atoll.agent.runtime.pipeline.script_autocast import ScriptAutocast
-from atoll.agent.runtime.pipeline.weight_stash import WeightStash
 from atoll.agent.runtime.pipeline.wire import StageLinks, StagePurpose
 from atoll.agent.runtime.session.throttle import Throttle
 from atoll.errors import BadInput
+
+
+class WeightStash:
+    """Weights as they were, for a micro-batch whose forward pass came before an update and whose backward pass comes
+    after: both with the same weights, so that what comes out is a gradient. Source: weight stashing, Narayanan et al.,
+    PipeDream, 2019, section 3.3.
+
+    A copy of what trains in a stage. For a while the parameters have it in place of their own memory; who holds that
+    beside them, as averages do, does not notice."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        self._kept = [(one, one.detach().clone()) for one in stage.parameters() if one.requires_grad]
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """A forward pass with these weights. What it saves of them for the backward pass is this copy, whose updates
+        autograd would otherwise believe to see: they share the parameter's version."""
+        with self.in_place(), torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, _as_it_is):
+            yield
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The stage has these weights. For a backward pass: it may compute activations again."""
+        now = [one.data for one, _ in self._kept]
+        for one, kept in self._kept:
+            one.data = kept
+        try:
+            yield
+        finally:
+            for (one, _), data in zip(self._kept, now, strict=True):
+                one.data = data
+
+
+def _as_it_is(saved: torch.Tensor) -> torch.Tensor:
+    return saved
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ FOLDER/whole   present once the environment is complete"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
 import shutil
@@ -21,12 +22,11 @@ from pathlib import Path
 from typing import Final
 
 from atoll.agent.supervisor.environments import base
-from atoll.agent.supervisor.environments.installers import install_command
 from atoll.agent.supervisor.environments.recipe import Recipe
 from atoll.agent.supervisor.processes.environment import SECRET
 from atoll.agent.supervisor.processes.exits import last_lines
 from atoll.agent.supervisor.processes.leftover_processes import PidFile, end_escaped
-from atoll.errors import EnvironmentFailed
+from atoll.errors import EnvironmentFailed, NotFound
 from atoll.host import die_with_parent
 from atoll.jobs.job_spec import ENVIRONMENT_S
 
@@ -38,6 +38,17 @@ _POLL_S: Final = 0.05
 _LOOK_S: Final = 2.0
 _OUTPUT_BYTES: Final = 64 * 1024
 _WHOLE: Final = "whole"
+
+
+def install_command(python: Path, requirements: Path, env: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Return the installer's name and command line. Raises NotFound if there is none."""
+    own = Path(sys.executable).parent
+    if uv := shutil.which("uv", path=os.pathsep.join((env.get("PATH", os.defpath), str(own)))):
+        return "uv pip", [uv, "pip", "install", "--python", str(python), "--requirement", str(requirements)]
+    if importlib.util.find_spec("pip") is None:
+        raise NotFound("the job has requirements, and its node neither uv nor pip. Install one of them beside atoll")
+    options = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off")
+    return "pip", [str(python), "-m", "pip", "install", *options, "--requirement", str(requirements)]
 
 
 def is_whole(folder: Path) -> bool:

@@ -19,8 +19,7 @@ from typing import Final
 
 from atoll.agent.runtime.api import warm_start
 from atoll.agent.runtime.api.warm_start import LaunchOrder
-from atoll.agent.supervisor.processes.environment import SECRET
-from atoll.agent.supervisor.processes.interpreter import Interpreter
+from atoll.agent.supervisor.processes.environment import SECRET, Interpreter
 from atoll.agent.supervisor.processes.process import BegunProcess, WorkerProcess, executed
 
 PROGRAM: Final = warm_start.__file__

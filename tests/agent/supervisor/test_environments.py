@@ -16,7 +16,7 @@ import pytest
 from agent_harness import until
 from made_wheels import make_wheel
 
-from atoll.agent.supervisor.environments import building, installers
+from atoll.agent.supervisor.environments import building
 from atoll.agent.supervisor.environments.building import activated, interpreter
 from atoll.agent.supervisor.environments.recipe import is_from_an_index, recipe_of
 from atoll.agent.supervisor.environments.store import MAX_ENVIRONMENTS, EnvironmentStore
@@ -98,7 +98,7 @@ def installer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if request.param == "pip":
         which = shutil.which
         monkeypatch.setattr(
-            installers.shutil, "which", lambda name, path: None if name == "uv" else which(name, path=path)
+            building.shutil, "which", lambda name, path: None if name == "uv" else which(name, path=path)
         )
     return str(request.param)
 
@@ -210,7 +210,7 @@ async def test_torn_ones_are_removed_at_the_start(tmp_path: Path) -> None:
 
 
 def test_without_an_installer_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installers.shutil, "which", lambda *_, **__: None)
-    monkeypatch.setattr(installers.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(building.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(building.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(NotFound, match="neither uv nor pip"):
-        installers.install_command(tmp_path, tmp_path, {})
+        building.install_command(tmp_path, tmp_path, {})

@@ -10,8 +10,7 @@ import pytest
 
 from atoll.agent.runtime.checkpoints.memory.replication.sealing import Sealer
 from atoll.agent.runtime.transport.keys import Keys, generate
-from atoll.agent.tunnels.members import member_of
-from atoll.agent.tunnels.note import LinkNote
+from atoll.agent.tunnels.passages import LinkNote, member_of
 from atoll.agent.tunnels.sealed import PURPOSE, join_sealed
 from atoll.errors import BadInput
 from atoll.relay.handshake import exactly
