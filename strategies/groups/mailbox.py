@@ -154,10 +154,6 @@ class PartMailbox:
             self._broken = self._broken or PeerLost(reason)
             self._changed.notify_all()
 
-    def lost(self) -> set[int]:
-        with self._changed:
-            return set(self._lost)
-
     def declined(self, group: int) -> set[int]:
         """Return the members that do not take part."""
         with self._changed:

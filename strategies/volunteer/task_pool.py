@@ -283,9 +283,6 @@ class TaskPool:
                 self.shut_out(client, f"it took tasks and let {here.unanswered} deadlines pass without an answer")
         return tuple(sorted(late))
 
-    def next_deadline_s(self) -> float | None:
-        return min((sent.deadline_s for number, sent in self._sent.items() if self._is_open(number)), default=None)
-
     def done(self, direction: Direction, micro: int) -> bool:
         """Return True if every sample of a micro-batch has its answer."""
         found = self._micros.get((direction, micro))
@@ -295,11 +292,6 @@ class TaskPool:
         """Return the places of a micro-batch's answered samples."""
         found = self._micros.get((direction, micro))
         return [place for place, one in enumerate(found.holder) if one == _DONE] if found is not None else []
-
-    def made(self, micro: int) -> tuple[Made, ...]:
-        """The backward servers' list of a micro-batch: who made which activations."""
-        found = self._micros.get((Direction.FORWARD, micro))
-        return tuple(sorted(found.made, key=lambda one: one.begin)) if found is not None else ()
 
     def _cut(self, client: str, direction: Direction, micro: int, now_s: float) -> tuple[int, int, bool] | None:
         """(begin, end, made here) of what the client gets: the oldest samples that nobody has."""

@@ -20,12 +20,15 @@ from atoll.agent.runtime.pipeline.schedule import Direction
 from atoll.agent.runtime.pipeline.wire import DTYPES
 from atoll.agent.runtime.rounding import Form, coarse, fine
 from atoll.errors import BadInput
+from atoll.jobs.job_spec import MAX_WORKERS
 from atoll.strategies.volunteer.checks import TOLERANCE, Comparisons, NormBound, Wanted, difference, of_content
 from atoll.strategies.volunteer.link_use import LinkUse, decide
 from atoll.strategies.volunteer.messages import MAX_TENSOR_BYTES, Server, listed, number, read, written
 from atoll.strategies.volunteer.task_pool import MAX_CLIENTS, MOST_OPEN, TaskPool
 from atoll.strategies.volunteer.tasks import Refusal, Task
 from atoll.strategies.volunteer.weights_line import WeightsLine
+from atoll.telemetry.telemetry_limits import MAX_LINKS, WAITS
+from atoll.v1.common_pb2 import LinkSample
 
 NOTHING: Final = -1
 """The version of a client without weights."""
@@ -77,16 +80,6 @@ class _Unchecked:
     answer: list[torch.Tensor]
     norm: float
     received_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class LinkView:
-    """there: it would be given a task. waits: it was told to."""
-
-    name: str
-    use: LinkUse
-    there: bool
-    waits: bool
 
 
 class TaskServer:
@@ -143,11 +136,22 @@ class TaskServer:
         """Volunteers that were told to wait."""
         return sum(name in self._uses and self._rests(name) for name in self._names.values())
 
-    def links(self) -> list[LinkView]:
-        """Return the links of every volunteer that ever helped."""
+    def links(self) -> list[LinkSample]:
+        """Return the links of volunteers that ever helped; `form` is empty where they would be given no task."""
         with self.changed:
             there = set(self.pool.clients)
-            return [LinkView(name, use, name in there, self._rests(name)) for name, use in self._uses.items()]
+            return [
+                LinkSample(
+                    peer=MAX_WORKERS + use.number,
+                    sent_bytes=use.to_bytes,
+                    received_bytes=use.from_bytes,
+                    volunteer=name,
+                    wait_share=use.wait_share,
+                    form=WAITS if self._rests(name) else use.seen.form if name in there else "",
+                    differs=use.differs,
+                )
+                for name, use in list(self._uses.items())[:MAX_LINKS]
+            ]
 
     def receive(self) -> None:
         """Receive messages, return overdue samples to the pool, and give tasks to clients that asked."""

@@ -21,7 +21,6 @@ from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.strategy_interface.capabilities import EngineParts, WorkerContext, WorkerHalf
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput, PeerLost
-from atoll.jobs.job_spec import MAX_WORKERS
 from atoll.security.volunteer_ticket import is_ticket
 from atoll.strategies.volunteer.messages import MAX_TENSOR_BYTES, Server
 from atoll.strategies.volunteer.port import VolunteerPort
@@ -30,7 +29,6 @@ from atoll.strategies.volunteer.stage_passes import StagePasses, UnsentState, de
 from atoll.strategies.volunteer.stage_step import StageStep
 from atoll.strategies.volunteer.task_server import SELF, TaskServer
 from atoll.strategies.volunteer.tasks import Task
-from atoll.telemetry.telemetry_limits import MAX_LINKS, WAITS
 from atoll.v1.agents_pb2 import DataKeys
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, LinkSample
 
@@ -174,20 +172,7 @@ class VolunteerEngine:
 
     def links(self) -> list[LinkSample]:
         """Return the links to volunteers."""
-        server = self._server
-        shown = server.links() if server is not None else []
-        return [
-            LinkSample(
-                peer=MAX_WORKERS + one.use.number,
-                sent_bytes=one.use.to_bytes,
-                received_bytes=one.use.from_bytes,
-                volunteer=one.name,
-                wait_share=one.use.wait_share,
-                form=WAITS if one.waits else one.use.seen.form if one.there else "",
-                differs=one.use.differs,
-            )
-            for one in shown[:MAX_LINKS]
-        ]
+        return self._server.links() if self._server is not None else []
 
     def _open_port(self, session: Session, keys: DataKeys) -> None:
         """Let volunteers help from now on."""

@@ -17,6 +17,7 @@ from atoll.strategies.volunteer.messages import read, written
 from atoll.strategies.volunteer.task_pool import MOST_OPEN, MOST_REFUSED
 from atoll.strategies.volunteer.task_server import SELF, TaskServer
 from atoll.strategies.volunteer.tasks import Refusal, Task
+from atoll.telemetry.telemetry_limits import WAITS
 
 SAMPLES = 64
 
@@ -313,8 +314,9 @@ def test_a_thin_link_is_given_int8_then_told_to_wait_and_its_tasks_go_to_others(
                 "v helps", "v has and answers int8 from now on", "v waits for 60 s",
             ]  # fmt: skip
             (link,) = rig.server.links()
-            assert (link.name, link.there, link.waits, link.use.seen.form) == ("v", False, True, "int8")
-            assert 1e-4 < link.use.differs < 0.032
+            assert (link.volunteer, link.form, rig.server._uses["v"].seen.form) == ("v", WAITS, "int8")
+            assert "v" not in rig.server.pool.clients
+            assert 1e-4 < link.differs < 0.032
             assert rig.server.pool.out == {}
             counted = len(rig.work.counted)
             rig.say(v, {"kind": "hello", "name": "v", "ticket": "ticket of v", "power": 1.0})
