@@ -145,24 +145,31 @@ def _of_worker(
             todo: list[Instruction] = [] if worker.greeted else [Report()]
             life, progress = worker.life.heard(now_s), worker.progress.greeted(now_s)
             return _put(state, replace(worker, life=life, progress=progress)), todo
-        case SignOfLife(_, step, plan, now_s):
-            progress = worker.progress.at(step, now_s, waits=event.waits)
-            handed_bytes = event.view.handed_bytes if event.view is not None else 0
-            progress = progress.saved(event.saving, event.saved_bytes + handed_bytes, now_s)
-            after = replace(worker, step=step, plan=plan, trained=event.trained, life=worker.life.heard(now_s))
-            same = event.trained == worker.trained and _urgent_part(event.view) == _urgent_part(worker.view)
-            news: list[Instruction] = [] if same and event.volunteer_port == worker.volunteer_port else [Report()]
-            after = replace(after, progress=progress, view=event.view, volunteer_port=event.volunteer_port)
-            return _put(state, after), news
+        case SignOfLife(_, alive, now_s):
+            progress = worker.progress.at(alive.step, now_s, waits=alive.waits)
+            progress = progress.saved(alive.saving, alive.saved_bytes + alive.view.handed_bytes, now_s)
+            after = replace(
+                worker,
+                life=worker.life.heard(now_s),
+                progress=progress,
+                step=alive.step,
+                plan=alive.plan,
+                trained=alive.trained,
+                view=alive.view if alive.HasField("view") else None,
+                volunteer_port=alive.volunteer_port,
+            )
+            return _put(state, after), [] if _urgent_part(after) == _urgent_part(worker) else [Report()]
         case Ended():
             after = replace(worker, phase=Phase.EXITED, exit=classify(event, _killed(worker.stop, event.exit_code)))
             return _start_waiting(_put(state, after), [Report()])
     return state, []
 
 
-def _urgent_part(view: ViewReport | None) -> tuple[int, int, bool] | None:
-    """Return the part of a view report that the controller needs at once."""
-    return None if view is None else (view.view, view.stage, view.times.first_step_s > 0)
+def _urgent_part(worker: Worker) -> tuple[object, ...]:
+    """Return the part of a worker's report that the controller needs at once."""
+    view = worker.view
+    stage = None if view is None else (view.view, view.stage, view.times.first_step_s > 0)
+    return worker.trained, worker.volunteer_port, stage
 
 
 def _launch(state: State, event: LaunchRequested) -> tuple[State, list[Instruction]]:

@@ -1,5 +1,5 @@
-"""Detection of dead workers by their messages and process states, and of hung ones by the steps and saved bytes that the
-link's thread reports twice a second. Pure, but for the one function that reads /proc.
+"""Detection of dead workers by their messages and process states, and of hung ones by the steps and saved bytes that
+the link's thread reports twice a second. Pure, but for the one function that reads /proc.
 
 That thread outlives a script that hangs: its messages do not show that a loader waits for itself forever."""
 

@@ -423,20 +423,7 @@ class Supervisor:
         self._feed(HelloReceived(key, time.monotonic()))
 
     def _on_alive(self, key: WorkerKey, alive: Alive) -> None:
-        self._feed(
-            SignOfLife(
-                key,
-                alive.step,
-                alive.plan,
-                time.monotonic(),
-                alive.trained,
-                alive.saving,
-                alive.saved_bytes,
-                alive.view if alive.HasField("view") else None,
-                alive.volunteer_port,
-                alive.waits,
-            )
-        )
+        self._feed(SignOfLife(key, alive, time.monotonic()))
 
 
 def _failed(key: WorkerKey, reason: str) -> StartFailed:

@@ -48,8 +48,8 @@ MAX_WAITING: Final = 1024
 
 
 class StrategyMessages:
-    """Queue of strategies' messages from this node's workers to the controller, on the event loop. Cleared while that is
-    away."""
+    """Queue of strategies' messages from this node's workers to the controller, on the event loop. Cleared while the
+    controller is away."""
 
     def __init__(self) -> None:
         self._waiting: deque[StrategyMessage] = deque(maxlen=MAX_WAITING)

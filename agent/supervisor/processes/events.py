@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from atoll.jobs.worker_key import WorkerKey
-from atoll.v1.common_pb2 import ViewReport
+from atoll.v1.worker_pb2 import Alive
 
 
 class ExitKind(Enum):
@@ -72,21 +72,9 @@ class HelloReceived:
 
 @dataclass(frozen=True, slots=True)
 class SignOfLife:
-    """A worker's report. view: its stage in the run's views; None if it reports none.
-
-    saving, saved_bytes: whether it is writing a checkpoint, and how many bytes of any it has written.
-    volunteer_port: where it accepts volunteers' results; 0: nowhere. waits: for other ranks, now."""
-
     key: WorkerKey
-    step: int
-    plan: int
+    alive: Alive
     now_s: float
-    trained: bool = False
-    saving: bool = False
-    saved_bytes: int = 0
-    view: ViewReport | None = None
-    volunteer_port: int = 0
-    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,7 @@ from atoll.agent.supervisor.processes.events import (
 from atoll.agent.supervisor.processes.exits import classify
 from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_TRAINING, ViewReport, ViewTimes
+from atoll.v1.worker_pb2 import Alive
 
 A = WorkerKey("job-1", 1, 0)
 B = WorkerKey("job-1", 2, 0)
@@ -44,6 +46,10 @@ def play(*events: Event, state: State | None = None) -> tuple[State, list[Instru
     for event in events:
         state, todo = handle(state, event)
     return state, todo
+
+
+def sign(key: WorkerKey, step: int, plan: int, now_s: float, **reported: Any) -> SignOfLife:
+    return SignOfLife(key, Alive(step=step, plan=plan, **reported), now_s)
 
 
 def running(
@@ -217,7 +223,7 @@ def test_silence_counts_only_after_hello() -> None:
 def test_signs_of_life_keep_a_worker_and_tell_its_step() -> None:
     events: list[Event] = []
     for s in range(1, 40):
-        events += [Ticked(float(s)), SignOfLife(A, 10 * s, 2, float(s))]
+        events += [Ticked(float(s)), sign(A, 10 * s, 2, float(s))]
     state, _ = play(*running(stall_timeout_s=3), *events)
     assert worker(state).phase is Phase.RUNNING
     assert (worker(state).step, worker(state).plan) == (390, 2)
@@ -304,8 +310,8 @@ def test_who_saves_is_left_to_it_as_long_as_bytes_move() -> None:
         """The second in which SIGTERM is sent to a worker whose bytes move until `moving_s`."""
         state, _ = play(*running(), StopRequested("job-1", 1, 3.0, "cancelled", 0.0))
         for second in range(1, 1000):
-            sign = SignOfLife(A, 10, 1, float(second), saving=saving, saved_bytes=min(second, moving_s) * saving)
-            state, todo = play(sign, Ticked(float(second)), state=state)
+            report = sign(A, 10, 1, float(second), saving=saving, saved_bytes=min(second, moving_s) * saving)
+            state, todo = play(report, Ticked(float(second)), state=state)
             if SendSignal(A, signal.SIGTERM) in todo:
                 return second
         raise AssertionError("it was never stopped")
@@ -327,13 +333,11 @@ def test_one_worker_is_stopped_and_the_run_goes_on_with_the_others() -> None:
 
 def test_the_controller_hears_at_once_of_another_view_or_stage_and_not_of_each_step() -> None:
     said = ViewReport(view=1, stage=VIEW_STAGE_TRAINING, step=3)
-    state, todo = play(*running(), SignOfLife(A, 3, 1, 1.0, view=said))
+    state, todo = play(*running(), sign(A, 3, 1, 1.0, view=said))
     assert (todo, worker(state).view) == ([Report()], said)
-    state, todo = play(
-        SignOfLife(A, 4, 1, 1.5, view=ViewReport(view=1, stage=VIEW_STAGE_TRAINING, step=4)), state=state
-    )
+    state, todo = play(sign(A, 4, 1, 1.5, view=ViewReport(view=1, stage=VIEW_STAGE_TRAINING, step=4)), state=state)
     assert (todo, worker(state).view and worker(state).view.step) == ([], 4)
     broken = ViewReport(view=1, stage=VIEW_STAGE_BROKEN, step=4, reason="rank 1 went away")
-    assert play(SignOfLife(A, 4, 1, 1.6, view=broken), state=state)[1] == [Report()]
+    assert play(sign(A, 4, 1, 1.6, view=broken), state=state)[1] == [Report()]
     stepped = ViewReport(view=1, stage=VIEW_STAGE_TRAINING, step=5, times=ViewTimes(first_step_s=0.4))
-    assert play(SignOfLife(A, 5, 1, 1.6, view=stepped), state=state)[1] == [Report()], "its first step there"
+    assert play(sign(A, 5, 1, 1.6, view=stepped), state=state)[1] == [Report()], "its first step there"

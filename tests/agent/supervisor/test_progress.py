@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 from atoll.agent.supervisor.machine import HANG_GRACE_S, Phase, State, handle
 from atoll.agent.supervisor.processes.events import (
@@ -22,6 +23,7 @@ from atoll.agent.supervisor.processes.events import (
 )
 from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.common_pb2 import ViewReport
+from atoll.v1.worker_pb2 import Alive
 
 A = WorkerKey("job-1", 1, 0)
 
@@ -33,6 +35,10 @@ def play(state: State, *events: Event) -> tuple[State, list[Instruction]]:
         state, more = handle(state, event)
         todo += more
     return state, todo
+
+
+def sign(key: WorkerKey, step: int, plan: int, now_s: float, **reported: Any) -> SignOfLife:
+    return SignOfLife(key, Alive(step=step, plan=plan, **reported), now_s)
 
 
 def begun(key: WorkerKey = A, hang_s: float = 0.0) -> State:
@@ -48,7 +54,7 @@ def alive(
     events: list[Event] = []
     for second in range(begin_s, end_s):
         done = step + int((second - begin_s) / step_s) if step_s else step
-        events += [SignOfLife(key, done, 1, float(second), waits=waits), Ticked(float(second))]
+        events += [sign(key, done, 1, float(second), waits=waits), Ticked(float(second))]
     return events
 
 
@@ -129,7 +135,7 @@ def test_who_hands_its_state_over_does_not_hang() -> None:
     moves: list[Event] = []
     for second in range(30, 630):
         view = ViewReport(view=1, handed_bytes=second // 20)
-        moves += [SignOfLife(A, 29, 1, float(second), view=view), Ticked(float(second))]
+        moves += [sign(A, 29, 1, float(second), view=view), Ticked(float(second))]
     state, todo = play(begun(hang_s=50), *steps, *moves)
     assert not [one for one in todo if isinstance(one, SendStop | Notify)]
     assert any(isinstance(one, SendStop) for one in play(state, *alive(630, 690, step=29))[1])
@@ -176,7 +182,7 @@ def test_who_comes_to_itself_while_it_is_stopped_has_drained() -> None:
 
 def test_an_agent_that_was_stopped_itself_takes_nobody_for_hung() -> None:
     state, _ = play(begun(hang_s=50), *alive(1, 20, step_s=1.0, step=5))
-    assert play(state, Ticked(500.0), SignOfLife(A, 23, 1, 500.5), Ticked(501.0))[1] == []
+    assert play(state, Ticked(500.0), sign(A, 23, 1, 500.5), Ticked(501.0))[1] == []
 
 
 def test_bytes_of_a_checkpoint_are_progress_and_an_end_that_does_not_come_is_none() -> None:
@@ -188,7 +194,10 @@ def test_bytes_of_a_checkpoint_are_progress_and_an_end_that_does_not_come_is_non
         events: list[Event] = []
         for second in range(begin_s, end_s):
             saved = saved_bytes + (second - begin_s) // 10 if saved_bytes else 20
-            events += [SignOfLife(A, 23, 1, float(second), True, True, saved), Ticked(float(second))]
+            events += [
+                sign(A, 23, 1, float(second), trained=True, saving=True, saved_bytes=saved),
+                Ticked(float(second)),
+            ]
         return events
 
     state, todo = play(begun(hang_s=50), *saves(1, 191, 1))
