@@ -119,7 +119,7 @@ def load(directory: Path | None, url: str, step: int | None, on_skip: Callable[[
                 return files.read(paths[moment])
             store = Store(url)
             found, _ = store.manifest(moment)
-            return files.from_parts(found, partial(store.state, moment), f"{store.url}/{moment.name}")
+            return files.read_opened(found, partial(store.opened, moment), f"{store.url}/{moment.name}")
         except CheckpointError as error:
             on_skip(str(error))
             trouble = trouble or error

@@ -14,7 +14,8 @@ import heapq
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
@@ -166,51 +167,35 @@ def write_sealed(file: Path, sealed: bytes) -> None:
 
 def read(path: Path) -> LoadedCheckpoint:
     """The checkpoint in this folder, every byte verified. Raises CheckpointError naming the file and what is wrong."""
-    found = read_manifest(path)
-    tensors: dict[str, torch.Tensor] = {}
-    for name, written in found.files.items():
+
+    @contextmanager
+    def opened(name: str) -> Iterator[Readable]:
         file = path / name
         with disk_errors(f"reading {file}"), file.open("rb", buffering=0) as source:
-            check_size(file, os.fstat(source.fileno()).st_size, written)
-            _add(tensors, file, written, source)
-    return LoadedCheckpoint(found.header, tensors, found.scalars, path)
+            check_size(file, os.fstat(source.fileno()).st_size, found.files[name])
+            yield source
+
+    found = read_manifest(path)
+    return replace(read_opened(found, opened, str(path)), path=path)
 
 
-def from_parts(found: Manifest, parts: Callable[[str], Iterator[memoryview]], where: str) -> LoadedCheckpoint:
-    """The checkpoint whose manifest is `found`, every byte verified. parts: of a state file, in order."""
+def read_opened(
+    found: Manifest, opened: Callable[[str], AbstractContextManager[Readable]], where: str
+) -> LoadedCheckpoint:
+    """The checkpoint whose manifest is `found`, every byte verified. opened: a state file, by its name."""
     tensors: dict[str, torch.Tensor] = {}
     for name, written in found.files.items():
-        _add(tensors, f"{where}/{name}", written, _Stream(parts(name)))
+        file = f"{where}/{name}"
+        with opened(name) as source:
+            try:
+                more, seen = deserialized(source, written.bytes)
+            except CheckpointError as error:
+                raise CheckpointError(f"{file} is damaged: {error}") from error
+        check_content(Path(file), written, seen)
+        if twice := tensors.keys() & more.keys():
+            raise CheckpointError(f"{file} holds tensor {min(twice)}, as another of its files does")
+        tensors.update(more)
     return LoadedCheckpoint(found.header, tensors, found.scalars)
-
-
-def _add(tensors: dict[str, torch.Tensor], file: Path | str, written: Content, source: Readable) -> None:
-    """The tensors of one state file, verified."""
-    try:
-        more, seen = deserialized(source, written.bytes)
-    except CheckpointError as error:
-        raise CheckpointError(f"{file} is damaged: {error}") from error
-    check_content(Path(file), written, seen)
-    if twice := tensors.keys() & more.keys():
-        raise CheckpointError(f"{file} holds tensor {min(twice)}, as another of its files does")
-    tensors.update(more)
-
-
-class _Stream:
-    """Parts as something that is read from."""
-
-    def __init__(self, parts: Iterator[memoryview]) -> None:
-        self._parts, self._left = parts, memoryview(b"")
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        while not self._left:
-            part = next(self._parts, None)
-            if part is None:
-                return 0
-            self._left = part
-        count = min(len(buffer), len(self._left))
-        buffer[:count], self._left = self._left[:count], self._left[count:]
-        return count
 
 
 def newest_valid(directory: Path, on_skip: Callable[[str], None]) -> LoadedCheckpoint | None:

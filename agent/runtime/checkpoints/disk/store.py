@@ -100,19 +100,18 @@ class Store:
             raise CheckpointError(f"{self.url}/{moment.name} holds {found.header.name}: somebody renamed it")
         return found, raw
 
+    @contextmanager
+    def opened(self, moment: Moment, name: str) -> Iterator[Any]:
+        """Open a state file to be read; not verified."""
+        file = f"{self._folder(moment)}/{name}"
+        with self._errors(f"reading {moment.name}/{name}"), self._files.open(file, "rb") as source:
+            yield source
+
     def state(self, moment: Moment, name: str = STATE_FILE) -> Iterator[memoryview]:
         """The bytes of a state file in order, not verified."""
-        with self._errors(f"reading {moment.name}/{name}"):
-            source = self._files.open(f"{self._folder(moment)}/{name}", "rb")
-        try:
-            while True:
-                with self._errors(f"reading {moment.name}/{name}"):
-                    part = source.read(CHUNK_BYTES)
-                if not part:
-                    return
+        with self.opened(moment, name) as source:
+            while part := source.read(CHUNK_BYTES):
                 yield memoryview(part)
-        finally:
-            source.close()
 
     def put(
         self,

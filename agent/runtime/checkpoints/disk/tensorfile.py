@@ -97,7 +97,7 @@ def deserialized(source: Readable, size: int) -> tuple[dict[str, torch.Tensor], 
     def fill(buffer: memoryview, what: str) -> None:
         filled = 0
         while filled < len(buffer):
-            count = source.readinto(buffer[filled:])
+            count = source.readinto(buffer[filled : filled + CHUNK_BYTES])  # a store reads so much ahead
             if not count:
                 raise CheckpointError(f"it ends in the middle of {what}")
             filled += count

@@ -188,7 +188,7 @@ def test_a_store_takes_and_gives_all_shards(tmp_path: Path, header: Any) -> None
     assert store.list().whole[moment].state_bytes == listing.check_whole(path).state_bytes
     found, raw = store.manifest(moment)
     assert raw == sealed
-    assert same(files.from_parts(found, partial(store.state, moment), store.url), 100)
+    assert same(files.read_opened(found, partial(store.opened, moment), store.url), 100)
     back = files.adopt(tmp_path / "there", sealed, partial(store.state, moment), 9)
     assert same(files.read(back), 100)
     store._files.rm_file(f"{store._folder(moment)}/state-00003-of-00003.safetensors")

@@ -104,7 +104,7 @@ def test_what_was_carried_comes_back_byte_for_byte(tmp_path: Path, url: str, hea
     back = files.adopt(tmp_path / "there", sealed, partial(Store(url).state, moment), 9)
     for name in (STATE_FILE, MANIFEST_FILE):
         assert (back / name).read_bytes() == (path / name).read_bytes()
-    read = files.from_parts(found, partial(Store(url).state, moment), url)
+    read = files.read_opened(found, partial(Store(url).opened, moment), url)
     assert all(torch.equal(read.tensors[name], tensor) for name, tensor in tensors.items())
     Store(url).remove(moment)
     Store(url).remove(moment)
@@ -135,7 +135,7 @@ def test_what_is_cut_off_or_damaged_does_not_count(tmp_path: Path, url: str, hea
     with pytest.raises(CheckpointError, match="is damaged: bytes 0 to"):
         files.adopt(tmp_path / "there", sealed, partial(Store(url).state, moment), 9)
     with pytest.raises(CheckpointError, match="is damaged: bytes 0 to"):
-        files.from_parts(found, partial(Store(url).state, moment), url)
+        files.read_opened(found, partial(Store(url).opened, moment), url)
     assert listing.newest(tmp_path / "there") == []
     system, manifest_there = file_of(url, moment, MANIFEST_FILE)
     system.pipe_file(manifest_there, sealed[:-3])
@@ -334,7 +334,7 @@ def test_a_carrier_killed_at_any_moment_leaves_the_older_one_good(tmp_path: Path
             except CheckpointError:
                 assert moment == found[0], "only the one under way may be torn"
                 continue
-            read = files.from_parts(sound, partial(Store(url).state, moment), url)
+            read = files.read_opened(sound, partial(Store(url).opened, moment), url)
             assert set(read.tensors["w"].tolist()) == {float(moment.step)}
             newest = max(newest, moment.step)
     assert newest > 0
