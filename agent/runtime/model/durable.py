@@ -134,71 +134,56 @@ class Durable(Protocol):
     """Access to a strategy's state beside model and optimizer. Call it on the training thread, but for `freeze` and
     `shared_params`.
 
-    The next view takes the state over when `LocalUpdate.start` gets its `Origin`."""
+    The next view takes the state over when `LocalUpdate.start` gets its `Origin`. What a strategy that inherits from
+    this leaves out says that there is nothing of the kind."""
 
-    survives_update: bool
+    survives_update: bool = False
     """True if the state is whole at any moment after `freeze`, also between optimizer.step() and the boundary."""
 
     def freeze(self) -> None:
         """Stop changing the state, because it will be read and training has ended. May be called by any thread."""
+        return
 
     def shared_params(self) -> Mapping[int, torch.Tensor]:
         """Return the true values by id(parameter), where the model's parameters lag behind them; of equal shapes."""
+        return {}
 
     def shared(self) -> Tensors:
         """Return the state beside model and optimizer that is equal on all ranks."""
+        return {}
 
     def own_writer(self, header: Header, *, copy: bool) -> Callable[[], None] | None:
         """Return a function that writes this rank's own state beside the checkpoint `header`; None if there is none.
 
         copy: the function runs while the script trains. It raises CheckpointError."""
+        return None
 
     def own_at_boundary(self) -> Tensors:
         """Return this rank's own state that only steps change, by layer; float32 [N]. Read it before the next step."""
+        return {}
 
     def own_after_flush(self) -> Tensors:
         """Return what a flush at a boundary left unsent, by layer; float32 [N]. All ranks have the same layers."""
+        return {}
 
     def without_flush(self) -> tuple[Tensors, OwnState]:
         """Return the shared state, with "shared_param.LAYER" of all weights, and a copy of this rank's own.
 
         Call at a boundary, once every update is in the shared parameters."""
+        return {}, OwnState(0, {}, None)
 
     def survivor_state(self) -> SurvivorState | None:
         """Return this rank's own state, after a loss and `freeze`. None if it needs this rank's own shared
         parameters."""
+        return None
 
     def rolling(self) -> RollingState | None:
         """Return the state that a background thread changes; None if only steps change the state."""
+        return None
 
 
-class NothingBeside:
+class NothingBeside(Durable):
     """The Durable of a strategy without state beside model and optimizer."""
-
-    survives_update = False
-
-    def freeze(self) -> None: ...
-
-    def shared_params(self) -> Mapping[int, torch.Tensor]:
-        return {}
-
-    def shared(self) -> Tensors:
-        return {}
-
-    def own_writer(self, header: Header, *, copy: bool) -> None: ...
-
-    def own_at_boundary(self) -> Tensors:
-        return {}
-
-    def own_after_flush(self) -> Tensors:
-        return {}
-
-    def without_flush(self) -> tuple[Tensors, OwnState]:
-        return {}, OwnState(0, {}, None)
-
-    def survivor_state(self) -> SurvivorState | None: ...
-
-    def rolling(self) -> None: ...
 
 
 class BetweenViews(NothingBeside):

@@ -4,7 +4,7 @@ where a part of it goes on changing in the background."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -38,74 +38,68 @@ RESIDUAL: Final = "residual."
 Hashes = tuple[Sequence[str], Sequence[str]]  # of the shared bytes, of the own
 
 
-class ShardState(Protocol):
-    """`look` and `begin` at a boundary, on the training thread; then on any one thread `read`, which is done before the
+class ShardState:
+    """State of one rank's shard: what all ranks share of it (`layout`), and the entries `moving` and `own` of its tail.
+
+    `look` and `begin` at a boundary, on the training thread; then on any one thread `read`, which is done before the
     next optimizer.step(), and `complete`. They raise CheckpointError."""
 
-    @property
-    def layout(self) -> Layout:
-        """Layout of the state that all ranks share."""
+    apart = False
+    """True if, after `begin`, `read` takes nothing that the next update changes, so that no update waits for it."""
 
-    @property
-    def moving(self) -> Any:
-        """Entry `moving` of a shard's tail."""
-
-    @property
-    def own(self) -> Any:
-        """Entry `own` of a shard's tail."""
-
-    @property
-    def apart(self) -> bool:
-        """True if, after `begin`, `read` takes nothing that the next update changes, so that no update waits for it."""
+    def __init__(self, snapshot: Snapshot, shard: int, shards: int, ring: StagingRing | None, *, view: int = 1) -> None:
+        """ring: of the device that has the state, None: the CPU. view: of the run."""
+        self._snapshot, self._shard, self._shards, self._view = snapshot, shard, shards, view
+        self._ring, self._sources = ring, Sources(ring)
+        self._data: Bytes = np.empty(0, np.uint8)
+        self._own_bytes = 0
+        self.layout = Layout(b"", b"", ())
+        self.moving: Any = None
+        self.own: Any = None
 
     def look(self) -> None:
         """Look at the state that there is to write."""
+        raise NotImplementedError
 
-    def begin(self, file: SlotFile) -> None: ...
+    def begin(self, file: SlotFile) -> None:
+        raise NotImplementedError
 
     def read(self) -> None:
         """Take what the next update changes, or clones of it."""
+        raise NotImplementedError
 
     def complete(self, stopped: Callable[[], bool]) -> Hashes | None:
         """Take the rest. None where it is not to be had any more, or `stopped` says so."""
+        return hashes(self._data[self._own_bytes :]), hashes(self._data[: self._own_bytes])
+
+    @property
+    def _bounds(self) -> tuple[int, int]:
+        return bounds(self.layout.total, self._shard, self._shards)
+
+    def _room(self, file: SlotFile) -> Bytes:
+        begin, end = self._bounds
+        return file.begin(self.layout.raw, self.layout.digest, end - begin, self._own_bytes)
 
 
-class BoundaryShard:
+class BoundaryShard(ShardState):
     """Shard of a state that only optimizer.step() changes, with this rank's own state, which a pass may change
     before."""
 
     def __init__(self, snapshot: Snapshot, shard: int, shards: int, ring: StagingRing | None, *, view: int = 1) -> None:
-        """ring: of the device that has the state, None: the CPU. view: of the run."""
-        self._live, self._durable = LiveState(snapshot, view=view), snapshot.durable
-        self._shard, self._shards = shard, shards
-        self._ring, self._sources = ring, Sources(ring)
+        super().__init__(snapshot, shard, shards, ring, view=view)
+        self._live = LiveState(snapshot, view=view)
         self._laid_out: tuple[bytes, list[list[Piece]]] = (b"", [])
         self._file: SlotFile
-        self._data: Bytes = np.empty(0, np.uint8)
         self._residuals: Mapping[str, torch.Tensor] = {}
-        self._own_bytes = 0
         self._hashes: list[str] = []
         self._clones: Mapping[int, torch.Tensor] | None = None  # of the shard's tensors
-        self.own: Any = None
-
-    @property
-    def layout(self) -> Layout:
-        return self._live.layout
-
-    @property
-    def apart(self) -> bool:
-        return self._clones is not None
-
-    @property
-    def moving(self) -> Any:
-        return self._live.moving
 
     def look(self) -> None:
         self._live.look()
-        layout = self._live.layout
-        if self._laid_out[0] != layout.digest:
-            self._laid_out = (layout.digest, layout.chunks(*bounds(layout.total, self._shard, self._shards)))
-        self._residuals = residuals = self._durable.own_at_boundary()
+        self.layout, self.moving = self._live.layout, self._live.moving
+        if self._laid_out[0] != self.layout.digest:
+            self._laid_out = (self.layout.digest, self.layout.chunks(*self._bounds))
+        self._residuals = residuals = self._snapshot.durable.own_at_boundary()
         entries = [(f"{RESIDUAL}{name}", DTYPE_NAMES[torch.float32], [len(one)]) for name, one in residuals.items()]
         self.own = {"tensors": entries} if residuals else None
         self._own_bytes = 4 * sum(map(len, residuals.values()))
@@ -115,8 +109,9 @@ class BoundaryShard:
         if self._ring is not None:
             self._ring.follow()
             self._clones = self._cloned(self._ring)
+        self.apart = self._clones is not None
         if self._residuals:
-            self._data = self._room()
+            self._data = self._room(self._file)
         at = 0
         for one in self._residuals.values():
             torch.from_numpy(self._data[at : at + 4 * len(one)].view(np.float32)).copy_(one)
@@ -129,16 +124,11 @@ class BoundaryShard:
         clones = ring.clones([self._live.tensors[index] for index in wanted])
         return dict(zip(wanted, clones, strict=True)) if clones is not None else None
 
-    def _room(self) -> Bytes:
-        layout = self._live.layout
-        begin, end = bounds(layout.total, self._shard, self._shards)
-        return self._file.begin(layout.raw, layout.digest, end - begin, self._own_bytes)
-
     def read(self) -> None:
         """Also hashes, chunk by chunk while each is in the cache."""
         tensors = dict(enumerate(self._live.tensors)) if self._clones is None else self._clones
         if self.own is None:
-            self._data = self._room()
+            self._data = self._room(self._file)
         data = self._data[self._own_bytes :]
         self._hashes = []
         chunks = self._laid_out[1]
@@ -154,7 +144,7 @@ class BoundaryShard:
         return self._hashes, hashes(self._data[: self._own_bytes])
 
 
-class RollingShard:
+class RollingShard(ShardState):
     """Shard of a state with shared parameters that others' updates change at any time. Shared parameters and frozen
     parameters are shared. Everything else is this rank's own: residuals, moments of its own optimizer, buffers."""
 
@@ -168,10 +158,8 @@ class RollingShard:
         *,
         view: int = 1,
     ) -> None:
-        """ring, view: as for BoundaryShard."""
-        self._snapshot, self._rolling, self._shard, self._shards = snapshot, rolling, shard, shards
-        self._view = view
-        self._ring, self._sources, self._shared_sources = ring, Sources(ring), Sources(ring)
+        super().__init__(snapshot, shard, shards, ring, view=view)
+        self._rolling, self._shared_sources = rolling, Sources(ring)
         self._identity: list[Any] | None = None
         self._shared: dict[str, torch.Tensor] = {}
         self._resting: Mapping[str, torch.Tensor] = {}
@@ -179,12 +167,6 @@ class RollingShard:
         self._tree: Any = None
         self._own_tensors: list[torch.Tensor] = []
         self._own_pieces: list[Piece] = []
-        self._own_bytes = 0
-        self._data: Bytes = np.empty(0, np.uint8)
-        self.layout = Layout(b"", b"", ())
-        self.moving: Any = None
-        self.own: Any = None
-        self.apart = False
 
     def look(self) -> None:
         identity = self._snapshot.identity()
@@ -211,8 +193,7 @@ class RollingShard:
         ]
 
     def begin(self, file: SlotFile) -> None:
-        begin, end = bounds(self.layout.total, self._shard, self._shards)
-        self._data = file.begin(self.layout.raw, self.layout.digest, end - begin, self._own_bytes)
+        self._data = self._room(file)
         names = list(self._shared)
         rolling = self._rolling.shared()
         parts = [
@@ -243,9 +224,7 @@ class RollingShard:
             pass
 
     def complete(self, stopped: Callable[[], bool]) -> Hashes | None:
-        if not self._rolling.wait(stopped):
-            return None
-        return hashes(self._data[self._own_bytes :]), hashes(self._data[: self._own_bytes])
+        return super().complete(stopped) if self._rolling.wait(stopped) else None
 
     def _look_at_resting(self) -> bool:
         """Look at the state that stays in place. Returns whether all of the model's state are tensors, as its identity
@@ -272,7 +251,7 @@ class RollingShard:
 
     def _shared_pieces(self) -> list[Piece]:
         """Whole tensors, but where a shard ends."""
-        return self.layout.pieces(*bounds(self.layout.total, self._shard, self._shards))
+        return self.layout.pieces(*self._bounds)
 
     def _target(self, piece: Piece) -> Bytes:
         at = self._own_bytes + piece.to
