@@ -121,21 +121,21 @@ def dashboard(client: AsyncClient, token: str, port: int, names: frozenset[str] 
             Route("/api/jobs/{job}/adjust", _json(adjust), methods=["POST"]),
             Mount("/assets", StaticFiles(directory=ASSETS)),
         ],
+        exception_handlers={AtollError: _refused},
         middleware=[Middleware(Door, token=token, port=port, names=names)],
     )
 
 
 def _json(work: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
-    """An endpoint of what is JSON already; errors of the one family become theirs: a status and one line."""
-
     async def endpoint(request: Request) -> Response:
-        try:
-            return JSONResponse(await work(request))
-        except AtollError as error:
-            status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-            return JSONResponse({"error": str(error)}, status)
+        return JSONResponse(await work(request))
 
     return endpoint
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    """Answer an error of Atoll by its status and its one line."""
+    return JSONResponse({"error": str(error)}, next((code for kind, code in _STATUS if isinstance(error, kind)), 500))
 
 
 def _number(request: Request, name: str) -> int:

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from atoll.cli.commands.daemons import innermost, stop_signals
+from atoll.cli.commands.daemons import stop_signals
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput
 from drill import report
@@ -120,7 +120,7 @@ def _conducted(settings: Settings, folder: Path, received: list[signal.Signals])
     try:
         return asyncio.run(until_signalled())
     except* AtollError as errors:
-        raise innermost(errors) from errors
+        raise terminal.innermost(errors) from errors
 
 
 def _print(settings: Settings, outcome: DrillOutcome, given: argparse.Namespace, folder: Path | None) -> None:

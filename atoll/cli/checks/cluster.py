@@ -1,22 +1,28 @@
-"""Checks the way to the cluster, and how its nodes, versions and clock look from here."""
+"""Checks the way to the cluster and back, and how its nodes, versions and clock look from here."""
 
 from __future__ import annotations
 
+import asyncio
 import datetime
+import socket
 import time
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
-from atoll.cli.checks.connectivity import check_reach
 from atoll.cli.cluster.connection import Connection
 from atoll.cli.render.findings import Finding
 from atoll.errors import AtollError, BadInput, ControllerUnreachable
 from atoll.host.ports import DEFAULT_ADDRESS
+from atoll.network.rpc import is_loopback
 
 if TYPE_CHECKING:
+    from atoll.client.client import AsyncClient
     from atoll.v1.jobs_pb2 import ListNodesReply
 
+_ARRIVES_S: Final = 1.0
+"""Seconds after the controller's answer in which its connection may still arrive."""
 _MOST_SKEW_S: Final = 2.0
 _DEFAULT_ANSWERS_S: Final = 2.0
 _EXPIRES_SOON: Final = datetime.timedelta(days=30)
@@ -101,3 +107,46 @@ def _clock(reply: ListNodesReply, now_s: float) -> list[Finding]:
         step = "set both by NTP: certificates and the times that people see depend on it"
         return [Finding("clock", "warning", found, step)]
     return [Finding("clock", "ok", found)]
+
+
+def check_reach(reached: Connection) -> list[Finding]:
+    """Check whether the controller can dial this machine. Empty if the question cannot be asked."""
+    try:
+        address, came = reached.run(dialled_back)
+    except (AtollError, OSError):
+        return []
+    return [judge_reach(address, came=came)]
+
+
+def judge_reach(address: str, *, came: bool) -> Finding:
+    """Judge by this machine's address, as the controller sees it. came: True if it was dialled there."""
+    if is_loopback(address):
+        return Finding("reach", "info", "not known: the controller is on this machine, or behind a tunnel's end here")
+    if came:
+        return Finding("reach", "ok", f"the controller dials this machine at {address}")
+    step = "to train here: atoll agent --behind-nat, or let the other machines through to all ports of this one"
+    return Finding("reach", "info", f"the controller sees {address}, and cannot dial this machine there", step)
+
+
+async def dialled_back(client: AsyncClient) -> tuple[str, bool]:
+    """This machine's address as the controller sees it, and whether the controller could dial it there."""
+    came = asyncio.Event()
+
+    async def arrived(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.set()
+        writer.close()
+
+    server = await asyncio.start_server(arrived, sock=_listening())
+    async with server:
+        address = await client.dial_back(server.sockets[0].getsockname()[1])
+        with suppress(TimeoutError):
+            await asyncio.wait_for(came.wait(), _ARRIVES_S)
+    return address, came.is_set()
+
+
+def _listening() -> socket.socket:
+    """Listen at a free port of all of this machine's addresses."""
+    if socket.has_dualstack_ipv6():
+        with suppress(OSError):
+            return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))

@@ -229,19 +229,13 @@ def run_until_told(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     try:
         asyncio.run(running())
     except* AtollError as errors:
-        raise innermost(errors) from errors
+        raise terminal.innermost(errors) from errors
 
 
 def stop_signals() -> list[signal.Signals]:
     """Return the signals that end a command in order: SIGHUP only where it is not ignored, as under nohup."""
     hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hangup]
-
-
-def innermost(errors: BaseExceptionGroup[AtollError]) -> AtollError:
-    """The first cause inside what a task group raised."""
-    first = errors.exceptions[0]
-    return innermost(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def _page_identity(folder: Path | None, own: Tls | None) -> Tls | None:

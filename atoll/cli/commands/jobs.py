@@ -226,11 +226,9 @@ async def _print_once(client: AsyncClient) -> None:
 
 
 async def _show(client: AsyncClient) -> None:
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
-
-    from atoll.cli.render.overview import stacked
 
     console = Console(highlight=False)
     shown = await _look(client)
@@ -239,7 +237,7 @@ async def _show(client: AsyncClient) -> None:
             trouble = ""
             while True:
                 parts = shown.rich(console.size.height - bool(trouble))
-                live.update(stacked([*parts, *([Text(trouble, "bold red")] if trouble else [])]), refresh=True)
+                live.update(Group(*parts, *([Text(trouble, "bold red")] if trouble else [])), refresh=True)
                 await asyncio.sleep(_EVERY_S)
                 try:
                     async with asyncio.timeout(_ANSWER_S):

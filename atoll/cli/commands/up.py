@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -13,10 +12,11 @@ import typer
 
 from atoll.cli.cluster import detached
 from atoll.cli.cluster.local_cluster import DATA_DIR, LocalCluster, dealt, locked
-from atoll.cli.commands.daemons import innermost, need, need_linux, stop_signals
+from atoll.cli.commands.daemons import need, need_linux, stop_signals
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput
 from atoll.errors.exit_codes import INTERRUPTED
+from atoll.host import ports
 from atoll.host.ports import DEFAULT_ADDRESS
 
 _MAX_AGENTS: Final = 64
@@ -92,7 +92,7 @@ async def _run(cluster: LocalCluster) -> signal.Signals:
         terminal.note("stopping")
         return received
     except* AtollError as errors:
-        raise innermost(errors) from errors
+        raise terminal.innermost(errors) from errors
     finally:
         await cluster.stop()
 
@@ -142,10 +142,7 @@ def check_port(listen: str) -> None:
             "For several machines run `atoll controller` and `atoll agent`"
         )
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
+        ports.listening(host, port).close()
     except OSError as error:
         raise BadInput(
             f"cannot listen on {listen}: {error.strerror or error}. "

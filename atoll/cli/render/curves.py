@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,13 +71,13 @@ def write_event_files(curves: Iterable[Curve], folder: Path) -> int:
         ) from error
     try:
         with writer_of(str(folder)) as writer:
-            return sum(_write(writer, curve) for curve in curves)
+            points = [
+                (curve.name, *one)
+                for curve in curves
+                for one in zip(curve.steps, curve.values, curve.unix_s, strict=True)
+            ]
+            for name, step, value, unix_s in points:
+                writer.add_scalar(name, value, global_step=step, walltime=unix_s)
+            return len(points)
     except OSError as error:
         raise BadInput(f"--tensorboard {folder}: {error.strerror}. Name a folder that you may write to") from error
-
-
-def _write(writer: Any, curve: Curve) -> int:
-    points: Sequence[tuple[int, float, float]] = list(zip(curve.steps, curve.values, curve.unix_s, strict=True))
-    for step, value, unix_s in points:
-        writer.add_scalar(curve.name, value, global_step=step, walltime=unix_s)
-    return len(points)

@@ -52,17 +52,9 @@ async def follow(client: AsyncClient, job: str, screen: Screen, timeout_s: float
     except TimeoutError as error:
         raise DeadlineExceeded(f"{job} did not end within {timeout_s:g} s. It goes on: atoll status {job}") from error
     except ExceptionGroup as errors:
-        raise _first(errors) from errors
+        raise terminal.innermost(errors) from errors
     assert last is not None
     return last
-
-
-def _first(errors: ExceptionGroup[Exception]) -> Exception:
-    """The cause to show: streams of one cluster fail for one reason."""
-    error: Exception = errors
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def _events(client: AsyncClient, job: str, screen: Screen) -> None:

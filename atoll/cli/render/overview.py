@@ -58,13 +58,6 @@ class Overview:
         ]
 
 
-def stacked(parts: Sequence[Any]) -> Any:
-    """Stack parts into one renderable."""
-    from rich.console import Group
-
-    return Group(*parts)
-
-
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], shown: int, all_of_it: str) -> list[Any]:
     from rich.text import Text
 

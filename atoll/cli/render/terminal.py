@@ -8,8 +8,9 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, TypeVar
 
+_Error = TypeVar("_Error", bound=BaseException)
 _CONTROL: Final = re.compile(
     r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
@@ -53,6 +54,12 @@ def complain(message: str) -> None:
         Console(stderr=True, highlight=False, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), line))
     else:
         note(f"error: {line}")
+
+
+def innermost(errors: BaseExceptionGroup[_Error]) -> _Error:
+    """Return the first cause inside what a task group raised."""
+    first = errors.exceptions[0]
+    return innermost(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def print_json(document: Any) -> None:

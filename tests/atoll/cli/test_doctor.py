@@ -19,9 +19,8 @@ from scripted_controller import ScriptedController
 from typer.testing import CliRunner
 
 from atoll.agent.telemetry.devices import Device
-from atoll.cli.checks import connectivity, machine
-from atoll.cli.checks.cluster import check_certificates, check_cluster, judge_cluster
-from atoll.cli.checks.connectivity import check_reach
+from atoll.cli.checks import cluster, machine
+from atoll.cli.checks.cluster import check_certificates, check_cluster, check_reach, judge_cluster
 from atoll.cli.checks.machine import Card, cards_finding, check_machine, judge_etcd, judge_kernels, numa_finding
 from atoll.cli.cluster.connection import Connection
 from atoll.cli.main import app
@@ -168,7 +167,7 @@ def test_who_leads_is_said(controller: ScriptedController) -> None:
 def heard_late(monkeypatch: pytest.MonkeyPatch, dials: bool) -> None:
     """A busy machine may hear of being dialled later than others."""
     if dials:
-        monkeypatch.setattr(connectivity, "_ARRIVES_S", 30.0)
+        monkeypatch.setattr(cluster, "_ARRIVES_S", 30.0)
 
 
 @pytest.mark.usefixtures("heard_late")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from rich.console import Console
+from rich.console import Console, Group
 from scripted_controller import ScriptedController
 from typer.testing import CliRunner
 
 from atoll.cli.main import app
-from atoll.cli.render.overview import Overview, stacked
+from atoll.cli.render.overview import Overview
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
@@ -32,7 +32,7 @@ def test_it_fits_the_terminal_and_says_what_does_not(jobs: int, nodes: int, heig
     shown = cluster(jobs, nodes)
     console = Console(width=100, height=height, record=True, force_terminal=False)
     with console.capture() as captured:
-        console.print(stacked(shown.rich(height)))
+        console.print(Group(*shown.rich(height)))
     lines = captured.get().rstrip("\n").splitlines()
     assert len(lines) <= height
     assert max(map(len, lines)) <= 100
