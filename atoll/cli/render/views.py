@@ -97,18 +97,11 @@ def status_lines(job: Job, now_s: float) -> list[str]:
         lines.append(
             f"plan {job.plan.id} ({job.plan.planner}) from step {job.plan.from_step}: {printable(job.plan.reason)}"
         )
-        if prediction := prediction_text(job):
-            lines.append(prediction)
-        if pins_text(job) != NOT_PINNED:
-            lines.append(pins_text(job))
-    lines.append(strategy_line(job))
-    if links := links_line(job):
-        lines.append(links)
-    if relayed := relayed_line(job):
-        lines.append(relayed)
-    lines.extend(volunteer_lines(job))
-    lines.extend(line for line in (dropped_line(job), non_finite_line(job)) if line)
-    return lines + standby_lines(job)
+        lines.append(prediction_text(job))
+        lines.append(pins_text(job).replace(NOT_PINNED, ""))
+    lines += [strategy_line(job), links_line(job), relayed_line(job), *volunteer_lines(job)]
+    lines += [dropped_line(job), non_finite_line(job), *standby_lines(job)]
+    return [line for line in lines if line]
 
 
 def _by(who: str) -> str:
@@ -165,9 +158,8 @@ def recovery_line(recovery: Recovery, now_s: float) -> str:
 
 def standby_lines(job: Job) -> list[str]:
     """'standby d/0: the run would take 20.1 % longer (...)' for each device that waits."""
-    shown = [f"standby {s.node}/{s.device}: {printable(s.reason)}" for s in job.standby[:_STANDBYS_SHOWN]]
-    rest = len(job.standby) - len(shown)
-    return [*shown, f"standby: and {rest} more"] if rest else shown
+    lines = [f"standby {s.node}/{s.device}: {printable(s.reason)}" for s in job.standby]
+    return _first(lines, "standby: and {} more", _STANDBYS_SHOWN)
 
 
 def strategy_line(job: Job) -> str:
@@ -240,13 +232,13 @@ def plan_rows(reply: PlansReply) -> list[tuple[str, ...]]:
 def links_line(job: Job) -> str:
     """'links 0-1 94.1 Mbit/s  1-0 idle', by rank and peer; empty where no link is known. Idle was never busy for long
     enough to tell what it carries."""
-    known = [(worker.rank, link) for worker in job.workers for link in worker.links if not link.volunteer]
     shown = [
-        f"{rank}-{link.peer} {metric(link.goodput_bps, 'bit/s') if link.goodput_bps else 'idle'}"
-        for rank, link in known[:_LINKS_SHOWN]
+        f"{worker.rank}-{link.peer} {metric(link.goodput_bps, 'bit/s') if link.goodput_bps else 'idle'}"
+        for worker in job.workers
+        for link in worker.links
+        if not link.volunteer
     ]
-    rest = [f"and {len(known) - _LINKS_SHOWN} more"] if len(known) > _LINKS_SHOWN else []
-    return "links " + "  ".join([*shown, *rest]) if known else ""
+    return "links " + "  ".join(_first(shown, "and {} more")) if shown else ""
 
 
 def relayed_line(job: Job) -> str:
@@ -270,26 +262,27 @@ def volunteer_lines(job: Job) -> list[str]:
         f"{naturalsize(link.sent_bytes)} to it, {naturalsize(link.received_bytes)} from it, "
         f"{100 * link.wait_share:.0f} % of its time waits for its link"
         + (f", answers differ by {100 * link.differs:.2g} %" if link.differs >= _ROUNDING else "")
-        for rank, link in known[:_LINKS_SHOWN]
+        for rank, link in known
     ]
-    rest = [f"and {len(known) - _LINKS_SHOWN} volunteers more"] if len(known) > _LINKS_SHOWN else []
-    return lines + rest
+    return _first(lines, "and {} volunteers more")
 
 
 def dropped_line(job: Job) -> str:
     """'dropped telemetry of 12 steps of rank 3'; empty where all came through."""
-    dropped = [worker for worker in job.workers if worker.dropped_steps]
-    shown = [f"{worker.dropped_steps} steps of rank {worker.rank}" for worker in dropped[:_LINKS_SHOWN]]
-    rest = [f"of {len(dropped) - _LINKS_SHOWN} more ranks"] if len(dropped) > _LINKS_SHOWN else []
-    return "dropped telemetry of " + ", ".join([*shown, *rest]) if dropped else ""
+    shown = [f"{one.dropped_steps} steps of rank {one.rank}" for one in job.workers if one.dropped_steps]
+    return "dropped telemetry of " + ", ".join(_first(shown, "of {} more ranks")) if shown else ""
 
 
 def non_finite_line(job: Job) -> str:
     """'not finite: a loss, gradient or weight in 3 steps of rank 1'; empty where all were."""
-    met = [(worker.last.non_finite, worker.rank) for worker in job.workers if worker.last.non_finite]
-    shown = [f"{steps} steps of rank {rank}" for steps, rank in met[:_LINKS_SHOWN]]
-    rest = [f"some of {len(met) - _LINKS_SHOWN} more ranks"] if len(met) > _LINKS_SHOWN else []
-    return "not finite: a loss, gradient or weight in " + ", ".join([*shown, *rest]) if met else ""
+    met = [f"{one.last.non_finite} steps of rank {one.rank}" for one in job.workers if one.last.non_finite]
+    shown = ", ".join(_first(met, "some of {} more ranks"))
+    return f"not finite: a loss, gradient or weight in {shown}" if met else ""
+
+
+def _first(texts: list[str], more: str, limit: int = _LINKS_SHOWN) -> list[str]:
+    """Return the first texts, and `more` with the number of the others if there are any."""
+    return [*texts[:limit], more.format(len(texts) - limit)] if len(texts) > limit else texts
 
 
 def progress_line(job: Job) -> str:
