@@ -85,7 +85,7 @@ class Timed:
     """Times of one step; a number stands for all ranks or islands. ends_s: when its slowest rank is done. step_N: from
     boundary to boundary. sync_N, last_sync_N: of the all-reduces as each rank sees them. sent_J, busy_J: bytes that
     left each island, and seconds they took to leave. exchange_N: device time of the exchange beside computing.
-    metrics_N: further metrics of the workers, by name. messages: to the strategy's controller half, by rank."""
+    messages: to the strategy's controller half, by rank."""
 
     ends_s: float
     step_N: F64
@@ -96,7 +96,6 @@ class Timed:
     sent_J: F64 | float = 0.0
     busy_J: F64 | float = 0.0
     exchange_N: F64 | float = 0.0
-    metrics_N: Mapping[str, F64] = field(default_factory=dict)
     messages: Mapping[int, Declared] = field(default_factory=dict)
 
 

@@ -45,13 +45,13 @@ class Telemetry:
             timed.sync_N,
             timed.last_sync_N,
             timed.stall_N,
+            timed.exchange_N,
             norms.local_N,
         )
         params, total = numbers(plan.record.strategy_params), sum(plan.batches)
         rows = zip(self._steps, plan.batches, *(_each(column, len(self._steps)) for column in columns), strict=True)
-        for rank, row in enumerate(rows):
-            steps, batch, step_s, before_s, backward_s, first_s, sync_s, last_s, stall_s, sqnorm = row
-            metrics = {name: float(metric_N[rank]) for name, metric_N in timed.metrics_N.items()}
+        for row in rows:
+            steps, batch, step_s, before_s, backward_s, first_s, sync_s, last_s, stall_s, apply_s, sqnorm = row
             steps.append(
                 ObservedStep(
                     step=step,
@@ -67,7 +67,7 @@ class Telemetry:
                     update_s=UPDATE_SHARE * before_s,
                     sync_s=sync_s,
                     last_sync_s=last_s,
-                    strategy_metrics={**params, **metrics, "stall_s": stall_s},
+                    strategy_metrics={**params, "apply_s": apply_s, "stall_s": stall_s},
                     local_grad_sqnorm=sqnorm,
                     global_grad_sqnorm=norms.together,
                     halves=norms.halves,

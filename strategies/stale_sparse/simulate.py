@@ -71,8 +71,7 @@ class StaleSparseSteps(StrategySteps):
             ends_s=float(done_N.max()),
             step_N=done_N - before_N,
             stall_N=starts_N - before_N,
-            sent_J=sent_J,
+            sent_J=np.array(sent_J),
             busy_J=left_J - begin_J,
             exchange_N=exchange_N,
-            metrics_N={"apply_s": exchange_N},
         )

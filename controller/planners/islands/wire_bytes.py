@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from atoll.controller.planners.batches.water_filling import F64
 
 BLOCK_ENTRIES: Final = 16
@@ -47,17 +45,12 @@ class UpdateTraffic:
     def seconds(self, density: float) -> float:
         """Return the seconds that the slowest link needs for a step of this density; 0 for one island."""
         rate_J: list[float] = self.bandwidth_J.tolist()
-        sent_J, received_J = self._carried(density)
+        sent_J, received_J = self.carried(density)
         return max(max(sent, came) / rate for sent, came, rate in zip(sent_J, received_J, rate_J, strict=True))
 
-    def carried(self, density: float) -> tuple[F64, F64]:
+    def carried(self, density: float) -> tuple[list[float], list[float]]:
         """Return the bytes that each island sends, and those it receives, in a step of this density (see
-        `update_density`)."""
-        sent_J, received_J = self._carried(density)
-        return np.array(sent_J), np.array(received_J)
-
-    def _carried(self, density: float) -> tuple[list[float], list[float]]:
-        """Return lists, not arrays: a plan tries thousands of densities, for a few islands each."""
+        `update_density`). Lists, not arrays: a plan tries thousands of densities, for a few islands each."""
         part_J = self.part_J.tolist()
         density_J = [min(density * part, 1.0) for part in part_J]  # an island's ranks travel as one sum
         sum_J = [self.entries * d * (self.value_bytes + index_bytes(d) / BLOCK_ENTRIES) for d in density_J]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.controller.planners.checkpoint_placement.recovery_probability import recovery_probabilities
+from atoll.controller.planners.checkpoint_placement.placement import recovery_probabilities
 
 
 def by_trying(sizes: Sequence[int], replicas: int, lost: int) -> float:
