@@ -33,8 +33,8 @@ class StepEstimator(Protocol):
 class MessageEstimator(StepEstimator, Protocol):
     """A StepEstimator that also receives messages of its strategy's workers."""
 
-    def hear(self, rank: int, told: Declared) -> None:
-        """Add a message. told: of the type that the strategy registered."""
+    def on_message(self, rank: int, message: Declared) -> None:
+        """Add a message. message: of the type that the strategy registered."""
         ...
 
 
@@ -45,7 +45,7 @@ class RunEstimators:
     def __init__(self, of_strategy: StepEstimator | None = None) -> None:
         self._of_strategy = of_strategy
         self._ranks: dict[int, RankEstimate] = {}
-        self._estimators: dict[int, RankEstimator] = {}  # of ranks whose steps are told one by one
+        self._estimators: dict[int, RankEstimator] = {}  # of ranks whose agents send every step
         self._overlap = OverlapEstimator()
         self._noise = NoiseEstimator()
         self._bandwidth = BandwidthEstimator()
@@ -68,23 +68,23 @@ class RunEstimators:
         if self._of_strategy is not None:
             self._of_strategy.observe(rank, observed)
 
-    def hear(self, rank: int, told: Declared) -> None:
+    def on_message(self, rank: int, message: Declared) -> None:
         """Add a message of a worker to its strategy."""
         if isinstance(self._of_strategy, MessageEstimator):
-            self._of_strategy.hear(rank, told)
+            self._of_strategy.on_message(rank, message)
 
     def observe_rank(self, rank: int, estimate: RankEstimate) -> None:
         """Add an agent's estimate from all steps of its rank; older estimates change nothing."""
         if rank not in self._ranks or estimate.last_step >= self._ranks[rank].last_step:
             self._ranks[rank] = estimate
 
-    def observe_sync(self, step: int, told: SyncSums) -> None:
+    def observe_sync(self, step: int, sums: SyncSums) -> None:
         """Add measurements of a step by some ranks; each rank once, times finite and not negative."""
-        self._overlap.observe(step, told)
+        self._overlap.observe(step, sums)
 
-    def observe_norms(self, step: int, told: NormSums) -> None:
+    def observe_norms(self, step: int, sums: NormSums) -> None:
         """Add gradient samples of a step by some ranks; each rank once, numbers finite and not negative."""
-        self._noise.observe(step, told)
+        self._noise.observe(step, sums)
 
     def observe_links(
         self, rank: int, island_of: Mapping[int, str], links: Sequence[ObservedLink], now_s: float

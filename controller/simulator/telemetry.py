@@ -81,7 +81,7 @@ class Telemetry:
                 self._estimators.observe(rank, step)
             steps.clear()
         for rank, message in self._messages.items():
-            self._estimators.hear(rank, message)
+            self._estimators.on_message(rank, message)
         self._messages.clear()
         leaders = self._ranks.leaders
         for leader, sent_bytes, busy_s in zip(leaders, self._sent_J.tolist(), self._busy_J.tolist(), strict=True):

@@ -289,7 +289,7 @@ class ProgressBoard:
     def on_message(self, job: str, run: int, rank: int, message: Declared) -> None:
         """Add a worker's message to its strategy. Ignored if the run is not current."""
         if (found := self.of(job, run)) is not None:
-            found.estimators.hear(rank, message)
+            found.estimators.on_message(rank, message)
 
     def observe_sums(self, node: str, sums: agents_pb2.StepSums) -> None:
         """Add checked sums of a node's workers. Ignored if the run is not current, or has no worker on that node."""

@@ -34,17 +34,17 @@ class CostEstimator:
     """A MessageEstimator of one run: the newest message of each rank."""
 
     def __init__(self) -> None:
-        self._told: dict[int, MeasuredCosts] = {}
+        self._reported: dict[int, MeasuredCosts] = {}
 
     def observe(self, rank: int, step: ObservedStep) -> None:
         """Ignore steps: messages have all of it."""
 
-    def hear(self, rank: int, told: Declared) -> None:
-        if isinstance(told, MeasuredCosts):
-            self._told[rank] = told
+    def on_message(self, rank: int, message: Declared) -> None:
+        if isinstance(message, MeasuredCosts):
+            self._reported[rank] = message
 
     def estimate(self) -> Mapping[int, MeasuredCosts]:
-        return dict(self._told)
+        return dict(self._reported)
 
 
 def costs_of(told: Mapping[int, MeasuredCosts], ranks: int) -> CompressionCosts | None:

@@ -45,7 +45,7 @@ def told(mbit: float, **changes: Any) -> MeasuredCosts:
 def run(mbit: float, current: PlanRecord = EVEN, **changes: Any) -> Given:
     estimator = CostEstimator()
     for rank in range(3):
-        estimator.hear(rank, told(mbit, **changes))
+        estimator.on_message(rank, told(mbit, **changes))
     seen = ranks(0.002, 0.002, 0.002, plan=current.id)
     asked = given(seen, current=current, policy=POLICY)
     return replace(asked, profile=replace(asked.profile, of_strategy=estimator.estimate()))
@@ -104,7 +104,7 @@ def test_where_no_groups_are_sooner_the_record_alone_follows() -> None:
 def test_nothing_is_planned_before_all_ranks_have_told(heard: int) -> None:
     estimator = CostEstimator()
     for rank in range(heard):
-        estimator.hear(rank, told(100))
+        estimator.on_message(rank, told(100))
     asked = given(ranks(0.002, 0.002, 0.002), policy=POLICY)
     assert next_plan(replace(asked, profile=replace(asked.profile, of_strategy=estimator.estimate()))) is None
 
@@ -112,6 +112,6 @@ def test_nothing_is_planned_before_all_ranks_have_told(heard: int) -> None:
 def test_ranks_that_tell_of_different_models_get_no_plan() -> None:
     estimator = CostEstimator()
     for rank in range(3):
-        estimator.hear(rank, told(100, tensors=TENSORS[: rank + 1]))
+        estimator.on_message(rank, told(100, tensors=TENSORS[: rank + 1]))
     asked = given(ranks(0.002, 0.002, 0.002), policy=POLICY)
     assert next_plan(replace(asked, profile=replace(asked.profile, of_strategy=estimator.estimate()))) is None
