@@ -41,8 +41,6 @@ LONG_WINDED_PAGES: set[str] = {
     "docs/checkpoints.md",
     "docs/membership.md",
     "docs/performance.md",
-    "docs/strategies.md",
-    "docs/volunteers.md",
 }
 """Pages whose sentences are longer than MAX_SENTENCE_WORDS. This list only shrinks."""
 
