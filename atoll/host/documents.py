@@ -90,7 +90,7 @@ def explain(schema: type, errors: Sequence[ErrorDetails]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
         elif part in known or (part not in _BRANCHES and (inside or part is error["loc"][-1])):
-            path += f".{part}"
+            path += f".{part or repr(part)}"
             annotation = None if part not in known and error["type"] in _UNKNOWN else known.get(part)
             inside = _has_keys(annotation)
             within = [_fields(each) for each in _schemas(annotation)] if annotation else []

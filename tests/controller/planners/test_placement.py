@@ -286,7 +286,7 @@ def shared_racks(machines: list[dict[str, Any]], found: Any) -> int:
         ([["a"]], r"previous = \[\['a'\]\] is wrong: it should be an object"),
         ({"a": []}, r"previous.a = \[\] is wrong: .* at least 1 item"),
         ({"a": ["a", 3]}, r"previous.a\[1\] = 3 is wrong: it should be a valid string"),
-        ({"": ["a"]}, r"previous.*\[key\] = '' is wrong: string should have at least 1 character"),
+        ({"": ["a"]}, r"previous\.'' = '' is wrong: string should have at least 1 character"),
     ],
 )
 def test_holders_that_are_none_are_refused_by_their_place(previous: Any, says: str) -> None:
