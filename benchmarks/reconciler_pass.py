@@ -28,7 +28,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests" / "controller"
 from lives import Agent, Cluster, Life
 
 from atoll.agent.telemetry.collect import Collector
-from atoll.cli.cluster.daemon_gc import tune_collector
+from atoll.cli.commands.daemons import tune_collector
 from atoll.controller.jobs.lifecycle.reconciler import RANKS_A_PASS, RANKS_A_SECOND
 from atoll.controller.state.records import JobPhase
 from atoll.controller.state.store import (

@@ -8,7 +8,7 @@ from types import FrameType
 
 from reconciler_pass import LargeCluster
 
-from atoll.cli.cluster.daemon_gc import tune_collector
+from atoll.cli.commands.daemons import tune_collector
 from atoll.controller.jobs.lifecycle.reconciler import RANKS_A_PASS
 from atoll.controller.state.records import JobPhase
 from atoll.v1 import common_pb2

@@ -1,9 +1,10 @@
-"""A controller and agents on this machine, as child processes of the command that starts them."""
+"""A controller and agents on this machine: child processes of an `atoll up`, which may run in the background."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -23,6 +24,9 @@ from atoll.host.ports import DEFAULT_ADDRESS
 READY_WITHIN_S: Final = 60.0
 _STOP_WITHIN_S: Final = 10.0
 DATA_DIR: Final = Path("~/.atoll")
+_SPARE_S: Final = 15.0
+_END_WITHIN_S: Final = 20.0
+_LOG_EVERY_S: Final = 0.1
 _LOCK: Final = "lock"
 _LOOK_EVERY_S: Final = 0.2
 _NO_MORE: Final[Mapping[str, str]] = {}
@@ -172,13 +176,15 @@ def locked(data: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise Conflict(
-                f"another `atoll up` runs with --data-dir {data}. `atoll down` stops it, or name another folder"
-            ) from error
+            raise _already_up(data) from error
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def _already_up(data: Path) -> Conflict:
+    return Conflict(f"another `atoll up` runs with --data-dir {data}. `atoll down` stops it, or name another folder")
 
 
 def is_up(data: Path) -> bool:
@@ -208,3 +214,62 @@ def holder(data: Path) -> Iterator[int | None]:
         yield descriptor if is_up(data) else None
     finally:
         os.close(descriptor)
+
+
+def start_detached(data: Path, listen: str, speeds: Sequence[float], threads: int | None, *, share_gpu: bool) -> None:
+    """Start an `atoll up` in the background; return when all agents are connected.
+
+    Raises AtollError with its last line if it ends before."""
+    if is_up(data):
+        raise _already_up(data)
+    log = data / "logs" / "up.log"
+    options = ["--listen", listen, "--data-dir", str(data), "--speeds", ",".join(f"{speed:g}" for speed in speeds)]
+    options += ["--threads", str(threads)] if threads else []
+    options += ["--share-gpu"] if share_gpu else []
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "atoll.cli.main", "up", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # a terminal that is closed ends it no more
+        )
+    try:
+        ready, *more = _said_when_ready(process, log)
+    except BaseException:
+        process.terminate()
+        process.wait(_END_WITHIN_S)
+        raise
+    print(ready, flush=True)  # it goes on whether anybody reads this or not
+    for line in more:
+        terminal.note(line)
+    terminal.note("  stop   atoll down" + ("" if data == Path("~/.atoll").expanduser() else f" --data-dir {data}"))
+
+
+def _said_when_ready(process: subprocess.Popen[bytes], log: Path) -> list[str]:
+    ends_s = time.monotonic() + READY_WITHIN_S + _SPARE_S
+    ended = False
+    while True:
+        said = log.read_text(errors="replace")
+        if said.startswith("ready") and "  logs " in said:
+            return [line for line in said.splitlines() if "Ctrl-C" not in line]
+        if ended:
+            raise AtollError(f"`atoll up` ended with exit code {process.returncode}: {last_line(log)}. Its log: {log}")
+        if time.monotonic() > ends_s:
+            raise DeadlineExceeded(f"`atoll up` was not ready in time. Its log: {log}")
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LOG_EVERY_S)
+            ended = True
+
+
+def stop_detached(data: Path) -> bool:
+    """End the `atoll up` that has this data directory, also one that is not in the background; False: none has.
+
+    Raises DeadlineExceeded where it does not end."""
+    with holder(data) as process:
+        if process is None:
+            return False
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        if not select.select([process], [], [], _END_WITHIN_S)[0]:
+            raise DeadlineExceeded(f"`atoll up` on {data} did not end within {_END_WITHIN_S:g} s. See {data / 'logs'}")
+    return True

@@ -10,8 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from atoll.cli.cluster import detached
-from atoll.cli.cluster.local_cluster import DATA_DIR, LocalCluster, dealt, locked
+from atoll.cli.cluster.local_cluster import DATA_DIR, LocalCluster, dealt, locked, start_detached, stop_detached
 from atoll.cli.commands.daemons import need, need_linux, stop_signals
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput
@@ -65,7 +64,7 @@ def up(
         raise BadInput(f"--data-dir {data}: {error.strerror}. Name a folder that you may write to") from error
     if detach:
         check_port(listen)
-        detached.start(data, listen, parts, threads, share_gpu=share_gpu)
+        start_detached(data, listen, parts, threads, share_gpu=share_gpu)
         return
     with locked(data):
         check_port(listen)
@@ -154,7 +153,7 @@ def down(data_dir: Annotated[Path, typer.Option(help="That of the `atoll up`.")]
     """Stop what `atoll up` started on this machine. Jobs go on with the next `atoll up`. Repeating it is harmless."""
     need_linux()
     data = data_dir.expanduser().absolute()
-    if detached.stop(data):
+    if stop_detached(data):
         print("stopped")
     else:
         terminal.note(f"no `atoll up` runs with --data-dir {data}")
