@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from atoll.agent.runtime.pipeline.schedule import Direction, after_last_forward, until_last_forward
-from atoll.strategies.groups.arrivals import ArrivalTimes
-from atoll.strategies.groups.ledger import BatchLedger, Question, Say
+from atoll.strategies.groups.ledger import ArrivalTimes, BatchLedger, Question, Say
 from atoll.strategies.groups.messages import GroupsMessage
 from atoll.strategies.groups.scheduler import GroupScheduler
 from atoll.strategies.groups.settings import Groups

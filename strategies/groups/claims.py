@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from atoll.agent.runtime.model.places import StagePlace
 from atoll.errors import PeerLost
-from atoll.strategies.groups.arrivals import ArrivalTimes
-from atoll.strategies.groups.ledger import Answer, BatchLedger, Question, Say
+from atoll.strategies.groups.ledger import Answer, ArrivalTimes, BatchLedger, Question, Say
 
 CLAIM: Final = 8
 """The first byte of these messages: averages have smaller ones, stages greater ones."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from atoll.controller.planners.pipelines.group_rounds import GroupRounds, RoundGroup, departed, passed, ready
 from atoll.controller.planners.pipelines.group_waits import StageWaits
-from atoll.strategies.groups.arrivals import ArrivalTimes
+from atoll.strategies.groups.ledger import ArrivalTimes
 from atoll.strategies.groups.messages import GroupsMessage
 from atoll.strategies.groups.rules import RandomPairs, StageRule, Static, WholePipelines
 from atoll.strategies.groups.settings import Groups

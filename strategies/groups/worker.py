@@ -17,8 +17,7 @@ from atoll.agent.runtime.api.engine_inputs import pair_of
 from atoll.agent.runtime.data.loader import sample_count
 from atoll.agent.runtime.data.orders import EpochOrder, Generators, mixed_seed
 from atoll.agent.runtime.data.sampler import BatchSlice
-from atoll.agent.runtime.pipeline.clipping import clip_over_stages
-from atoll.agent.runtime.pipeline.executor import MicroBatch, StageExecutor
+from atoll.agent.runtime.pipeline.executor import MicroBatch, StageExecutor, clip_over_stages
 from atoll.agent.runtime.pipeline.wire import FIRST_PURPOSE, StageLinks, StageMailbox
 from atoll.agent.runtime.strategy_interface.capabilities import EngineParts, WorkerContext, WorkerHalf
 from atoll.errors import BadInput, PeerLost

@@ -15,7 +15,7 @@ from atoll.agent.runtime.data.loader import sample_count
 from atoll.agent.runtime.data.orders import EpochOrder
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.data.split import split_batch
-from atoll.agent.runtime.pipeline.clipping import EPSILON
+from atoll.agent.runtime.pipeline.executor import CLIP_EPSILON
 from atoll.agent.runtime.pipeline.script_autocast import ScriptAutocast
 from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.strategy_interface.capabilities import EngineParts, WorkerContext, WorkerHalf
@@ -291,7 +291,7 @@ class VolunteerEngine:
             per_power = step.pool.per_power
         counts = dict(zip(COUNTED, counted, strict=True))
         self._told = {"volunteers_share": share, "per_power": per_power, **counts}
-        if parts.clip_norm is not None and (factor := parts.clip_norm / (math.sqrt(square) + EPSILON)) < 1:
+        if parts.clip_norm is not None and (factor := parts.clip_norm / (math.sqrt(square) + CLIP_EPSILON)) < 1:
             for one in passes.parameters:
                 if one.grad is not None:
                     one.grad.mul_(factor)

@@ -13,7 +13,7 @@ from agent_harness import RunningAgent, ScriptedController, until
 
 from atoll.agent import controller_stream
 from atoll.agent.supervisor.settings import AgentSettings
-from atoll.agent.supervisor.worker_logs.output_limiter import BURST_BYTES, RATE_BYTES_PER_S
+from atoll.agent.supervisor.worker_logs.output import BURST_BYTES, RATE_BYTES_PER_S
 from atoll.errors import BadInput, Conflict, NotAllowed
 from atoll.network.rpc import Tls
 from atoll.v1 import common_pb2

@@ -6,10 +6,11 @@ activation is a frame of the run's transport, with its own shape, authenticated,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -20,6 +21,21 @@ from atoll.agent.runtime.pipeline.script_autocast import ScriptAutocast
 from atoll.agent.runtime.pipeline.wire import StageLinks, StagePurpose
 from atoll.agent.runtime.session.throttle import Throttle
 from atoll.errors import BadInput
+
+CLIP_EPSILON: Final = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
+
+
+def clip_over_stages(parameters: Iterable[torch.Tensor], max_norm: float, links: StageLinks) -> float:
+    """Bring the gradient's global L2 norm, over all stages, down to max_norm. All stages call it together. Returns the
+    norm before, the same on each. Raises PeerLost."""
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    own = sum(float(one.detach().double().square().sum()) for one in gradients)
+    norm = math.sqrt(links.add_up(own))
+    factor = max_norm / (norm + CLIP_EPSILON)
+    if factor < 1 or math.isnan(norm):
+        for one in gradients:
+            one.detach().mul_(factor)
+    return norm
 
 
 class WeightStash:

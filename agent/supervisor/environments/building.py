@@ -7,28 +7,32 @@ FOLDER/whole   present once the environment is complete"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import os
+import re
 import secrets
 import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from atoll.agent.supervisor.environments import base
-from atoll.agent.supervisor.environments.recipe import Recipe
 from atoll.agent.supervisor.processes.environment import SECRET
 from atoll.agent.supervisor.processes.exits import last_lines
 from atoll.agent.supervisor.processes.leftover_processes import PidFile, end_escaped
 from atoll.errors import EnvironmentFailed, NotFound
 from atoll.host import die_with_parent
 from atoll.jobs.job_spec import ENVIRONMENT_S
+from atoll.v1.common_pb2 import JobSpec
 
 MAX_BYTES: Final = 32 << 30
 LEAST_FREE_BYTES: Final = 1 << 30
@@ -38,6 +42,102 @@ _POLL_S: Final = 0.05
 _LOOK_S: Final = 2.0
 _OUTPUT_BYTES: Final = 64 * 1024
 _WHOLE: Final = "whole"
+
+
+_FROM_AN_INDEX: Final = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[[^\]]*\])?\s*([<>=!~;(].*|@\s*(git\+)?https?://.*)?"
+)
+_ARCHIVE: Final = re.compile(r"[^\s;]+\.(whl|zip|gz|bz2|xz|tar|tgz)")
+_OF_THE_INSTALLER: Final = ("PIP_", "UV_")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Inputs of an environment. Jobs with equal recipes share one."""
+
+    requirements: tuple[str, ...]
+    setup: str
+    code_sha256: str
+    """Digest of the job's code if requirements or setup may read it, else empty."""
+    installer: Mapping[str, str]
+    """The job's variables that configure package indexes."""
+    base: str
+    """Digest of the agent's interpreter and packages."""
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+def recipe_of(spec: JobSpec, base: str) -> Recipe:
+    """base: digest of the agent's interpreter and packages."""
+    reads_code = bool(spec.setup) or not all(map(is_from_an_index, spec.requirements))
+    return Recipe(
+        requirements=tuple(spec.requirements),
+        setup=spec.setup,
+        code_sha256=spec.code_sha256 if reads_code else "",
+        installer={name: value for name, value in sorted(spec.env.items()) if name.startswith(_OF_THE_INSTALLER)},
+        base=base,
+    )
+
+
+def is_from_an_index(requirement: str) -> bool:
+    """Return True if this requirement certainly names nothing in the job's code."""
+    return bool(_FROM_AN_INDEX.fullmatch(requirement)) and not _ARCHIVE.fullmatch(requirement)
+
+
+_SITE: Final = ("site-packages", "dist-packages")
+_PATH_FILE: Final = "_atoll_agent.pth"
+_INSTALLER: Final = "atoll-agent"
+
+
+def site_folders() -> list[Path]:
+    """Return the folders with this interpreter's packages."""
+    return [Path(entry) for entry in sys.path if Path(entry).name in _SITE and Path(entry).is_dir()]
+
+
+def agent_digest() -> str:
+    """Return a hash of this interpreter and its installed packages."""
+    installed = sorted(found.name for folder in site_folders() for found in folder.glob("*.dist-info"))
+    return hashlib.sha256("\n".join([sys.version, sys.prefix, *installed]).encode()).hexdigest()
+
+
+def lay_under(venv: Path) -> None:
+    """Let the environment's interpreter find this interpreter's packages after its own. Path files in these folders are
+    followed too, so editable installations work."""
+    lines = [f"import site; site.addsitedir({str(folder)!r})\n" for folder in site_folders()]
+    (_packages(venv) / _PATH_FILE).write_text("".join(lines))
+
+
+@contextmanager
+def seen_by_installers(venv: Path) -> Iterator[None]:
+    """List the agent's packages in the environment while an installer runs; else uv, which looks only there, would
+    install torch again. The installer removes what it replaces; the rest is removed here."""
+    packages = _packages(venv)
+    for folder in reversed(site_folders()):  # the first one counts
+        for found in folder.glob("*.dist-info"):
+            if (found / "METADATA").is_file():
+                _list_package(packages / found.name, found / "METADATA")
+    try:
+        yield
+    finally:
+        for named in packages.glob("*.dist-info"):
+            installer = named / "INSTALLER"
+            if installer.is_file() and installer.read_text() == _INSTALLER:
+                shutil.rmtree(named)
+
+
+def _list_package(folder: Path, metadata: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    shutil.copyfile(metadata, folder / "METADATA")
+    (folder / "INSTALLER").write_text(_INSTALLER)
+    files = ("METADATA", "INSTALLER", "RECORD")
+    (folder / "RECORD").write_text("".join(f"{folder.name}/{name},,\n" for name in files))
+
+
+def _packages(venv: Path) -> Path:
+    paths = sysconfig.get_paths(scheme="venv", vars={"base": str(venv), "platbase": str(venv)})
+    return Path(paths["purelib"])
 
 
 def install_command(python: Path, requirements: Path, env: Mapping[str, str]) -> tuple[str, list[str]]:
@@ -102,11 +202,11 @@ class Building:
         else:
             where.mkdir()
         self._run("making the virtual environment", [sys.executable, "-m", "venv", "--without-pip", str(venv)], where)
-        base.lay_under(venv)
+        lay_under(venv)
         if recipe.requirements:
             listed = where / ".atoll-requirements.txt"  # in the code's folder, which paths in it are relative to
             listed.write_text("".join(f"{line}\n" for line in recipe.requirements))
-            with base.seen_by_installers(venv):
+            with seen_by_installers(venv):
                 name, command = install_command(interpreter(self._folder), listed, self._env)
                 self._run(f"`{name} install`", command, where)
         if recipe.setup:

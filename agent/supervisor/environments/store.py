@@ -12,10 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from atoll.agent.supervisor.environments import base
-from atoll.agent.supervisor.environments.building import Building, is_whole
+from atoll.agent.supervisor.environments.building import Building, Recipe, agent_digest, is_whole, recipe_of
 from atoll.agent.supervisor.environments.code_store import delete, retire
-from atoll.agent.supervisor.environments.recipe import Recipe, recipe_of
 from atoll.agent.supervisor.processes.environment import may_set
 from atoll.network.message_limits import SHA256
 from atoll.v1.common_pb2 import JobSpec
@@ -58,7 +56,7 @@ class EnvironmentStore:
         if not spec.requirements and not spec.setup:
             return None
         loop = asyncio.get_running_loop()
-        recipe = recipe_of(spec, await loop.run_in_executor(self._threads, base.digest))
+        recipe = recipe_of(spec, await loop.run_in_executor(self._threads, agent_digest))
         while (making := self._making.get(recipe.digest)) is not None and making.building.stopped.is_set():
             await asyncio.wait([making.result])
         if making is None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from atoll.agent.supervisor.worker_logs.output_limiter import dropped_line
+from atoll.agent.supervisor.worker_logs.output import dropped_line
 from atoll.agent.supervisor.worker_logs.spool import Spool, prune
 from atoll.jobs.worker_key import WorkerKey
 from atoll.v1.agents_pb2 import LogAck, LogBatch

@@ -17,8 +17,7 @@ from agent_harness import until
 from made_wheels import make_wheel
 
 from atoll.agent.supervisor.environments import building
-from atoll.agent.supervisor.environments.building import activated, interpreter
-from atoll.agent.supervisor.environments.recipe import is_from_an_index, recipe_of
+from atoll.agent.supervisor.environments.building import activated, interpreter, is_from_an_index, recipe_of
 from atoll.agent.supervisor.environments.store import MAX_ENVIRONMENTS, EnvironmentStore
 from atoll.errors import EnvironmentFailed, NotFound
 from atoll.v1.common_pb2 import JobSpec

@@ -12,8 +12,14 @@ import pytest
 
 from atoll.agent.supervisor.processes.exits import last_words
 from atoll.agent.supervisor.worker_logs.logs import BATCH_BYTES, RESEND_S, LogStream
-from atoll.agent.supervisor.worker_logs.output import Captured, OutputPump
-from atoll.agent.supervisor.worker_logs.output_limiter import BURST_BYTES, RATE_BYTES_PER_S, TAIL_BYTES, OutputLimiter
+from atoll.agent.supervisor.worker_logs.output import (
+    BURST_BYTES,
+    RATE_BYTES_PER_S,
+    TAIL_BYTES,
+    Captured,
+    OutputLimiter,
+    OutputPump,
+)
 from atoll.agent.supervisor.worker_logs.spool import Spool, prune
 from atoll.jobs.worker_key import WorkerKey
 from atoll.network.message_limits import MAX_REASON

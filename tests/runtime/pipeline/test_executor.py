@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from atoll.agent.runtime.data import to_device
 from atoll.agent.runtime.model.places import StagePlace
-from atoll.agent.runtime.pipeline.clipping import clip_over_stages
-from atoll.agent.runtime.pipeline.executor import MicroBatch, StageExecutor
+from atoll.agent.runtime.pipeline.executor import MicroBatch, StageExecutor, clip_over_stages
 from atoll.agent.runtime.pipeline.wire import StageLinks, StagePurpose
 from atoll.agent.runtime.session.throttle import Throttle
 from atoll.agent.runtime.transport.frames import Kind

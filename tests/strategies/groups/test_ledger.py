@@ -9,8 +9,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.strategies.groups.arrivals import ArrivalTimes
-from atoll.strategies.groups.ledger import Answer, BatchLedger, Question, Say
+from atoll.strategies.groups.ledger import Answer, ArrivalTimes, BatchLedger, Question, Say
 
 
 def asked(

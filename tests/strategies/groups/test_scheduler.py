@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from atoll.controller.planners.pipelines.group_rounds import RoundGroup
 from atoll.controller.planners.pipelines.group_waits import StageWaits
 from atoll.controller.planners.pipelines.groups import GroupsInput, plan_groups
-from atoll.strategies.groups.arrivals import ArrivalTimes
+from atoll.strategies.groups.ledger import ArrivalTimes
 from atoll.strategies.groups.messages import GroupsMessage
 from atoll.strategies.groups.rules import RandomPairs, StageRule, Static, WholePipelines
 from atoll.strategies.groups.scheduler import GroupScheduler, Scheduled
