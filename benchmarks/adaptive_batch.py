@@ -27,7 +27,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent / "tests"
 EXAMPLES = HERE.parent / "examples"
-sys.path[:0] = [str(HERE), str(HERE / "scripts"), str(EXAMPLES), str(TESTS), str(TESTS / "e2e")]
+sys.path[:0] = [str(HERE), str(HERE / "scripts"), str(EXAMPLES), str(TESTS), str(TESTS / "e2e"), str(TESTS / "runtime")]
 
 import numpy as np
 import torch

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "e2e")]
+sys.path[:0] = [str(TESTS), str(TESTS / "e2e"), str(TESTS / "runtime")]
 
 from cluster import SCRIPTS, Cluster
 

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "e2e")]
+sys.path[:0] = [str(TESTS), str(TESTS / "e2e"), str(TESTS / "runtime")]
 
 from cluster import Cluster, kill, wait_until
 from lab.survival import simulated

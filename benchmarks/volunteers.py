@@ -26,7 +26,12 @@ from pathlib import Path
 from typing import Final
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
+sys.path[:0] = [
+    str(ROOT / "benchmarks"),
+    str(ROOT / "tests"),
+    str(ROOT / "tests" / "e2e"),
+    str(ROOT / "tests" / "runtime"),
+]
 
 import psutil
 from cluster import SCRIPTS, Cluster, kill, wait_until
