@@ -194,12 +194,8 @@ def _question(
 
 
 def _workers(observed: ObservedJob, run: RunRecord) -> list[RatedDevice]:
-    work = {
-        (name, device.index): device.work_per_s
-        for name, node in observed.nodes.items()
-        for device in node.record.devices
-    }
-    return [RatedDevice(f"{m.node}/{m.device}", work.get((m.node, m.device), 0.0)) for m in run.members]
+    devices = [(member, observed.device_of(member)) for member in run.members]
+    return [RatedDevice(f"{m.node}/{m.device}", device.work_per_s if device else 0.0) for m, device in devices]
 
 
 def _unmeasured(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice], clock: PassClock) -> AdmissionAnswer:

@@ -67,13 +67,7 @@ def _best_first(observed: ObservedJob, run: RunRecord, clock: PassClock, least: 
     added only up to `least`, without which the job cannot continue."""
     had = {f"{member.node}/{member.device}" for member in run.members}
     failed = {f"{member.node}/{member.device}" for member in _failed(observed, run)}
-    kinds = {
-        device.kind
-        for member in run.members
-        if member.node in observed.nodes
-        for device in observed.nodes[member.node].record.devices
-        if device.index == member.device
-    }
+    kinds = {device.kind for member in run.members if (device := observed.device_of(member)) is not None}
     standby = observed.job.learned.standby
     fit = [
         device

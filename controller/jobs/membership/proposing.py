@@ -110,10 +110,9 @@ def _first_plan(
     observed: ObservedJob, job: JobRecord, run: RunRecord, view: ViewRecord, current: PlanRecord
 ) -> PlanRecord:
     members = by_position(run, view).members
-    devices = {(name, device.index): device for name, node in observed.nodes.items() for device in node.record.devices}
     places = []
     for member in members:
-        device = devices.get((member.node, member.device))
+        device = observed.device_of(member)
         speed, work_per_s = (device.speed, device.work_per_s) if device else (1.0, 0.0)
         places.append(Place(member.node, member.device, speed, work_per_s))
     total = planned_total(job) or job.learned.total_batch

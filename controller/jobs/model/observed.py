@@ -14,11 +14,13 @@ from atoll.controller.jobs.model.start import FreeDevice
 from atoll.controller.state.events import NewEvent
 from atoll.controller.state.records import (
     AdmissionRecord,
+    DeviceRecord,
     ExitRecord,
     JobRecord,
     NodeRecord,
     PlacementRecord,
     PlanRecord,
+    RunMember,
     RunRecord,
 )
 from atoll.controller.state.views import ViewRecord, ViewState
@@ -232,6 +234,11 @@ class ObservedJob:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workers", _workers_of(self.run, self.nodes) if self.run else {})
+
+    def device_of(self, member: RunMember) -> DeviceRecord | None:
+        """Return the record of a member's device; None if its node is not known."""
+        node = self.nodes.get(member.node)
+        return next((one for one in node.record.devices if one.index == member.device), None) if node else None
 
 
 def _workers_of(run: RunRecord, nodes: Mapping[str, ObservedNode]) -> dict[int, ObservedWorker]:
