@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 import typer
 import typer.main
@@ -60,16 +60,6 @@ _KEPT: Final = "atoll.strategy"
 def given(context: typer.Context) -> dict[str, Any]:
     """Return the values of the command's made options, by the field that each sets, without those left out."""
     return dict(context.meta.get(_KEPT, {}))
-
-
-class OptionsCommand(TyperCommand):
-    """Command whose further options are made when it is first asked for."""
-
-    make: ClassVar[Callable[[], list[Any]]]
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        *own, asking_for_help = super().get_params(ctx)
-        return [*own, *type(self).make(), asking_for_help]
 
 
 def submitted() -> Iterator[tuple[str, Any]]:
@@ -143,11 +133,20 @@ def _keeper(field: str) -> Callable[[Any, Any, Any], None]:
     return keep
 
 
-class AdjustCommand(OptionsCommand):
-    """`atoll adjust`: the parameters that plans give a strategy."""
+def _command_with(listed: Callable[[], Iterator[tuple[str, Any]]]) -> type[TyperCommand]:
+    """Return a kind of command whose further options are made when it is first asked for."""
+    made = cache(lambda: options(listed))
 
-    make = staticmethod(cache(lambda: options(_adjusted)))
+    class OptionsCommand(TyperCommand):
+        def get_params(self, ctx: Any) -> list[Any]:
+            *own, asking_for_help = super().get_params(ctx)
+            return [*own, *made(), asking_for_help]
 
+    return OptionsCommand
+
+
+AdjustCommand: Final = _command_with(_adjusted)
+"""`atoll adjust`, with the parameters that plans give a strategy."""
 
 Config = Annotated[Path | None, typer.Option(help="Job file (TOML); flags override it.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Show progress until it ends; Ctrl-C detaches.")]
@@ -223,10 +222,8 @@ def _listed() -> Iterator[tuple[str, Any]]:
     yield from submitted()
 
 
-class JobCommand(OptionsCommand):
-    """A command that starts a job: the options of the job and of its strategy."""
-
-    make = staticmethod(cache(lambda: options(_listed)))
+JobCommand: Final = _command_with(_listed)
+"""A command that starts a job, with the options of the job and of its strategy."""
 
 
 def flags(context: typer.Context) -> dict[str, Any]:

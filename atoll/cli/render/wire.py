@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, MutableSequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -59,21 +60,12 @@ def enum_word(enum: EnumDescriptor, number: int) -> str | None:
     return None if word == "unspecified" else word
 
 
-def phase(job: Any) -> str:
-    """The job's phase in one lower-case word."""
-    return enum_word(job.DESCRIPTOR.fields_by_name["phase"].enum_type, job.phase) or "unknown"
+def _word(message: Any, *, field: str, unset: str = "unknown") -> str:
+    """Return a field's value in one lower-case word."""
+    return enum_word(message.DESCRIPTOR.fields_by_name[field].enum_type, getattr(message, field)) or unset
 
 
-def state(status: Any) -> str:
-    """A worker's state in one lower-case word."""
-    return enum_word(status.DESCRIPTOR.fields_by_name["state"].enum_type, status.state) or "unknown"
-
-
-def event_kind(event: Any) -> str:
-    """Return an event's kind in lower case."""
-    return enum_word(event.DESCRIPTOR.fields_by_name["kind"].enum_type, event.kind) or "unknown"
-
-
-def level(event: Any) -> str:
-    """An event's level in one lower-case word."""
-    return enum_word(event.DESCRIPTOR.fields_by_name["level"].enum_type, event.level) or "info"
+phase = partial(_word, field="phase")  # of a job
+state = partial(_word, field="state")  # of a worker
+event_kind = partial(_word, field="kind")
+level = partial(_word, field="level", unset="info")  # of an event
