@@ -4,7 +4,7 @@ and writes of sparse blocks into it."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -32,15 +32,15 @@ class Layer:
     name: str
     parameter: nn.Parameter
     order: int  # in the model's own order, which is that of the forward pass or near it
-    group: int
-    rule: Rule
     shared_param: torch.Tensor  # the parameter's true value
-    residual: torch.Tensor | None  # what was not sent yet; None: it is in the live weights
-    first: torch.Tensor | None  # momentum or first moment
-    second: torch.Tensor | None
-    last_step: torch.Tensor | None  # [blocks]: the update that touched a block last; None: moments are left as they are
+    group: int = 0
+    rule: Rule = "sgd"  # where updates are exchanged, shared parameters take their sum
+    residual: torch.Tensor | None = None  # what was not sent yet; None: it is in the live weights
+    first: torch.Tensor | None = None  # momentum or first moment
+    second: torch.Tensor | None = None
+    last_step: torch.Tensor | None = None  # [blocks]: the update that touched it last; None: moments stay as is
     device_residual: torch.Tensor | None = None  # on its device, where blocks are chosen there: added to `residual`
-    number: int = field(default=-1)  # of the exchange engine's tensor
+    number: int = -1  # of the exchange engine's tensor
     at: int = 0  # its first entry in the exchange engine's tensor, which holds others too where they are small
     aggregator_sum: torch.Tensor | None = None  # on the aggregator: the ranks' sums less the shared parameters
     aside: torch.Tensor | None = None  # the parameter's own memory, while it has the shared parameters' values
@@ -71,22 +71,11 @@ class Layer:
 
 
 def lay_out_for_updates(model: nn.Module) -> list[Layer]:
-    """Lay out every trained parameter with a fresh shared parameter. All are of one group, whose rule is to subtract.
+    """Lay out every trained parameter with a fresh shared parameter.
 
     Raises BadInput for parameters that cannot be flattened."""
     return [
-        Layer(
-            name=name,
-            parameter=parameter,
-            order=order,
-            group=0,
-            rule="sgd",
-            shared_param=shared_param_of(name, parameter),
-            residual=None,
-            first=None,
-            second=None,
-            last_step=None,
-        )
+        Layer(name=name, parameter=parameter, order=order, shared_param=shared_param_of(name, parameter))
         for order, (name, parameter) in enumerate(trained(model))
     ]
 

@@ -40,9 +40,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -103,15 +102,15 @@ class FlushLog:
             self._frozen = True
 
 
-@dataclass(frozen=True, slots=True)
-class _Contained:
-    """Contents of the checkpoint that a run resumes from, by layer of the previous run."""
+class _Contained(NamedTuple):
+    """Contents of the checkpoint that a run resumes from, by layer of the previous run.
 
-    versions: Mapping[str, int]  # the last sync round
-    flushes: Mapping[str, int]  # how many
-    summed: Mapping[
-        str, int
-    ]  # the last sync round that is there or in its aggregator's sum: later parts are residuals again
+    versions: the last sync round. flushes: their number. summed: the last sync round that is there or in its
+    aggregator's sum: later parts are residuals again."""
+
+    versions: Mapping[str, int]
+    flushes: Mapping[str, int]
+    summed: Mapping[str, int]
 
 
 def as_rows(tensors: Sequence[EngineTensor], parts: Sequence[RecentPart]) -> list[dict[str, Any]]:
@@ -156,12 +155,8 @@ def take_over(session: Session, origin: Origin, sizes: Mapping[str, int]) -> lis
     """Restore every readable residual of the previous run, each on one rank of this run. Collective.
 
     sizes: entries by layer, in the order of layers. Raises PeerLost."""
-    rank, directory = session.place.rank, session.checkpoint.directory
+    rank, directory, skipped = session.place.rank, session.checkpoint.directory, _warning(session)
     assert directory is not None  # a checkpoint was read from it
-
-    def skipped(why: str) -> None:
-        session.notice(LEVEL_WARNING, f"rank {rank}: {why}")
-
     found = _find(directory, origin, skipped)
     mine = [int(old in found) for old in range(origin.world_size)]
     rows = gathered_rows(session.group, mine)
@@ -187,10 +182,6 @@ def as_of(
 
     whole: states, with the rank that each is from; they are changed. sizes: entries by
     layer, in the order of layers."""
-
-    def skipped(why: str) -> None:
-        session.notice(LEVEL_WARNING, f"rank {session.place.rank}: {why}")
-
     none = torch.zeros(len(sizes), dtype=torch.int64)  # of strategy `compressed`
     versions, flushes = (
         dict(zip(sizes, shared.get(what, none).tolist(), strict=True)) for what in ("versions", "flushes")
@@ -199,7 +190,12 @@ def as_of(
     rows = gathered_rows(session.group, summed)
     newest = {name: max(versions[name], *seen) for name, *seen in zip(sizes, *rows, strict=True)}
     contained = _Contained(versions, flushes, newest)
-    return [_read(old, state, contained, skipped) for old, state in whole]
+    return [_read(old, state, contained, _warning(session)) for old, state in whole]
+
+
+def _warning(session: Session) -> Callable[[str], None]:
+    """Return what warns of a residual that is left out."""
+    return lambda why: session.notice(LEVEL_WARNING, f"rank {session.place.rank}: {why}")
 
 
 def _find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> dict[int, Path]:
