@@ -28,15 +28,19 @@ class Order(Protocol):
     @property
     def samples(self) -> int | None:
         """Samples of the newest epoch; None until its end if that is not known before."""
+        return None
 
     def read_length(self) -> int | None:
         """Return the samples of an epoch that would begin now; None where that shows at its end only."""
+        return None
 
     def begin(self, epoch: int, consumed: int) -> None:
         """An iteration begins at this position. Raises BadInput where the samples do not fit it."""
+        return
 
     def restore(self, epoch: int, samples: int) -> None:
         """A checkpoint says how many samples this epoch has, which goes on here."""
+        return
 
     def left(self, epoch: int, consumed: int, most: int) -> int:
         """Return the number of samples after `consumed`; if that takes reading, at most `most` are read."""
@@ -49,12 +53,13 @@ class Order(Protocol):
 
     def completed(self, epoch: int, consumed: int) -> None:
         """Training has come to this position."""
+        return
 
     def digest(self) -> int:
         """Return a hash below 2^63, equal on ranks with the same order."""
 
 
-class EpochOrder:
+class EpochOrder(Order):
     """Order of a dataset with a length, a function of (seed, epoch, length). The length is read when an epoch
     begins."""
 
@@ -118,8 +123,6 @@ class EpochOrder:
         chosen = self._order[begin:end]
         return chosen.tolist() if isinstance(chosen, torch.Tensor) else chosen
 
-    def completed(self, epoch: int, consumed: int) -> None: ...
-
     def _refuse_other_length(self, epoch: int) -> None:
         """An engine of its own cuts batches of this epoch without `begin`."""
         if (samples := self._length()) != self._samples:
@@ -154,7 +157,7 @@ class EpochOrder:
         return order
 
 
-class StreamOrder:
+class StreamOrder(Order):
     """Order of an iterable dataset. Every rank reads all of it and keeps its own parts.
 
     Read samples stay until training has passed them, so that a step can be cut again with other shares. To go back
@@ -174,17 +177,6 @@ class StreamOrder:
         self._stands = self._stood = (0, 0)  # (epoch, consumed) that training has come to; the batch before
         # Of the stream, by (epoch, consumed). None where it had ended: what it then says may be its start.
         self._states: dict[tuple[int, int], Any] = {}
-
-    @property
-    def samples(self) -> None:
-        return None
-
-    def read_length(self) -> None:
-        return None
-
-    def begin(self, epoch: int, consumed: int) -> None: ...
-
-    def restore(self, epoch: int, samples: int) -> None: ...
 
     def left(self, epoch: int, consumed: int, most: int) -> int:
         self._go_to(epoch, consumed)

@@ -90,7 +90,7 @@ class CheckpointTier:
             }
             self._files = incoming.pop(place.rank)
         except CheckpointError as error:
-            self._fail(error)
+            self._turn_off(str(error))
         if self._placement.any and self._session.group is not None:
             limit_bytes = 2 * (state.shared + state.own) + _MAX_LAYOUT_BYTES
             self._sender, why = connected_sender(
@@ -152,7 +152,7 @@ class CheckpointTier:
         """Wait until the state was read, before it changes. Raises nothing: `progress` reports a failure."""
         begun_s = time.monotonic()
         if not self._writer.wait_for_reads():
-            self._fail(CheckpointError(f"copying to memory took over {LONGEST_WAIT_S:.0f} s"))
+            self._turn_off(f"copying to memory took over {LONGEST_WAIT_S:.0f} s")
         self._stalled_s += time.monotonic() - begun_s
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class CheckpointTier:
             self._current = self._begun_step = step
             self._writer.begin(step, file)
         except CheckpointError as error:
-            self._fail(error)
+            self._turn_off(str(error))
         except (PeerLost, DeadlineExceeded):
             pass  # training hears of it by itself
 
@@ -274,10 +274,7 @@ class CheckpointTier:
         if failed is None and self._sender is not None:
             failed, self._sender.failed = self._sender.failed, None
         if failed is not None:
-            self._fail(failed)
-
-    def _fail(self, error: CheckpointError) -> None:
-        self._turn_off(str(error))
+            self._turn_off(str(failed))
 
     def _turn_off(self, why: str) -> None:
         """Turn the tier off, on all ranks at the step after the one that tells them."""

@@ -317,21 +317,23 @@ class ReplicaSender:
                 continue
             if not outgoing.under_way:
                 self._share.mark()
-            if self._shares(outgoing):
-                self._push_share(outgoing, now_s, turn_s)
-                if not outgoing.silent:
-                    return
-                continue
-            starved = self._starved(outgoing, now_s)
-            if self._paused and not starved:
+            shares, starved = self._shares(outgoing), self._starved(outgoing, now_s)
+            at_any_time = shares or starved
+            if self._is_paused(at_any_time):
                 return
-            allowed = outgoing.path.chunk_bytes if starved else self._allowance(outgoing, now_s)
+            if shares:
+                allowed = self._allowance_of_share(outgoing, now_s)
+            else:
+                allowed = outgoing.path.chunk_bytes if starved else self._allowance(outgoing, now_s)
             if allowed > 0 or outgoing.under_way:
                 outgoing.waits(turn_s)
-            left = outgoing.push(self._file, allowed, partial(self._is_paused, starved), time.monotonic)
+            left = outgoing.push(self._file, allowed, partial(self._is_paused, at_any_time), time.monotonic)
             if left:
                 self._left_s = now_s
-            if not starved:
+            if shares:
+                self._share.spend(left)
+                self._observe_age(now_s)
+            elif not starved:
                 self._allowed = (self._allowed[0], allowed - left)
             if not outgoing.silent:
                 return
@@ -342,8 +344,8 @@ class ReplicaSender:
         needed = use is not None and bool(use.busy_s) and outgoing.holder in use.beyond
         return needed and self._share.share is not None
 
-    def _push_share(self, outgoing: OutgoingReplica, now_s: float, turn_s: float) -> None:
-        """Send what copies may take of a link that the exchange needs."""
+    def _allowance_of_share(self, outgoing: OutgoingReplica, now_s: float) -> int:
+        """Return the bytes that copies may take of a link that the exchange needs, in whole chunks."""
         assert self._use is not None
         bandwidth, chunk_bytes = outgoing.path.bandwidth, min(outgoing.path.chunk_bytes, max(outgoing.left_bytes, 1))
         if bandwidth is None:
@@ -352,13 +354,9 @@ class ReplicaSender:
             waits = self._paused or self._use.waits
             allowed = self._share.allowed(bandwidth, outgoing.path.chunk_bytes, now_s, waits=waits)
             self._turn_s = min(max(self._share.missing_s(bandwidth, chunk_bytes), _MIN_TURN_S), _MAX_TURN_S)
-        allowed -= allowed % chunk_bytes
-        if allowed > 0 or outgoing.under_way:
-            outgoing.waits(turn_s)
-        left = outgoing.push(self._file, allowed, lambda: False, time.monotonic)
-        self._share.spend(left)
-        if left:
-            self._left_s = now_s
+        return allowed - allowed % chunk_bytes
+
+    def _observe_age(self, now_s: float) -> None:
         share, transfer = self._share.share, self._transfer
         if share is None or transfer is None:
             return
@@ -367,8 +365,8 @@ class ReplicaSender:
         if text is not None:
             self._notify(text)
 
-    def _is_paused(self, starved: bool) -> bool:
-        return self._paused and not starved
+    def _is_paused(self, at_any_time: bool) -> bool:
+        return self._paused and not at_any_time
 
     def _starved(self, outgoing: OutgoingReplica, now_s: float) -> bool:
         """Return whether links were busy for so long that a chunk leaves all the same."""
