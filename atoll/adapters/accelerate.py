@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from atoll.adapters.alone import joined, refuse_what_it_cannot_do, show_rank
+from atoll.adapters.environment import joined_alone
 from atoll.agent.runtime.api.run import Run
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.model.snapshot import Tracked
@@ -20,8 +20,31 @@ from atoll.errors import BadInput
 
 
 def join(**options: Any) -> Run:
-    """Join as atoll.init(**options); call it before Accelerator() is made. Raises BadInput."""
-    return joined(**options)
+    """Join as atoll.init(**options), before any object of Accelerate or transformers is made. Raises BadInput if one
+    exists."""
+    if PartialState._shared_state:
+        raise BadInput(
+            "Accelerate has looked at its environment already. Join the run first, before Accelerator(), "
+            "TrainingArguments(...) or whatever else makes one"
+        )
+    return joined_alone(**options)
+
+
+def show_rank(run: Run, state: PartialState) -> None:
+    """Let only rank 0 write, print and log, although each framework sees one process."""
+    state.process_index, state.local_process_index = run.rank, run.local_rank
+
+
+def refuse_what_it_cannot_do(run: Run, state: PartialState, mixed_precision: str) -> None:
+    """Raises BadInput for what would train something else than it says."""
+    if state.num_processes > 1:
+        raise BadInput(
+            f"Accelerate has {state.num_processes} processes of its own; the adapter needs one in each worker"
+        )
+    if mixed_precision == "fp16":
+        raise BadInput("the adapter does not take fp16, whose scaler's state is Accelerate's own. Use bf16")
+    if run.device.type != state.device.type:
+        raise BadInput(f"Accelerate trains on {state.device} and Atoll on {run.device}; let both see the same devices")
 
 
 def prepare(  # noqa: PLR0917 - in the order of `run.prepare`

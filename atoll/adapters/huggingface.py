@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from atoll.adapters.alone import joined, refuse_what_it_cannot_do, show_rank
+from atoll.adapters import accelerate
 from atoll.adapters.environment import report
 from atoll.agent.runtime.api.run import Run
 from atoll.agent.runtime.data.loader import Loader
@@ -22,7 +22,7 @@ def join(**options: Any) -> Run:
     """Join as atoll.init(**options); call it before TrainingArguments are made. Raises BadInput."""
     # It sees a process group that it has no part in, and would send the user to a launcher.
     logging.getLogger("transformers.training_args").addFilter(lambda line: "parallel_mode" not in line.getMessage())
-    return joined(**options)
+    return accelerate.join(**options)
 
 
 def attach(run: Run, trainer: Trainer) -> None:
@@ -42,8 +42,8 @@ def attach(run: Run, trainer: Trainer) -> None:
             "joined. Call join() first; outside of Atoll's agents set CUDA_VISIBLE_DEVICES to one GPU"
         )
     mixed = "fp16" if args.fp16 else "bf16" if args.bf16 else "no"
-    refuse_what_it_cannot_do(run, args.distributed_state, mixed)
-    show_rank(run, args.distributed_state)
+    accelerate.refuse_what_it_cannot_do(run, args.distributed_state, mixed)
+    accelerate.show_rank(run, args.distributed_state)
     model, optimizer = trainer.model, trainer.create_optimizer()
     assert isinstance(model, nn.Module)
     _, _, loader = run.prepare(model, optimizer, trainer.get_train_dataloader())
