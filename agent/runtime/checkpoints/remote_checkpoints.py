@@ -48,7 +48,8 @@ class RemoteCheckpoints:
             store = Store(session.checkpoint.store)
             for moment in sorted((one for one in store.list().whole if newest < one <= sound), reverse=True):
                 try:
-                    fetch(store, moment, self._directory, session.run)
+                    _, sealed = store.manifest(moment)
+                    files.adopt(self._directory, sealed, partial(store.state, moment), session.run)
                 except CheckpointError as error:
                     self._trouble = str(error)
                     session.notice(LEVEL_WARNING, f"a checkpoint of the object store cannot be used: {error}")
@@ -87,12 +88,6 @@ class RemoteCheckpoints:
 
     def _warn(self, text: str) -> None:
         self._session.notice(LEVEL_WARNING, f"rank {self._session.place.rank} passes over a checkpoint: {text}")
-
-
-def fetch(store: Store, moment: Moment, directory: Path, as_run: int) -> Path:
-    """Copy a checkpoint out of the store, verified, into this directory. Raises CheckpointError."""
-    _, sealed = store.manifest(moment)
-    return files.adopt(directory, sealed, partial(store.state, moment), as_run)
 
 
 def _newest_sound(store: Store) -> Moment | None:

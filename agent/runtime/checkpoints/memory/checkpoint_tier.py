@@ -11,8 +11,7 @@ from humanize import naturalsize
 
 from atoll.agent.runtime.channel.agreement import MemoryProgress
 from atoll.agent.runtime.channel.membership import data_keys, host
-from atoll.agent.runtime.checkpoints.memory.cost.cadence import ABANDON, OFF, Cadence, CadenceNotice
-from atoll.agent.runtime.checkpoints.memory.cost.contention import Contention
+from atoll.agent.runtime.checkpoints.memory.cost.cadence import ABANDON, OFF, Cadence, CadenceNotice, Contention
 from atoll.agent.runtime.checkpoints.memory.cost.state_size import StateBytes
 from atoll.agent.runtime.checkpoints.memory.replication.replica_placement import ReplicaPlacement
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender

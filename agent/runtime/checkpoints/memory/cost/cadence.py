@@ -1,10 +1,10 @@
-"""Decides how often a generation is written: as often as its cost stays within a share of training. Pure.
+"""Decides how often a generation is written: as often as its cost stays within a share of training.
 
 The budget: a generation may cost training 1 % of the steps that it is for. Its cost is accounted once, in seconds, as
 the sum of three terms:
 
 - the time for which it held up the training thread;
-- the processor time of writing, sealing and copying, as far as training waited for processors (`contention.py`);
+- the processor time of writing, sealing and copying, as far as training waited for processors (Linux's own accounts);
 - the time by which exchanges of training began late, because bytes of copies were still queued on the link
   (`PathModel.queued_s`).
 
@@ -14,8 +14,11 @@ medians of the last 16, so one slow write changes nothing."""
 from __future__ import annotations
 
 import math
+import os
 import statistics
+import time
 from collections import deque
+from pathlib import Path
 from typing import Final
 
 MAX_COST_SHARE: Final = 0.01
@@ -98,3 +101,56 @@ class Cadence:
     def step_s(self) -> float:
         """Seconds of a step."""
         return statistics.median(self._steps_s) if self._steps_s else 0.0
+
+
+_STAT: Final = Path("/proc/stat")
+_TASKS: Final = Path("/proc/self/task")
+_MIN_INTERVAL_S: Final = 1.0
+"""Seconds between two looks at the kernel's accounts, at least."""
+_TICK_S: Final = 1.0 / os.sysconf("SC_CLK_TCK")
+"""Seconds of one tick of the kernel's accounts."""
+_IDLE, _IOWAIT = 4, 5  # fields of a processor's line
+
+
+def idle_s() -> float:
+    """Seconds, over all processors that this process may use, in which they had nothing to do since the boot."""
+    mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    fields = (line.split() for line in _STAT.read_text().splitlines() if line.startswith("cpu"))
+    return sum((int(one[_IDLE]) + int(one[_IOWAIT])) * _TICK_S for one in fields if one[0] in mine)
+
+
+class ThreadTime:
+    """Processor time of threads of this process that are known by name: those of libraries."""
+
+    def __init__(self, name: str) -> None:
+        """name: with which theirs begin, of at most 15 characters. They are looked for now."""
+        self._paths = [task / "schedstat" for task in _TASKS.iterdir() if _read(task / "comm").startswith(name)]
+
+    def seconds(self) -> float:
+        """Return the processor time of those threads that still run, in seconds."""
+        return sum(int(text.split()[0]) / 1e9 for path in self._paths if (text := _read(path)))
+
+
+class Contention:
+    """Share of their processor time that background threads take from training. Measured at most once a second, because
+    it takes a while on large machines."""
+
+    def __init__(self) -> None:
+        self._looked_s, self._idle_s = time.monotonic(), idle_s()
+        self._share = 0.0
+
+    def share(self) -> float:
+        """Lately: 0 where a whole processor had nothing to do all the time, 1 where none ever had."""
+        took_s = time.monotonic() - self._looked_s
+        if took_s >= _MIN_INTERVAL_S:
+            idle = idle_s()
+            self._share = min(1.0, max(0.0, 1.0 - (idle - self._idle_s) / took_s))
+            self._looked_s, self._idle_s = self._looked_s + took_s, idle
+        return self._share
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""  # the thread has ended

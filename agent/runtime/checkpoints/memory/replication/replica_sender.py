@@ -22,7 +22,7 @@ from typing import Final
 
 import zmq
 
-from atoll.agent.runtime.checkpoints.memory.cost.contention import ThreadTime
+from atoll.agent.runtime.checkpoints.memory.cost.cadence import ThreadTime
 from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import IdleSpans, allowance, overdue
 from atoll.agent.runtime.checkpoints.memory.replication.link_share import CopyAge, LinkShare
 from atoll.agent.runtime.checkpoints.memory.replication.path_model import CHUNKS_PER_WINDOW, MAX_CHUNK_BYTES

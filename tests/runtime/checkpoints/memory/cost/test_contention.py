@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import zmq
 
-from atoll.agent.runtime.checkpoints.memory.cost import contention
-from atoll.agent.runtime.checkpoints.memory.cost.contention import Contention, ThreadTime, idle_s
+from atoll.agent.runtime.checkpoints.memory.cost import cadence
+from atoll.agent.runtime.checkpoints.memory.cost.cadence import Contention, ThreadTime, idle_s
 
 
 def test_idle_time_is_of_the_processors_this_process_may_use() -> None:
@@ -50,7 +50,7 @@ def test_a_thread_is_found_by_its_name_and_its_work_counts() -> None:
 
 def test_a_processor_that_others_keep_busy_is_contended(monkeypatch: pytest.MonkeyPatch) -> None:
     """On one processor: while another process works there all the time nothing is idle."""
-    monkeypatch.setattr(contention, "_MIN_INTERVAL_S", 3600.0)
+    monkeypatch.setattr(cadence, "_MIN_INTERVAL_S", 3600.0)
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(mine)})
     busy = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
@@ -59,7 +59,7 @@ def test_a_processor_that_others_keep_busy_is_contended(monkeypatch: pytest.Monk
         busy.stdout.readline()
         shared = Contention()
         assert shared.share() == 0.0  # nothing is known yet
-        monkeypatch.setattr(contention, "_MIN_INTERVAL_S", 0.3)
+        monkeypatch.setattr(cadence, "_MIN_INTERVAL_S", 0.3)
         threading.Event().wait(0.6)
         assert shared.share() > 0.8
     finally:
@@ -73,8 +73,8 @@ def test_a_processor_that_others_keep_busy_is_contended(monkeypatch: pytest.Monk
 def test_it_looks_once_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """In time that passes by being asked for: 1 ms each."""
     now_s, looks = count(), list[float]()
-    monkeypatch.setattr(contention, "time", SimpleNamespace(monotonic=lambda: next(now_s) / 1000))
-    monkeypatch.setattr(contention, "idle_s", lambda: looks.append(0.0) or 0.0)
+    monkeypatch.setattr(cadence, "time", SimpleNamespace(monotonic=lambda: next(now_s) / 1000))
+    monkeypatch.setattr(cadence, "idle_s", lambda: looks.append(0.0) or 0.0)
     shared = Contention()
     for _ in range(2500):
         shared.share()
