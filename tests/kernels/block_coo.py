@@ -1,12 +1,12 @@
 """Sparse updates on the wire, and the sum of several workers' updates.
 
 A payload is the indices, then the values, little-endian, without a header: how many units, of which tensor and in which
-formats is for the message around it. Indices are "plain" (uint32), "delta" (gaps in LEB128: mostly one byte each at a
-sparsity of 99 %, against four) or "none" (both ends have them from `random_blocks`). Values are
+formats is for the message around it. Indices are "delta" (gaps in LEB128: mostly one byte each at a sparsity of 99 %)
+or "none" (both ends have them from `random_blocks`). Values are
 "float32"; "float16" or "bfloat16"; "int8" or "int4", with a bfloat16 scale for each 16 values; or "int2", sign and one
-of two magnitudes for each 512. A unit is a block of 16 entries (width=16) or a single one (width=1).
+of two magnitudes for each 512. A unit is a block of 16 entries.
 
-index: uint32 or int32 [K], ascending; values: float32 [K, width]. `entries` is the tensor's length. Whatever does not
+index: uint32 or int32 [K], ascending; values: float32 [K, 16]. `entries` is the tensor's length. Whatever does not
 fit raises `BadInput`.
 """
 
@@ -20,13 +20,13 @@ import native_parts
 from atoll.kernels.exchange_engine import Values
 from atoll.kernels.refusals import refusals
 
-Indices = Literal["none", "plain", "delta"]
+Indices = Literal["none", "delta"]
 
 
-def payload_bound(count: int, *, width: int = 16, indices: Indices = "delta", value_format: Values = "float32") -> int:
+def payload_bound(count: int, *, indices: Indices = "delta", value_format: Values = "float32") -> int:
     """The most bytes a payload of so many units can have."""
     with refusals("payload_bound"):
-        return native_parts.load().payload_bound(count, width, indices, value_format)
+        return native_parts.load().payload_bound(count, indices, value_format)
 
 
 def encode(
@@ -36,7 +36,6 @@ def encode(
     out: Any,
     *,
     residual: Any = None,
-    width: int = 16,
     indices: Indices = "delta",
     value_format: Values = "float32",
 ) -> int:
@@ -47,7 +46,7 @@ def encode(
     it was. The sender must apply what it sent: decode its own payload, or ranks will differ.
     """
     with refusals("encode"):
-        return native_parts.load().encode(index, values, entries, out, residual, width, indices, value_format)
+        return native_parts.load().encode(index, values, entries, out, residual, indices, value_format)
 
 
 def decode(
@@ -56,7 +55,6 @@ def decode(
     index: Any,
     values: Any,
     *,
-    width: int = 16,
     indices: Indices = "delta",
     value_format: Values = "float32",
 ) -> None:
@@ -68,7 +66,7 @@ def decode(
     With indices="none", index is read: the blocks that both ends know.
     """
     with refusals("decode"):
-        native_parts.load().decode(payload, entries, index, values, width, indices, value_format)
+        native_parts.load().decode(payload, entries, index, values, indices, value_format)
 
 
 def sum_units(
@@ -77,17 +75,16 @@ def sum_units(
     out_index: Any,
     out_values: Any,
     *,
-    width: int = 16,
     threads: int = 0,
 ) -> int:
     """Sum the updates of up to 64 workers, merged by index; return how many units the sum has.
 
     A unit that several workers have is ((first + second) + third) ... in the order of the lists, each sum rounded to
     float32: ranks that pass the same updates in the same order get the same bits, for every number of threads.
-    out_index: [C], out_values: [C, width]; more units than C raise `BadInput`, and nothing is written.
+    out_index: [C], out_values: [C, 16]; more units than C raise `BadInput`, and nothing is written.
     """
     with refusals("sum_units"):
-        return native_parts.load().sum_units(indices, values, out_index, out_values, width, threads)
+        return native_parts.load().sum_units(indices, values, out_index, out_values, threads)
 
 
 def random_blocks(seed: int, blocks: int, index: Any) -> None:

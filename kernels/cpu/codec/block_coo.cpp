@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../processor/thread_pool.hpp"
+#include "../select/compress.hpp"
 
 static_assert(std::endian::native == std::endian::little, "the wire is little-endian");
 
@@ -16,8 +17,6 @@ namespace atoll_kernels {
 namespace {
 
 constexpr std::size_t longest_number = 5;
-
-std::size_t unit_count(const Layout& layout) { return (layout.entries + layout.width - 1) / layout.width; }
 
 unsigned char* write_deltas(const Units& units, unsigned char* out) {
     std::uint32_t next = 0;  // the lowest index that may follow
@@ -49,11 +48,11 @@ const unsigned char* read_deltas(const unsigned char* at, const unsigned char* e
 }
 
 void return_rounding(const Layout& layout, const Units& units, const unsigned char* written, float* residual) {
-    const auto sent = std::make_unique_for_overwrite<float[]>(units.count * layout.width);
-    read_values(layout.values, written, units.count * layout.width, sent.get());
+    const auto sent = std::make_unique_for_overwrite<float[]>(units.count * block_entries);
+    read_values(layout.values, written, units.count * block_entries, sent.get());
     for (std::size_t k = 0; k < units.count; ++k) {
-        const std::size_t at = k * layout.width, begin = units.index[k] * layout.width;
-        const std::size_t n = std::min(layout.width, layout.entries - begin);
+        const std::size_t at = k * block_entries, begin = units.index[k] * block_entries;
+        const std::size_t n = std::min(block_entries, layout.entries - begin);
         for (std::size_t i = 0; i < n; ++i) residual[begin + i] += units.values[at + i] - sent[at + i];
     }
 }
@@ -115,36 +114,25 @@ std::vector<std::size_t> count_ranges(const Merge& merge, const std::vector<std:
 }  // namespace
 
 std::size_t largest_payload(const Layout& layout, std::size_t count) {
-    const std::size_t index_bytes = layout.indices == IndexFormat::plain   ? 4
-                                    : layout.indices == IndexFormat::delta ? longest_number
-                                                                           : 0;
-    return count * index_bytes + wire_bytes(layout.values, count * layout.width);
+    const std::size_t index_bytes = layout.indices == IndexFormat::delta ? longest_number : 0;
+    return count * index_bytes + wire_bytes(layout.values, count * block_entries);
 }
 
 std::size_t encode(const Layout& layout, const Units& units, unsigned char* out, float* residual) {
     unsigned char* at = out;
-    if (layout.indices == IndexFormat::plain && units.count != 0) {
-        std::memcpy(at, units.index, units.count * sizeof(std::uint32_t));
-        at += units.count * sizeof(std::uint32_t);
-    }
     if (layout.indices == IndexFormat::delta) at = write_deltas(units, at);
-    write_values(layout.values, units.values, units.count * layout.width, at);
+    write_values(layout.values, units.values, units.count * block_entries, at);
     if (residual != nullptr && layout.values != WireValues::float32) return_rounding(layout, units, at, residual);
-    return static_cast<std::size_t>(at - out) + wire_bytes(layout.values, units.count * layout.width);
+    return static_cast<std::size_t>(at - out) + wire_bytes(layout.values, units.count * block_entries);
 }
 
 const char* decode(const Layout& layout, const unsigned char* payload, std::size_t bytes, std::size_t count,
                    std::uint32_t* index, float* values) {
-    const std::size_t values_count = count * layout.width, tail = wire_bytes(layout.values, values_count);
-    const std::size_t index_end = unit_count(layout);
+    const std::size_t values_count = count * block_entries, tail = wire_bytes(layout.values, values_count);
+    const std::size_t index_end = block_count(layout.entries);
     if (bytes < tail) return "is too short for its values";
     const std::size_t head = bytes - tail;
     if (layout.indices == IndexFormat::none && head != 0) return "is longer than its values";
-    if (layout.indices == IndexFormat::plain) {
-        if (head != count * sizeof(std::uint32_t)) return "is not as long as its indices and values";
-        if (count != 0) std::memcpy(index, payload, head);
-        if (!valid_indices(index, count, index_end)) return "has indices that do not ascend or lie outside the tensor";
-    }
     if (layout.indices == IndexFormat::delta) {
         const unsigned char* const end = read_deltas(payload, payload + head, count, index_end, index);
         if (end == nullptr) return "has indices that are cut short or lie outside the tensor";
@@ -152,7 +140,7 @@ const char* decode(const Layout& layout, const unsigned char* payload, std::size
     }
     read_values(layout.values, payload + head, values_count, values);
     if (!all_finite(values, values_count)) return "has values that are not finite";
-    const std::size_t beyond = index_end * layout.width - layout.entries;
+    const std::size_t beyond = index_end * block_entries - layout.entries;
     if (beyond != 0 && count != 0 && layout.indices != IndexFormat::none && index[count - 1] == index_end - 1)
         std::fill_n(values + values_count - beyond, beyond, 0.0F);
     return nullptr;
@@ -179,8 +167,7 @@ std::size_t count_union(const Units* inputs, std::size_t inputs_count, int threa
     return total;
 }
 
-void sum_units(const Units* inputs, std::size_t inputs_count, std::size_t width, std::uint32_t* index, float* values,
-               int threads) {
+void sum_units(const Units* inputs, std::size_t inputs_count, std::uint32_t* index, float* values, int threads) {
     const Merge merge{inputs, inputs_count};
     const std::vector<std::size_t> bounds = split(inputs, inputs_count);
     std::vector<std::size_t> places = count_ranges(merge, bounds, threads);
@@ -191,15 +178,15 @@ void sum_units(const Units* inputs, std::size_t inputs_count, std::size_t width,
         merge.within(bounds[range], bounds[range + 1],
                      [&](std::uint32_t unit, const std::size_t* at, std::uint64_t have) {
                          index[place] = unit;
-                         float* const sum = values + place++ * width;
+                         float* const sum = values + place++ * block_entries;
                          const auto values_of = [&](std::uint64_t from) {
                              const auto w = static_cast<std::size_t>(std::countr_zero(from));
-                             return inputs[w].values + at[w] * width;
+                             return inputs[w].values + at[w] * block_entries;
                          };
-                         std::copy_n(values_of(have), width, sum);
+                         std::copy_n(values_of(have), block_entries, sum);
                          for (have &= have - 1; have != 0; have &= have - 1) {
                              const float* const more = values_of(have);
-                             for (std::size_t i = 0; i < width; ++i) sum[i] += more[i];
+                             for (std::size_t i = 0; i < block_entries; ++i) sum[i] += more[i];
                          }
                      });
     };

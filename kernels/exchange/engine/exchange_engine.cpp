@@ -89,8 +89,7 @@ ExchangeEngine::Tensor& ExchangeEngine::at(std::size_t tensor) const {
 
 Format ExchangeEngine::format_of(const Tensor& tensor, std::int64_t sync_round) const {
     const bool random = settings_.selection == SelectionRule::random;
-    const Layout layout{random ? IndexFormat::none : IndexFormat::delta, settings_.values, block_entries,
-                        tensor.weights.entries()};
+    const Layout layout{random ? IndexFormat::none : IndexFormat::delta, settings_.values, tensor.weights.entries()};
     const std::uint64_t of_round = mixed(settings_.seed ^ mixed(static_cast<std::uint64_t>(sync_round)));
     return {layout, mixed(of_round ^ tensor.number)};
 }

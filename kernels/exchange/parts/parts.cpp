@@ -59,7 +59,7 @@ Units sum_of(const std::vector<SharedPart>& inputs, Scratch& scratch) {
     const std::size_t count = count_union(units.data(), units.size(), 1), entries = count * block_entries;
     std::uint32_t* const index = scratch.index.of(count);
     float* const values = scratch.values.of(entries);
-    sum_units(units.data(), units.size(), block_entries, index, values, 1);
+    sum_units(units.data(), units.size(), index, values, 1);
     if (!all_finite(values, entries)) {
         constexpr float largest = std::numeric_limits<float>::max();
         for (std::size_t i = 0; i < entries; ++i) values[i] = std::clamp(values[i], -largest, largest);

@@ -123,10 +123,10 @@ void check_wire(std::size_t n) {
     Indices index(count), back(count);
     random_blocks(3, blocks, count, index.data());
     const Floats values = random_floats(count * block_entries, 4);
-    for (const IndexFormat indices : {IndexFormat::plain, IndexFormat::delta}) {
+    for (const IndexFormat indices : {IndexFormat::none, IndexFormat::delta}) {
         for (const WireValues format : {WireValues::float32, WireValues::float16, WireValues::bfloat16,
                                         WireValues::int8, WireValues::int4, WireValues::int2}) {
-            const Layout layout{indices, format, block_entries, n};
+            const Layout layout{indices, format, n};
             Floats residual(n), decoded(values.size());
             const std::unique_ptr<unsigned char[]> out(new unsigned char[largest_payload(layout, count)]);
             const std::size_t bytes = encode(layout, {index.data(), values.data(), count}, out.get(), residual.data());
@@ -143,16 +143,15 @@ void check_wire(std::size_t n) {
 void check_noise() {
     std::mt19937 generator(5);
     for (int turn = 0; turn < 3000; ++turn) {
-        const std::size_t bytes = generator() % 200, count = generator() % 12, width = generator() % 2 != 0 ? 1 : 16;
-        const Layout layout{static_cast<IndexFormat>(generator() % 3), static_cast<WireValues>(generator() % 6), width,
+        const std::size_t bytes = generator() % 200, count = generator() % 12;
+        const Layout layout{static_cast<IndexFormat>(generator() % 2), static_cast<WireValues>(generator() % 6),
                             generator() % 1000};
         const std::unique_ptr<unsigned char[]> noise(new unsigned char[bytes]);
         for (std::size_t i = 0; i < bytes; ++i) noise[i] = static_cast<unsigned char>(generator());
         Indices index(count);
         for (std::size_t k = 0; k < count; ++k) index[k] = static_cast<std::uint32_t>(k);
-        Floats values(count * width);
-        if (layout.indices == IndexFormat::none &&
-            !valid_indices(index.data(), count, (layout.entries + width - 1) / width))
+        Floats values(count * block_entries);
+        if (layout.indices == IndexFormat::none && !valid_indices(index.data(), count, block_count(layout.entries)))
             continue;
         if (decode(layout, noise.get(), bytes, count, index.data(), values.data()) == nullptr)
             expect(all_finite(values.data(), values.size()), "noise was decoded into a NaN", bytes);
@@ -201,7 +200,7 @@ void check_sum(std::size_t n) {
     for (const int threads : {1, 2, 5}) {
         Indices index(total);
         Floats sum(total * block_entries);
-        sum_units(inputs.data(), 3, block_entries, index.data(), sum.data(), threads);
+        sum_units(inputs.data(), 3, index.data(), sum.data(), threads);
         expect(valid_indices(index.data(), total, blocks), "the sum's indices do not ascend", n);
         if (threads == 1) first = sum;
         expect(same(sum, first), "a sum differs", n);

@@ -125,39 +125,32 @@ void fill_random_blocks(std::uint64_t seed, std::size_t blocks, nb::handle index
     random_blocks(seed, blocks, index.entries, index.as<std::uint32_t>());
 }
 
-Layout checked_layout(const std::string& indices, const std::string& values, std::size_t width, std::size_t entries) {
-    if (width != 1 && width != block_entries)
-        refuse("width = " + number(width) + " is not 16 (blocks) or 1 (elements)");
-    if (entries > (std::size_t{1} << 32) * width)
+Layout checked_layout(const std::string& indices, const std::string& values, std::size_t entries) {
+    if (entries > (std::size_t{1} << 32) * block_entries)
         refuse("entries = " + number(entries) + " is beyond indices of 32 bits");
-    return {format_named<IndexFormat>(
-                indices, "indices",
-                {{"none", IndexFormat::none}, {"plain", IndexFormat::plain}, {"delta", IndexFormat::delta}}),
-            wire_values_named(values, "value_format"),
-            width, entries};
+    return {format_named<IndexFormat>(indices, "indices", {{"none", IndexFormat::none}, {"delta", IndexFormat::delta}}),
+            wire_values_named(values, "value_format"), entries};
 }
-
-std::size_t unit_count(const Layout& layout) { return (layout.entries + layout.width - 1) / layout.width; }
 
 void check_indices(const Loaded& index, std::size_t end) {
     if (!valid_indices(index.as<std::uint32_t>(), index.entries, end)) refuse_indices(index, end);
 }
 
-std::size_t payload_bound(std::size_t count, std::size_t width, const std::string& indices, const std::string& values) {
-    const Layout layout = checked_layout(indices, values, width, 0);
+std::size_t payload_bound(std::size_t count, const std::string& indices, const std::string& values) {
+    const Layout layout = checked_layout(indices, values, 0);
     if (count > std::size_t{1} << 32) refuse("count = " + number(count) + " is beyond indices of 32 bits");
     return largest_payload(layout, count);
 }
 
 std::size_t encode_units(nb::handle index_object, nb::handle values_object, std::size_t entries, nb::handle out_object,
-                         nb::handle residual_object, std::size_t width, const std::string& indices,
+                         nb::handle residual_object, const std::string& indices,
                          const std::string& value_format) {
-    const Layout layout = checked_layout(indices, value_format, width, entries);
+    const Layout layout = checked_layout(indices, value_format, entries);
     const Loaded index = required(index_object, "index", Access::read, index_entries);
     const Loaded values = required(values_object, "values", Access::read);
     const Loaded out = required(out_object, "out", Access::write, byte_entries);
     const Loaded residual(residual_object, "residual", Access::write);
-    check_entries(values, index.entries * width, "it must hold the values of every index");
+    check_entries(values, index.entries * block_entries, "it must hold the values of every index");
     check_entries(residual, entries, "it must be as long as the tensor");
     refuse_overlap({&index, &values, &out, &residual});
     const std::size_t room = largest_payload(layout, index.entries);
@@ -165,7 +158,7 @@ std::size_t encode_units(nb::handle index_object, nb::handle values_object, std:
         refuse("out has " + number(out.entries) + " bytes, but the payload may need " + number(room) +
                "; ask payload_bound");
     }
-    check_indices(index, unit_count(layout));
+    check_indices(index, block_count(layout.entries));
     if (!all_finite(values.data, values.entries)) refuse("values holds a NaN or an infinity, which never travels");
     const GilReleased released(values.entries);
     return encode(layout, {index.as<std::uint32_t>(), values.data, index.entries}, out.as<unsigned char>(),
@@ -173,15 +166,15 @@ std::size_t encode_units(nb::handle index_object, nb::handle values_object, std:
 }
 
 void decode_units(nb::handle payload_object, std::size_t entries, nb::handle index_object, nb::handle values_object,
-                  std::size_t width, const std::string& indices, const std::string& value_format) {
-    const Layout layout = checked_layout(indices, value_format, width, entries);
+                  const std::string& indices, const std::string& value_format) {
+    const Layout layout = checked_layout(indices, value_format, entries);
     const bool given = layout.indices == IndexFormat::none;
     const Loaded payload = required(payload_object, "payload", Access::read, byte_entries);
     const Loaded index = required(index_object, "index", given ? Access::read : Access::write, index_entries);
     const Loaded values = required(values_object, "values", Access::write);
-    check_entries(values, index.entries * width, "it must have room for the values of every index");
+    check_entries(values, index.entries * block_entries, "it must have room for the values of every index");
     refuse_overlap({&payload, &index, &values});
-    if (given) check_indices(index, unit_count(layout));
+    if (given) check_indices(index, block_count(layout.entries));
     const char* wrong = nullptr;
     {
         const GilReleased released(values.entries);
@@ -190,15 +183,13 @@ void decode_units(nb::handle payload_object, std::size_t entries, nb::handle ind
     }
     if (wrong != nullptr) {
         refuse("the payload of " + number(payload.entries) + " bytes for " + number(index.entries) + " of " +
-               number(unit_count(layout)) + " units " + wrong + "; drop the message");
+               number(block_count(layout.entries)) + " units " + wrong + "; drop the message");
     }
 }
 
 std::size_t sum_all(nb::handle index_objects, nb::handle values_objects, nb::handle index_object,
-                    nb::handle values_object, std::size_t width, int threads) {
+                    nb::handle values_object, int threads) {
     const int checked = checked_threads(threads);
-    if (width != 1 && width != block_entries)
-        refuse("width = " + number(width) + " is not 16 (blocks) or 1 (elements)");
     if (!PySequence_Check(index_objects.ptr()) || !PySequence_Check(values_objects.ptr()))
         throw nb::type_error("indices and values must be sequences; pass lists, one entry for each worker");
     const std::size_t count = nb::len(index_objects);
@@ -207,7 +198,7 @@ std::size_t sum_all(nb::handle index_objects, nb::handle values_objects, nb::han
     if (count > most_inputs) refuse(number(count) + " workers; at most " + number(most_inputs) + " fit one sum");
     const Loaded index = required(index_object, "out_index", Access::write, index_entries);
     const Loaded values = required(values_object, "out_values", Access::write);
-    check_entries(values, index.entries * width, "it must have room for the values of every index");
+    check_entries(values, index.entries * block_entries, "it must have room for the values of every index");
     refuse_overlap({&index, &values});
     std::vector<Loaded> loaded;
     loaded.reserve(2 * count);
@@ -219,7 +210,7 @@ std::size_t sum_all(nb::handle index_objects, nb::handle values_objects, nb::han
             required(nb::object(index_objects[w]), ("indices" + place).c_str(), Access::read, index_entries));
         const Loaded& v =
             loaded.emplace_back(required(nb::object(values_objects[w]), ("values" + place).c_str(), Access::read));
-        check_entries(v, i.entries * width, "it must hold the values of every index");
+        check_entries(v, i.entries * block_entries, "it must hold the values of every index");
         check_indices(i, std::size_t{1} << 32);
         refuse_overlap({&i, &index, &values});
         refuse_overlap({&v, &index, &values});
@@ -231,7 +222,7 @@ std::size_t sum_all(nb::handle index_objects, nb::handle values_objects, nb::han
         const GilReleased released(work);
         total = count_union(inputs.data(), count, checked);
         if (total <= index.entries)
-            sum_units(inputs.data(), count, width, index.as<std::uint32_t>(), values.data, checked);
+            sum_units(inputs.data(), count, index.as<std::uint32_t>(), values.data, checked);
     }
     if (total > index.entries)
         refuse("the sum has " + number(total) + " units but out_index has room for " + number(index.entries));
@@ -273,13 +264,13 @@ NB_MODULE(_native_parts, m) {
     m.def("difference_block", select_difference, "shared_param"_a.none(), "live"_a.none(), "scale"_a, "threshold"_a,
           "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
     m.def("random_blocks", fill_random_blocks, "seed"_a, "blocks"_a, "index"_a.none());
-    m.def("payload_bound", payload_bound, "count"_a, "width"_a, "indices"_a, "value_format"_a);
+    m.def("payload_bound", payload_bound, "count"_a, "indices"_a, "value_format"_a);
     m.def("encode", encode_units, "index"_a.none(), "values"_a.none(), "entries"_a, "out"_a.none(), "residual"_a.none(),
-          "width"_a, "indices"_a, "value_format"_a);
-    m.def("decode", decode_units, "payload"_a.none(), "entries"_a, "index"_a.none(), "values"_a.none(), "width"_a,
+          "indices"_a, "value_format"_a);
+    m.def("decode", decode_units, "payload"_a.none(), "entries"_a, "index"_a.none(), "values"_a.none(),
           "indices"_a, "value_format"_a);
     m.def("sum_units", sum_all, "indices"_a.none(), "values"_a.none(), "out_index"_a.none(), "out_values"_a.none(),
-          "width"_a, "threads"_a = 0);
+          "threads"_a = 0);
     m.def("update_blocks", update_blocks, "shared_param"_a.none(), "first"_a.none(), "second"_a.none(),
           "last_step"_a.none(),
           "live"_a.none(), "index"_a.none(), "values"_a.none(), "rule"_a, "step"_a, "lr"_a, "weight_decay"_a,
