@@ -38,7 +38,7 @@ SURE: Final = 1.25
 """Factor to which the devices' time for a look at all entries is known."""
 SPARE: Final = 0.15
 """Share of a step by which an exchange must be shorter than it may be before it counts as shorter for good."""
-NOTHING_SEEN: Final = ExchangeEstimate(dense_s=None, drift=None)
+NOTHING_SEEN: Final = ExchangeEstimate(cost=None, drift=None)
 LATE: Final = 0.05
 """Share of a step that is lost for each step by which others' updates come later than one."""
 _TOLD_FROM: Final = 1.05
@@ -119,7 +119,7 @@ class LocalStepsController:
             every=every,
             returned=RETURNED,
             used=USED,
-            exchange_s=seen.dense_s or 0.0,
+            exchange_s=seen.cost.dense_s if seen.cost is not None else 0.0,
             drift=_drift_of(seen, every),
             scan_s=seen.scan_s or 0.0,
             most_every=max(MOST_EVERY, now.every) if "every" in may else every,

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Final
 
 from atoll.step_estimators.observed import ObservedStep
-from atoll.strategies.stale_sparse.sparsity_cost import SparsityCostEstimator
+from atoll.strategies.stale_sparse.sparsity_cost import SparsityCostEstimate, SparsityCostEstimator
 
 WINDOW_STEPS: Final = 32
 NEEDED_STEPS: Final = 8
@@ -33,8 +33,7 @@ class DriftEstimate:
 class ExchangeEstimate:
     """Estimates of the exchange. None: not known yet."""
 
-    dense_s: float | None
-    """Seconds that the exchange takes of a step's devices with density 1."""
+    cost: SparsityCostEstimate | None
     drift: DriftEstimate | None
     scan_s: float | None = None
     """Seconds of the training processors for a look at all entries."""
@@ -96,9 +95,10 @@ class ExchangeEstimator:
         seen.observe(round_s)
 
     def estimate(self) -> ExchangeEstimate:
+        cost = self._cost.estimate()
         rounds = _medians(self._rounds, self._plan)
         return ExchangeEstimate(
-            dense_s=self._cost.estimate(),
+            cost=cost,
             drift=self._largest(),
             scan_s=median(list(self._scans)) if len(self._scans) >= NEEDED_STEPS else None,
             round_s=min(rounds) if rounds else None,

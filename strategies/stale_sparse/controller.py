@@ -25,7 +25,7 @@ from atoll.controller.planners.time_to_accuracy.tta import (
 from atoll.controller.state.records import PlanRecord
 from atoll.step_estimators.estimates import RankProfile
 from atoll.strategies.stale_sparse.settings import StaleSparse
-from atoll.strategies.stale_sparse.sparsity_cost import SparsityCostEstimator
+from atoll.strategies.stale_sparse.sparsity_cost import SparsityCostEstimate, SparsityCostEstimator
 
 SAMPLES: Final = 1_000_000
 """Placeholder for the unknown samples until the accuracy is reached. Only ratios of predictions count."""
@@ -123,8 +123,8 @@ def _ask(given: Given, ranks: Sequence[RankProfile], value_bytes: float, converg
 
 def _dense_s(given: Given) -> float:
     """Return the seconds that a step takes longer with density 1 than with 0; 0 where that is not known."""
-    dense_s = given.profile.of_strategy
-    return dense_s if isinstance(dense_s, float) else 0.0
+    cost = given.profile.of_strategy
+    return cost.dense_s if isinstance(cost, SparsityCostEstimate) else 0.0
 
 
 def _totals(given: Given, total: int, ranks: int) -> tuple[int, int]:

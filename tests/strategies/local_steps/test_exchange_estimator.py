@@ -38,7 +38,7 @@ def test_the_worker_that_has_drifted_most_counts_once_all_are_known() -> None:
     assert drift_of(seen) is None
     tell(seen, 1, 1, 9.0)
     assert drift_of(seen) == DriftEstimate(drift=9.0, density=pytest.approx(0.2))
-    assert seen.estimate().dense_s is not None
+    assert seen.estimate().cost is not None
 
 
 def test_a_new_density_is_measured_anew_when_drift_has_followed_it() -> None:

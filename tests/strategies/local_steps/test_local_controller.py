@@ -16,10 +16,11 @@ from atoll.strategies.local_steps.controller import FILLED, RISES_AFTER_S, Local
 from atoll.strategies.local_steps.exchange_estimator import DriftEstimate, ExchangeEstimate
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import LocalSteps
+from atoll.strategies.stale_sparse.sparsity_cost import SparsityCostEstimate
 
 ISLANDS = ("paris", "lyon", "nice")
 LIKE = (0.002, 0.002, 0.002)
-COST_S = 0.5
+COST = SparsityCostEstimate(dense_s=0.5, error_s=0.01)
 FOLLOWING = Policy(half=LocalStepsController(LocalSteps()), adapts=("density",), split="even")
 
 
@@ -27,7 +28,7 @@ ALL = replace(FOLLOWING, adapts=("density", "every", "staleness"))
 
 
 def seen(**measured: float) -> ExchangeEstimate:
-    return ExchangeEstimate(dense_s=None, drift=None, **measured)
+    return ExchangeEstimate(cost=None, drift=None, **measured)
 
 
 def run(mbit: float, current: PlanRecord = EVEN, policy: Policy = FOLLOWING, **changes: object) -> Given:
@@ -71,7 +72,7 @@ def test_it_falls_at_once_and_rises_when_the_plan_before_has_stood_for_a_while()
 
 
 def test_what_the_devices_bear_holds_it_on_a_wide_link() -> None:
-    plan = next_plan(run(480, of_strategy=ExchangeEstimate(dense_s=COST_S, drift=None)))
+    plan = next_plan(run(480, of_strategy=ExchangeEstimate(cost=COST, drift=None)))
     assert plan is not None
     assert plan.strategy_params["density"] == pytest.approx(0.1 * 0.172 / 0.5, rel=1e-4)
     why = "more would take the devices over a tenth of a step; learning takes about 1.4 times the steps"
@@ -81,7 +82,7 @@ def test_what_the_devices_bear_holds_it_on_a_wide_link() -> None:
 def test_devices_bear_what_keeps_drift_within_its_bound() -> None:
     """1. Devices would bear a density of 3.4 %. 2. At 20 % ten steps' worth of updates wait; at 3.4 % it would be more
     than 16. 3. So 12.5 % are sent, and the reason says why."""
-    drifted = ExchangeEstimate(dense_s=COST_S, drift=DriftEstimate(drift=10, density=0.2))
+    drifted = ExchangeEstimate(cost=COST, drift=DriftEstimate(drift=10, density=0.2))
     plan = next_plan(run(480, of_strategy=drifted))
     assert plan is not None
     assert plan.strategy_params["density"] == pytest.approx(0.2 * 10 / 16)
@@ -90,7 +91,7 @@ def test_devices_bear_what_keeps_drift_within_its_bound() -> None:
 
 
 def test_a_link_that_carries_too_little_against_drift_is_told_of() -> None:
-    drifted = ExchangeEstimate(dense_s=None, drift=DriftEstimate(drift=10, density=0.2))
+    drifted = ExchangeEstimate(cost=None, drift=DriftEstimate(drift=10, density=0.2))
     plan = next_plan(run(2, of_strategy=drifted))
     assert plan is not None
     assert plan.strategy_params["density"] < 0.2 * 10 / 16
@@ -211,13 +212,13 @@ def test_where_islands_own_weights_are_good_for_their_own_data_alone_gradients_a
     )
     assert PLANNERS["exchange-density"].run_json(plan.input) == plan.output
     for later in (None, 0.0, 5.0):
-        measured = ExchangeEstimate(dense_s=None, drift=None, advantage=later)
+        measured = ExchangeEstimate(cost=None, drift=None, advantage=later)
         assert next_plan(run(480, plan, FOR_ALL, of_strategy=measured)) is None
 
 
 @pytest.mark.parametrize("advantage", [None, 0.0, 0.99])
 def test_what_islands_have_in_common_leaves_gradients_at_own_weights(advantage: float | None) -> None:
-    measured = ExchangeEstimate(dense_s=None, drift=None, advantage=advantage)
+    measured = ExchangeEstimate(cost=None, drift=None, advantage=advantage)
     assert next_plan(run(480, policy=FOR_ALL, of_strategy=measured)) is None
 
 

@@ -15,6 +15,7 @@ from atoll.errors import NoFeasiblePlan
 from atoll.step_estimators.estimates import BatchPoint
 from atoll.strategies.stale_sparse.controller import StaleSparseController
 from atoll.strategies.stale_sparse.settings import StaleSparse
+from atoll.strategies.stale_sparse.sparsity_cost import SparsityCostEstimate
 
 SITES = ("paris", "paris", "lyon")
 HALF = StaleSparseController(StaleSparse(sparsity=0.99, values="float16"))
@@ -132,7 +133,8 @@ def test_a_low_rate_rises_where_entries_are_known_to_cost_the_workers() -> None:
     low = replace(FOLLOWING, half=StaleSparseController(StaleSparse(sparsity=0.9)))
     there = replace(CURRENT, strategy_params={"sparsity": 0.9})
     assert next_plan(run(100_000, current=there, policy=low)) is None
-    plan = next_plan(run(100_000, current=there, policy=low, of_strategy=0.5))
+    cost = SparsityCostEstimate(dense_s=0.5, error_s=0.1)
+    plan = next_plan(run(100_000, current=there, policy=low, of_strategy=cost))
     assert plan is not None
     assert 0.95 < plan.strategy_params["sparsity"] < 0.999
     assert json.loads(plan.input)["sparsity_cost"] == {"seconds": 0.5, "sparsity": 0.9}
