@@ -159,7 +159,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Batches of the whole job that are done; with gradient accumulation several make one update."""
+        """Return how many batches the whole job has trained. With gradient accumulation several make one update."""
         return self._training.loader.position.step if self._training is not None else 0
 
     @property
