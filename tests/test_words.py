@@ -37,7 +37,6 @@ RECORDED: dict[str, set[str]] = {}
 """Retired words in names that files of users have: they stay as long as those are read."""
 
 LONG_WINDED_PAGES: set[str] = {
-    "docs/membership.md",
     "docs/performance.md",
 }
 """Pages whose sentences are longer than MAX_SENTENCE_WORDS. This list only shrinks."""
