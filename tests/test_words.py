@@ -36,9 +36,7 @@ MAX_SENTENCE_WORDS = 20.0
 RECORDED: dict[str, set[str]] = {}
 """Retired words in names that files of users have: they stay as long as those are read."""
 
-LONG_WINDED_PAGES: set[str] = {
-    "docs/performance.md",
-}
+LONG_WINDED_PAGES: set[str] = set()
 """Pages whose sentences are longer than MAX_SENTENCE_WORDS. This list only shrinks."""
 
 
