@@ -15,7 +15,7 @@ from daemons import controller, leading
 from fake_agent import FakeAgent
 from held_ports import free_port
 
-from atoll.agent import measures as of_agents
+from atoll.agent import daemon as of_agents
 from atoll.agent.supervisor.settings import AgentSettings
 from atoll.controller.services import measures as of_clusters
 from atoll.controller.settings import ControllerSettings
