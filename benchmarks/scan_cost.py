@@ -20,7 +20,7 @@ from typing import Final
 import torch
 
 from atoll.kernels.compress import block_count
-from atoll.kernels.exchange_engine import ExchangeEngine, Values
+from atoll.kernels.exchange_engine import UpdateEngine, Values
 
 TENSORS: Final = 8
 CASES: Final[tuple[tuple[float, Values], ...]] = ((0.01, "float16"), (0.05, "int2"), (0.2, "int2"))
@@ -48,16 +48,13 @@ def main() -> int:
 
 def measured_ms(entries: int, density: float, values: Values, every: int) -> list[float]:
     """entries: of a tensor."""
-    engine = ExchangeEngine(
-        rank=0, islands=[[0]], threads=1, values=values, selection="threshold", error_feedback=False, digest_every=0,
-        seed=1, first_round=1, exchange="updates", every=every, replicas=True,
+    engine = UpdateEngine(
+        rank=0, islands=[[0]], threads=1, values=values, selection="threshold", digest_every=0, seed=1, first_round=1,
+        every=every, replicas=True,
     )  # fmt: skip
     lives = [torch.randn(entries) for _ in range(TENSORS)]
     for number, live in enumerate(lives):
-        engine.add_tensor(
-            order=number, rule="sgd", shared_param=live.clone(), residual=None, first=None, second=None, last_step=None,
-            live=live, group=0, turn=number % every,
-        )  # fmt: skip
+        engine.add_tensor(order=number, shared_param=live.clone(), live=live, turn=number % every)
     k_blocks = [round(density * block_count(entries))] * TENSORS
     updates = [1e-3 * torch.randn(entries) for _ in range(3)]
     took: list[tuple[float, float, float]] = []

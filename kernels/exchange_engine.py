@@ -22,8 +22,8 @@ from __future__ import annotations
 import atexit
 import functools
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,53 +108,33 @@ class EngineStats(NamedTuple):
     """They took so long, from the order of their update to the last tensor's; added up, of wall clock."""
 
 
-class ExchangeEngine(_native.ExchangeEngine):
-    """One rank's engine. Its owner calls `close`. Other methods are described where they are declared (_native.pyi).
+class GradientEngine(_native.GradientEngine):
+    """One rank's engine that exchanges gradients, which a sparse optimizer applies to the shared parameters.
+
+    Its owner calls `close`. Other methods are described where they are declared (_native.pyi).
 
     islands: the ranks 0..N-1, each once, grouped by island. threads: 1..256 that work; each kernel runs on one.
     values: what a part's values are on the wire. selection: which blocks are sent; "random" needs the same `k_blocks`
-    and seed on all ranks. error_feedback: what is not sent stays in the residual; without, it is lost. digest_every:
-    take `digests` after such rounds, 0: never. first_round: the first that will be exchanged; versions begin one below.
-    exchange: "gradients", which a sparse optimizer applies to the shared parameters; or "updates": each rank makes its
-    own full update in its live weights, `sum_updates` sends what it is ahead of the shared parameters, and `fetch` adds
-    what the others did. The shared parameters take all ranks' updates, each times its `weight`, of which the sum over
-    ranks is 1; at any time live = shared_param - residual / weight, so error feedback is in the weights themselves and
-    needs no memory (pass error_feedback=False). Where a rank's weight changes, what it has not sent yet counts as the
-    new one says. Moments, accumulation and clipping belong to each rank's own optimizer and are refused. What live
-    weights of 16 bits lose where others' updates are added is remembered, in float32 [n], and counts as if they had it.
-    replicas: exchanging updates, the ranks of an island are one replica with equal live weights: the leader alone sends
-    and fetches, the others are added without live weights, and their shared parameters follow.
+    and seed on all ranks. digest_every: take `digests` after such rounds, 0: never. first_round: the first that will be
+    exchanged; versions begin one below. error_feedback: what is not sent stays in the residual; without, it is lost."""
+
+
+class UpdateEngine(_native.UpdateEngine):
+    """One rank's engine that exchanges updates. Settings as of `GradientEngine`, and two of its own.
+
+    Each rank makes its own full update in its live weights, `sum_updates` sends what it is ahead of the shared
+    parameters, and `fetch` adds what the others did. The shared parameters take all ranks' updates, each times its
+    `weight`, of which the sum over ranks is 1; at any time live = shared_param - residual / weight, so error feedback
+    is in the weights themselves and needs no memory. Where a rank's weight changes, what it has not sent yet counts as
+    the new one says. Moments, accumulation and clipping belong to each rank's own optimizer. What live weights of 16
+    bits lose where others' updates are added is remembered, in float32 [n], and counts as if they had it.
+    replicas: the ranks of an island are one replica with equal live weights: the leader alone sends and fetches, the
+    others are added without live weights, and their shared parameters follow.
     every: only each so-many-th round of a tensor is exchanged, which is the tensor's `turn`; the others are counted and
-    change nothing, so that a few tensors leave in every round. Exchanging updates alone.
-    """
+    change nothing, so that a few tensors leave in every round."""
 
-    if not TYPE_CHECKING:
 
-        def __init__(self, **settings: Any) -> None:
-            super().__init__(**settings)
-            _unclosed.add(self)
-
-    def changes(self, tensors: Sequence[int], sync_round: int, deadline_s: float) -> tuple[float, list[Change]]:
-        """Wait as `fetch` does, for tensors without live; returns the seconds waited, and changed blocks of each.
-
-        They are those that changed since the last call, with what shared_param holds there. Exchanging updates, the
-        values are to be added to the live weights."""
-        waited_s, rows = super().changes(tensors, sync_round, deadline_s)
-        return waited_s, [Change._make(row) for row in rows]
-
-    def take_outgoing(self, limit: int = 64) -> list[Outgoing]:
-        """Return messages to send, the most urgent first."""
-        return [Outgoing._make(row) for row in super().take_outgoing(limit)]
-
-    def recent_parts(self) -> list[RecentPart]:
-        """Return the parts, and as an aggregator the totals, that this rank sent in the newest rounds of each tensor.
-
-        The oldest round is first: of 4, or as many as `remember` said."""
-        return [RecentPart._make(row) for row in super().recent_parts()]
-
-    def take_stats(self) -> EngineStats:
-        """Return the figures since the last call."""
-        return EngineStats._make(super().take_stats())
+ExchangeEngine: TypeAlias = GradientEngine | UpdateEngine
 
 
 class _refusals(refusals):
@@ -171,22 +151,44 @@ class _refusals(refusals):
         return super()._translated(error)
 
 
-def _translating(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method whose errors are Atoll's."""
+_TYPED: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "changes": lambda answer: (answer[0], [Change._make(row) for row in answer[1]]),
+    "take_outgoing": lambda rows: [Outgoing._make(row) for row in rows],
+    "recent_parts": lambda rows: [RecentPart._make(row) for row in rows],
+    "take_stats": EngineStats._make,
+}
+"""By method, the type made of the tuples that the native one returns."""
+
+
+def _translating(name: str, call: Callable[..., Any], finish: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return a method whose errors are Atoll's. finish: takes what `call` returns."""
 
     @functools.wraps(call)
     def method(self: ExchangeEngine, *given: Any, **named: Any) -> Any:
         with _refusals(name):
-            return call(self, *given, **named)
+            answer = call(self, *given, **named)
+        return answer if finish is None else finish(answer)
 
     return method
 
 
-for _name in vars(_native.ExchangeEngine).keys() | {"__init__"}:
-    if _name == "__init__" or not _name.startswith("_"):
-        _call = getattr(ExchangeEngine, _name)
-        setattr(ExchangeEngine, _name, _translating(_name.replace("__init__", "ExchangeEngine"), _call))
+def _translate(engine: type[Any]) -> None:
+    """Make the errors of an engine's methods, and what they return, those of this module."""
+    construct = engine.__init__
 
+    @functools.wraps(construct)
+    def __init__(self: ExchangeEngine, **settings: Any) -> None:
+        with _refusals(engine.__name__):
+            construct(self, **settings)
+        _unclosed.add(self)
+
+    engine.__init__ = __init__
+    for name in [name for name in dir(engine) if not name.startswith("_")]:
+        setattr(engine, name, _translating(name, getattr(engine, name), _TYPED.get(name)))
+
+
+_translate(GradientEngine)
+_translate(UpdateEngine)
 
 _unclosed: Final[weakref.WeakSet[ExchangeEngine]] = weakref.WeakSet()
 

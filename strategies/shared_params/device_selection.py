@@ -15,8 +15,8 @@ import torch
 
 from atoll.kernels import _native, compress
 from atoll.kernels.compress import BLOCK_ENTRIES, Selection, block_count
-from atoll.kernels.exchange_engine import ExchangeEngine
 from atoll.kernels.exchange_engine import Selection as Rule
+from atoll.kernels.exchange_engine import UpdateEngine
 from atoll.strategies.shared_params.layout import write_blocks
 
 SAMPLED_BLOCKS: Final = 4096
@@ -114,9 +114,7 @@ class DeviceDifference:
     Call `set` on the training thread, with nothing on its way. Call `select` on one thread, with the stream current on
     which it shall work, which follows the last update of the weights."""
 
-    def __init__(
-        self, engine: ExchangeEngine, number: int, live: torch.Tensor, rule: Rule, room: SelectionRoom
-    ) -> None:
+    def __init__(self, engine: UpdateEngine, number: int, live: torch.Tensor, rule: Rule, room: SelectionRoom) -> None:
         """number: of the engine's tensor, which has no live weights there. live: [N], flat, as those selected."""
         self._engine, self._number, self._room = engine, number, room
         self._reference = torch.zeros_like(live)

@@ -17,7 +17,7 @@ from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.staging import CopyStream, CudaCopyStream, PinnedUploads, StagingRing
 from atoll.errors import DeadlineExceeded, PeerLost
 from atoll.kernels.cuda_device import why_on_cpu
-from atoll.kernels.exchange_engine import Exchange, ExchangeEngine, Selection, Values
+from atoll.kernels.exchange_engine import Exchange, ExchangeEngine, GradientEngine, Selection, UpdateEngine, Values
 from atoll.strategies.shared_params.device_selection import DeviceDifference, SelectionRoom
 from atoll.strategies.shared_params.engine_tensors import EngineTensor
 from atoll.strategies.shared_params.layout import Layer, zeros
@@ -86,6 +86,18 @@ class LayerExchange:
         assert self._engine is not None  # start came first
         return self._engine
 
+    @property
+    def gradients(self) -> GradientEngine:
+        """Return the engine where gradients are exchanged."""
+        assert isinstance(self._engine, GradientEngine)
+        return self._engine
+
+    @property
+    def updates(self) -> UpdateEngine:
+        """Return the engine where updates are exchanged."""
+        assert isinstance(self._engine, UpdateEngine)
+        return self._engine
+
     def start(
         self,
         session: Session,
@@ -99,20 +111,22 @@ class LayerExchange:
         islands: ranks, each once. pace: of the first sync rounds. aggregators_before: of each tensor, as
         aggregators_of takes them."""
         rank = session.place.rank
-        self._engine = engine = ExchangeEngine(
-            rank=rank,
-            islands=islands,
-            threads=max(1, torch.get_num_threads()),
-            values=options.values,
-            selection=options.selection,
-            error_feedback=options.error_feedback,
-            digest_every=options.digest_every if session.place.world_size > 1 else 0,
-            seed=session.seed % 2**63,
-            first_round=1,
-            exchange=options.exchange,
-            every=pace.every,
-            replicas=options.aggregators,
-        )
+        settings: dict[str, Any] = {
+            "rank": rank,
+            "islands": islands,
+            "threads": max(1, torch.get_num_threads()),
+            "values": options.values,
+            "selection": options.selection,
+            "digest_every": options.digest_every if session.place.world_size > 1 else 0,
+            "seed": session.seed % 2**63,
+            "first_round": 1,
+        }
+        engine: ExchangeEngine
+        if options.exchange == "updates":
+            engine = UpdateEngine(**settings, every=pace.every, replicas=options.aggregators)
+        else:
+            engine = GradientEngine(**settings, error_feedback=options.error_feedback)
+        self._engine = engine
         self.leads = not options.aggregators or any(ranks[0] == rank for ranks in islands)
         owned = options.aggregators and session.place.world_size > 1
         entries = [tensor.shared_param.numel() for tensor in self.tensors]
@@ -122,20 +136,16 @@ class LayerExchange:
         for tensor, turn, aggregator in zip(self.tensors, turns, self._aggregators, strict=True):
             aggregator_sum = zeros(tensor.shared_param.numel()) if owned and islands[aggregator][0] == rank else None
             layer = tensor.layers[0]  # of several none has a residual or moments here
-            number = engine.add_tensor(
-                order=layer.order,
-                rule=layer.rule,
-                shared_param=tensor.shared_param,
-                residual=layer.residual,
-                first=layer.first,
-                second=layer.second,
-                last_step=layer.last_step,
-                live=tensor.live if tensor.on_cpu and self.leads else None,
-                group=layer.group,
-                turn=turn,
-                aggregator=aggregator if owned else None,
-                aggregator_sum=aggregator_sum,
-            )
+            live = tensor.live if tensor.on_cpu and self.leads else None
+            how: dict[str, Any] = {"order": layer.order, "shared_param": tensor.shared_param, "live": live}
+            if isinstance(engine, UpdateEngine):
+                owner = aggregator if owned else None
+                number = engine.add_tensor(**how, turn=turn, aggregator=owner, aggregator_sum=aggregator_sum)
+            else:
+                moments: dict[str, Any] = {"first": layer.first, "second": layer.second, "last_step": layer.last_step}
+                number = engine.add_tensor(
+                    **how, rule=layer.rule, residual=layer.residual, group=layer.group, **moments
+                )
             tensor.given(number, aggregator_sum, islands[aggregator][0] if owned else None)
         self.change_pace(1, pace)
         if not all(tensor.on_cpu for tensor in self.tensors):
@@ -167,7 +177,7 @@ class LayerExchange:
             return {}
         rooms = {device: SelectionRoom(device) for device in {one.live.device for one in wide}}
         return {
-            one.number: DeviceDifference(self.engine, one.number, one.live, rule, rooms[one.live.device])
+            one.number: DeviceDifference(self.updates, one.number, one.live, rule, rooms[one.live.device])
             for one in wide
         }
 
@@ -188,7 +198,7 @@ class LayerExchange:
             return
         entries = [tensor.shared_param.numel() for tensor in self.tensors]
         turns = turns_of(entries, self._aggregators, every)
-        self.engine.change_turns(sync_round, every, turns)
+        self.updates.change_turns(sync_round, every, turns)
         self._turns = [*self._turns[-MOST_STALENESS - 1 :], _Turns(sync_round, every, turns)]
 
     @property
@@ -210,7 +220,7 @@ class LayerExchange:
             return
 
         def compress(copied: torch.Tensor) -> None:
-            self.engine.compress_live(sync_round, tensor.number, copied, weight, k_blocks)
+            self.updates.compress_live(sync_round, tensor.number, copied, weight, k_blocks)
 
         self.copy_from_gpu(tensor, live, compress)
 
@@ -243,10 +253,10 @@ class LayerExchange:
         if not self.leads:
             tensor.live.copy_(tensor.shared_param)  # the leader's weights replace them
         elif tensor.on_cpu:
-            self.engine.set_live(tensor.number, residual, weight, None)
+            self.updates.set_live(tensor.number, residual, weight, None)
         else:
             live = torch.empty_like(tensor.live, device="cpu")
-            self.engine.set_live(tensor.number, residual, weight, live)
+            self.updates.set_live(tensor.number, residual, weight, live)
             tensor.live.copy_(live)
             if tensor.number in self._differences:
                 self._differences[tensor.number].set(tensor.shared_param)
@@ -258,7 +268,7 @@ class LayerExchange:
         residual = torch.zeros_like(tensor.shared_param)
         if self.leads:
             live = None if tensor.on_cpu else self.copied(tensor.live)
-            self.engine.read_residual(tensor.number, live, residual)
+            self.updates.read_residual(tensor.number, live, residual)
         return residual
 
     def copied(self, flat: torch.Tensor) -> torch.Tensor:
@@ -275,7 +285,7 @@ class LayerExchange:
 
         Used where updates are exchanged."""
         copy = torch.empty_like(tensor.shared_param)
-        self.engine.read_shared_param(tensor.number, copy)
+        self.updates.read_shared_param(tensor.number, copy)
         return copy
 
     def write_shared_param(self, tensor: EngineTensor, into: torch.Tensor) -> None:
@@ -283,9 +293,9 @@ class LayerExchange:
 
         Used where updates are exchanged. On a device, work queued from now on sees it."""
         if self._uploads is not None and not tensor.on_cpu:
-            self._uploads.write(partial(self.engine.read_shared_param, tensor.number), into)
+            self._uploads.write(partial(self.updates.read_shared_param, tensor.number), into)
         elif into.dtype == torch.float32:
-            self.engine.read_shared_param(tensor.number, into)
+            self.updates.read_shared_param(tensor.number, into)
         else:
             into.copy_(self.read_shared_param(tensor))
 

@@ -76,7 +76,7 @@ class RollingSharedParams:
             self._exchange.engine.snapshot(self._number, tensor.number, ranges)
         if self._place == "engine":
             for layer in self._layers:
-                self._exchange.engine.snapshot_residual(self._number, layer.number, None, residuals[layer.name])
+                self._exchange.gradients.snapshot_residual(self._number, layer.number, residuals[layer.name])
             self._on_devices = {
                 layer.name: self._exchange.copied(layer.device_residual).numpy()
                 for layer in self._layers
@@ -125,7 +125,7 @@ class RollingSharedParams:
             live = None if tensor.on_cpu else self._exchange.copied(tensor.live)
             alone = tensor.joined is None
             into = self._residuals[tensor.name] if alone else np.empty(tensor.shared_param.numel(), np.float32)
-            self._exchange.engine.snapshot_residual(self._number, tensor.number, live, into)
+            self._exchange.updates.snapshot_residual(self._number, tensor.number, live, into)
             if not alone:
                 for layer, part in tensor.parts(torch.from_numpy(into)):
                     self._residuals[layer.name][:] = part.numpy()

@@ -290,7 +290,7 @@ class UpdateExchange(SharedParamsUpdate):
         if self._told is not None:
             self._told.updated(self.state.updates, self._share, self._pace.staleness)
         self._sent_share = self._share
-        self._exchange.engine.sum_updates(self._round, self._share, self._k_blocks, self._aggregator_blocks)
+        self._exchange.updates.sum_updates(self._round, self._share, self._k_blocks, self._aggregator_blocks)
         for tensor in self._tensors:
             if not self._exchange.on_cpu(tensor) and self._exchange.is_due(tensor, self._round):
                 self._exchange.send_live(tensor, self._round, self._share, self._k_blocks[tensor.number])

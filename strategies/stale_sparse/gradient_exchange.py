@@ -112,7 +112,7 @@ class GradientExchange(SharedParamsUpdate):
         if rehearsed:  # undoing that gave the optimizer a state of its own; it must be the layers' again
             adopt_optimizer_state(self._layers, self._only, self._rates)
         if self._round > self._resolved:
-            self._exchange.engine.accumulate(self._round)
+            self._exchange.gradients.accumulate(self._round)
             self._resolved = self._round
         self._round += 1
 
@@ -130,7 +130,7 @@ class GradientExchange(SharedParamsUpdate):
             raise BadInput("optimizer.step() in the middle of a backward pass; call it after run.backward(loss)")
         self._clear_taken()
         self.state.updates += 1
-        self._exchange.engine.apply(
+        self._exchange.gradients.apply(
             self._round,
             self.state.updates,
             self._rates.rates(),
@@ -205,7 +205,7 @@ class GradientExchange(SharedParamsUpdate):
             self._exchange.copy_from_gpu(layer, flat, self._compress(layer))
 
     def _choose_on_device(self, layer: Layer, gradient: torch.Tensor | None) -> None:
-        engine, selector = self._exchange.engine, self._selectors[layer.order]
+        engine, selector = self._exchange.gradients, self._selectors[layer.order]
         number, weight = self._round, self._weight
         k_blocks, seed = self._k_blocks[layer.order], engine.selection_seed(number, layer.number)
 
@@ -233,7 +233,7 @@ class GradientExchange(SharedParamsUpdate):
     def _compress(self, layer: Layer) -> Callable[[torch.Tensor | None], None]:
         """Return what hands a gradient of this round to the engine."""
         number, weight, k_blocks = self._round, self._weight, self._k_blocks[layer.order]
-        return lambda gradient: self._exchange.engine.compress(number, layer.number, gradient, weight, k_blocks)
+        return lambda gradient: self._exchange.gradients.compress(number, layer.number, gradient, weight, k_blocks)
 
     def _clear_taken(self) -> None:
         for layer in self._layers:

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 
 from atoll.kernels.compress import block_count
-from atoll.kernels.exchange_engine import ExchangeEngine, Outgoing, Rule
+from atoll.kernels.exchange_engine import ExchangeEngine, GradientEngine, Outgoing, Rule
 
 RATES: dict[Rule, tuple[float, float, float, float, float]] = {
     "sgd": (0.1, 0.01, 0.9, 0.0, 0.0),
@@ -39,6 +39,8 @@ class Tensors:
 
 
 class Job:
+    makes: Any = GradientEngine
+
     def __init__(
         self,
         islands: Sequence[Sequence[int]],
@@ -52,14 +54,14 @@ class Job:
         self.islands, self.sizes, self.rule = islands, sizes, rule
         ranks = range(sum(len(island) for island in islands))
         self.of = [[Tensors(n, t, rule, live, lazy=lazy) for t, n in enumerate(sizes)] for _ in ranks]
-        self.engines = [ExchangeEngine(rank=rank, islands=islands, **settings) for rank in ranks]
+        self.engines = [self.makes(rank=rank, islands=islands, **settings) for rank in ranks]
         for engine, mine in zip(self.engines, self.of, strict=True):
             for order, tensors in enumerate(mine):
                 buffers = self.buffers(tensors) | self.route(engine, order)
-                assert engine.add_tensor(order=order, rule=rule, **buffers) == order
+                assert engine.add_tensor(order=order, **buffers) == order
 
     def buffers(self, tensors: Tensors) -> dict[str, Any]:
-        return vars(tensors)
+        return vars(tensors) | {"rule": self.rule}
 
     def route(self, engine: ExchangeEngine, tensor: int) -> dict[str, Any]:
         """When a tensor is exchanged, and who owns it."""

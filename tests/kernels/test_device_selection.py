@@ -24,7 +24,7 @@ from atoll.errors import BadInput
 from atoll.kernels import cuda_device
 from atoll.kernels.compress import Selection, block_count
 from atoll.kernels.cuda_device import CudaQueue, NoCode
-from atoll.kernels.exchange_engine import ExchangeEngine
+from atoll.kernels.exchange_engine import GradientEngine, UpdateEngine
 from atoll.strategies.shared_params import exchange
 from atoll.strategies.shared_params.device_selection import DeviceDifference, DeviceSelector, SelectionRoom
 from atoll.strategies.shared_params.layout import Layer, write_blocks
@@ -64,8 +64,8 @@ def room_on(device: str) -> SelectionRoom:
     return SelectionRoom(torch.device(device))
 
 
-def engine_of(rule: Rule, values: Literal["float32", "float16"]) -> tuple[ExchangeEngine, torch.Tensor, torch.Tensor]:
-    engine = ExchangeEngine(rank=0, islands=[[0], [1]], values=values, selection=rule, seed=3, first_round=1)
+def engine_of(rule: Rule, values: Literal["float32", "float16"]) -> tuple[GradientEngine, torch.Tensor, torch.Tensor]:
+    engine = GradientEngine(rank=0, islands=[[0], [1]], values=values, selection=rule, seed=3, first_round=1)
     shared_param, residual = normal(ENTRIES, 1), torch.zeros(ENTRIES)
     assert (
         engine.add_tensor(order=0, rule="sgd", shared_param=shared_param, residual=residual, live=shared_param.clone())
@@ -210,12 +210,6 @@ def test_a_reference_is_what_weights_would_be_that_lack_nothing() -> None:
         job.catch_up(0)
         engine.set_live(0, None, 0.5, mine.live)
         assert len(engine.take_reference(0)[0]) == 0
-    engine, _, _ = engine_of("threshold", "float32")
-    try:
-        with pytest.raises(BadInput, match="this engine exchanges gradients"):
-            engine.take_reference(0)
-    finally:
-        engine.close()
 
 
 def test_what_makes_no_sense_is_refused_and_changes_nothing() -> None:
@@ -298,7 +292,7 @@ def test_training_off_the_cpu_is_the_same_bit_for_bit(
     def crosses(*_: object) -> None:
         raise AssertionError("all weights of a layer crossed to the CPU")
 
-    monkeypatch.setattr(ExchangeEngine, "compress_live", crosses)
+    monkeypatch.setattr(UpdateEngine, "compress_live", crosses)
     torch.manual_seed(0)
     assert losses(exchanged, values) == expected
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from update_job import UpdateJob, close
 
 from atoll.errors import BadInput, DeadlineExceeded, PeerLost
-from atoll.kernels.exchange_engine import ExchangeEngine
+from atoll.kernels.exchange_engine import ExchangeEngine, UpdateEngine
 
 ISLANDS = [[[0], [1]], [[0], [1], [2]], [[0, 1], [2]]]
 SIZES = [1, 40, 1023, 17]
@@ -212,8 +212,8 @@ def test_a_damaged_total_fails_the_engine_by_name() -> None:
 
 
 def test_an_aggregator_that_does_not_fit_is_refused() -> None:
-    engine = ExchangeEngine(rank=0, islands=[[0], [1]], exchange="updates", error_feedback=False)
-    tensor = {"order": 0, "rule": "sgd", "shared_param": torch.zeros(16), "residual": None, "live": torch.zeros(16)}
+    engine = UpdateEngine(rank=0, islands=[[0], [1]])
+    tensor = {"order": 0, "shared_param": torch.zeros(16), "live": torch.zeros(16)}
     with pytest.raises(BadInput, match="aggregator = 2 is none of the 2 islands"):
         engine.add_tensor(**tensor, aggregator=2)
     with pytest.raises(BadInput, match="this rank aggregates the tensor, but aggregator_sum is None"):
@@ -223,20 +223,16 @@ def test_an_aggregator_that_does_not_fit_is_refused() -> None:
     with pytest.raises(BadInput, match="turn = 1 is not in"):
         engine.add_tensor(**tensor, turn=1)
     engine.close()
-    with pytest.raises(BadInput, match="every = 2 makes no sense exchanging gradients"):
-        ExchangeEngine(rank=0, islands=[[0], [1]], every=2)
-    with pytest.raises(BadInput, match="replicas makes no sense exchanging gradients"):
-        ExchangeEngine(rank=0, islands=[[0], [1]], replicas=True)
+    with pytest.raises(BadInput, match="every = 0 exchanges nothing"):
+        UpdateEngine(rank=0, islands=[[0], [1]], every=0)
 
 
 def test_shared_params_of_a_replicas_second_rank_follow_what_its_leader_is_told() -> None:
     """1. Ranks 0 and 1 are one island: the second sends nothing, and no part is for it. 2. Its shared parameters take
     the total of the other island, which its leader passes on, and wait for it by name."""
-    engine = ExchangeEngine(
-        rank=1, islands=[[0, 1], [2]], exchange="updates", error_feedback=False, replicas=True, first_round=1
-    )
+    engine = UpdateEngine(rank=1, islands=[[0, 1], [2]], replicas=True, first_round=1)
     shared_param = torch.zeros(16)
-    engine.add_tensor(order=0, rule="sgd", shared_param=shared_param, residual=None, aggregator=1)
+    engine.add_tensor(order=0, shared_param=shared_param, aggregator=1)
     engine.sum_updates(1, 0.5, [1], [1])
     assert engine.take_outgoing(1000) == []
     with pytest.raises(BadInput, match="this rank follows its island's leader"):

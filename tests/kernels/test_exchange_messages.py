@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import BadInput, DeadlineExceeded, PeerLost
-from atoll.kernels.exchange_engine import ExchangeEngine, Outgoing
+from atoll.kernels.exchange_engine import GradientEngine, Outgoing
 
 
 def sent(job: Job, rank: int) -> list[Outgoing]:
@@ -20,11 +20,11 @@ def sent(job: Job, rank: int) -> list[Outgoing]:
     return job.engines[rank].take_outgoing()
 
 
-def readable(engine: ExchangeEngine) -> bool:
+def readable(engine: GradientEngine) -> bool:
     return bool(select.select([engine], [], [], 0)[0])
 
 
-def outcome(engine: ExchangeEngine) -> str:
+def outcome(engine: GradientEngine) -> str:
     try:
         engine.fetch([0], 0, 5)
     except PeerLost as lost:
@@ -201,7 +201,7 @@ def test_payloads_may_be_any_bytes_and_are_copied() -> None:
 )
 def test_settings_that_cannot_work_are_named(how: dict[str, Any], what: str) -> None:
     with pytest.raises(BadInput, match=what):
-        ExchangeEngine(**({"rank": 0, "islands": [[0], [1]]} | how))
+        GradientEngine(**({"rank": 0, "islands": [[0], [1]]} | how))
 
 
 def test_arguments_that_cannot_work_are_named_and_change_nothing() -> None:

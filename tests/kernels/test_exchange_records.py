@@ -9,7 +9,7 @@ import pytest
 import torch
 from exchange_job import ALL, Job, same_bits
 
-from atoll.kernels.exchange_engine import ExchangeEngine, Rule
+from atoll.kernels.exchange_engine import GradientEngine, Rule
 
 SIZES = [1, 40, 1023]
 
@@ -74,7 +74,7 @@ def test_one_flipped_bit_changes_the_digest_and_only_that_tensors() -> None:
 
 def test_versions_begin_below_the_first_round_of_a_resumed_job() -> None:
     tensors = torch.zeros(16), torch.zeros(16)
-    engine = ExchangeEngine(rank=0, islands=[[0]], first_round=41)
+    engine = GradientEngine(rank=0, islands=[[0]], first_round=41)
     try:
         engine.add_tensor(order=0, rule="sgd", shared_param=tensors[0], residual=tensors[1], live=torch.zeros(16))
         assert engine.versions() == [40]
@@ -113,7 +113,7 @@ def test_a_snapshot_of_a_round_is_what_a_job_has_that_stopped_there(islands: lis
                     (getattr(mine, n).view(torch.uint8), captured[rank, tensor, n].view(torch.uint8)) for n in names
                 ]
                 engine.snapshot(2, tensor, ranges[:4])
-                engine.snapshot_residual(2, tensor, None, captured[rank, tensor, "residual"])
+                engine.snapshot_residual(2, tensor, captured[rank, tensor, "residual"])
         job.compress(3, 7)
         job.apply(3)
         job.exchange()

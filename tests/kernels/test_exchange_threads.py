@@ -25,7 +25,7 @@ from threshold_twin import ThresholdController
 
 from atoll.errors import BadInput, DeadlineExceeded, PeerLost
 from atoll.kernels import _native
-from atoll.kernels.exchange_engine import ExchangeEngine
+from atoll.kernels.exchange_engine import GradientEngine
 
 
 def only_threads_are(*names: str) -> bool:
@@ -148,7 +148,7 @@ def test_a_gradient_is_kept_while_it_is_needed_and_no_longer() -> None:
 
 def test_a_dropped_pipeline_stops_its_threads() -> None:
     shared_param, residual = torch.zeros(16), torch.zeros(16)
-    engine = ExchangeEngine(rank=0, islands=[[0]], threads=2)
+    engine = GradientEngine(rank=0, islands=[[0]], threads=2)
     engine.add_tensor(order=0, rule="sgd", shared_param=shared_param, residual=residual)
     engine.compress(0, 0, torch.ones(16), 1.0, 1)
     del engine
@@ -252,7 +252,7 @@ def test_a_forked_child_is_told_so_and_ends_without_joining() -> None:
 
 EXITS_UNCLOSED = """
 import os, sys, threading, torch
-from atoll.kernels.exchange_engine import ExchangeEngine
+from atoll.kernels.exchange_engine import GradientEngine
 for end in ENDS:
     child = os.fork()
     if child == 0:
@@ -262,7 +262,7 @@ else:
     sys.exit()
 n = 2_000_000
 shared_param, residual, live = torch.zeros(n), torch.zeros(n), torch.zeros(n)
-engine = ExchangeEngine(rank=0, islands=[[0], [1]], threads=2)
+engine = GradientEngine(rank=0, islands=[[0], [1]], threads=2)
 engine.add_tensor(order=0, rule="sgd", shared_param=shared_param, residual=residual, live=live)
 for round in range(4):
     engine.compress(round, 0, torch.ones(n), 1.0, 5000)

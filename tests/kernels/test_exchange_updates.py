@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from exchange_job import ALL, Job, normal
+from exchange_job import ALL, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from update_job import UpdateJob, add, close
 
 from atoll.errors import BadInput, DeadlineExceeded, PeerLost
-from atoll.kernels.exchange_engine import ExchangeEngine
+from atoll.kernels.exchange_engine import GradientEngine, UpdateEngine
 
 LAYOUTS = [[[0]], [[0], [1]], [[0, 1], [2]], [[0, 1], [2, 3]]]
 SIZES = [1, 40, 1023]
@@ -25,15 +25,9 @@ def test_as_many_blocks_leave_as_may(entries: int) -> None:
     """Where a threshold followed the counts of the rounds before, a fifth less left: what is sent is gone from the
     difference, and the counts swung. Of up to 4,096 blocks all are looked at for the threshold, of more a sample."""
     torch.manual_seed(1)
-    engine = ExchangeEngine(
-        rank=0, islands=[[0]], threads=1, values="int2", selection="threshold", error_feedback=False, digest_every=0,
-        seed=1, first_round=1, exchange="updates",
-    )  # fmt: skip
+    engine = UpdateEngine(rank=0, islands=[[0]], values="int2", seed=1, first_round=1)
     live, scale = torch.randn(entries), torch.exp(torch.randn(entries))
-    engine.add_tensor(
-        order=0, rule="sgd", shared_param=live.clone(), residual=None, first=None, second=None, last_step=None,
-        live=live, group=0,
-    )  # fmt: skip
+    engine.add_tensor(order=0, shared_param=live.clone(), live=live)
     k_blocks, rounds, chosen = entries // 16 // 5, 30, 0
     for number in range(1, rounds + 1):
         live.add_(scale * torch.randn(entries))
@@ -384,14 +378,8 @@ def test_a_damaged_sum_fails_the_pipeline_and_what_was_there_stays_right() -> No
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(BadInput, match="error_feedback is on, .*; pass False"):
-        ExchangeEngine(rank=0, islands=[[0]], exchange="updates")
     with UpdateJob([[0]], [160]) as job:
         engine = job.engines[0]
-        with pytest.raises(BadInput, match="accumulate makes no sense"):
-            engine.accumulate(0)
-        with pytest.raises(BadInput, match="apply makes no sense .*; call sum_updates"):
-            engine.apply(0, 1, [(1.0, 0.0, 0.0, 0.0, 0.0)])
         with pytest.raises(BadInput, match="k_blocks has 2 entries and aggregator_blocks 2, but there are 1 tensors"):
             engine.sum_updates(0, 1.0, [1, 1])
         with pytest.raises(BadInput, match="k_blocks = 0"):
@@ -401,8 +389,6 @@ def test_what_makes_no_sense_is_refused() -> None:
                 engine.sum_updates(0, weight, [1])
         with pytest.raises(BadInput, match="sync_round = 1 cannot be applied or accumulated after round -1"):
             engine.sum_updates(1, 1.0, [1])
-        with pytest.raises(BadInput, match="hand over live weights with compress_live"):
-            engine.compress(0, 0, torch.zeros(160), 1.0, 1)
         with pytest.raises(BadInput, match="was added with its live weights; pass None"):
             engine.compress_live(0, 0, torch.zeros(160), 1.0, 1)
         with pytest.raises(BadInput, match="k_blocks = 0"):
@@ -418,26 +404,14 @@ def test_what_makes_no_sense_is_refused() -> None:
             job.engines[0].compress_live(0, 0, None, 1.0, 1)
         with pytest.raises(BadInput, match="has no live buffer"):
             job.engines[0].fetch([0], -1, 0)
-    with Job([[0]], [160]) as job:
-        with pytest.raises(BadInput, match="exchanges gradients"):
-            job.engines[0].compress_live(0, 0, None, 1.0, 1)
-        with pytest.raises(BadInput, match="exchanging gradients; call apply"):
-            job.engines[0].sum_updates(0, 1.0, [1])
 
 
-@pytest.mark.parametrize("extra", ["residual", "first", "last_step", "rule"])
-def test_the_state_of_an_optimizer_is_refused(extra: str) -> None:
-    engine = ExchangeEngine(rank=0, islands=[[0]], exchange="updates", error_feedback=False)
-    given: dict[str, Any] = {"order": 0, "rule": "sgd", "shared_param": torch.zeros(16), "residual": None}
-    given |= {
-        "residual": {"residual": torch.zeros(16)},
-        "first": {"first": torch.zeros(16)},
-        "last_step": {"last_step": torch.zeros(1, dtype=torch.int32)},
-        "rule": {"rule": "nesterov", "first": torch.zeros(16)},
-    }[extra]
-    with pytest.raises(BadInput, match="each rank's own optimizer has the moments"):
-        engine.add_tensor(**given)
-    engine.close()
+def test_an_engine_has_the_methods_of_its_protocol_alone() -> None:
+    of_gradients = {"compress", "compress_chosen", "apply", "accumulate"}
+    of_updates = {"sum_updates", "change_turns", "compress_live", "compress_chosen_live", "take_reference"}
+    of_updates |= {"drift_blocks", "read_residual", "read_shared_param", "set_live"}
+    assert set(dir(GradientEngine)) - set(dir(UpdateEngine)) == of_gradients
+    assert set(dir(UpdateEngine)) - set(dir(GradientEngine)) == of_updates
 
 
 @settings(max_examples=25, deadline=None)

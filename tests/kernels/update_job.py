@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from exchange_job import Job, Tensors, normal
 
-from atoll.kernels.exchange_engine import Outgoing
+from atoll.kernels.exchange_engine import Outgoing, UpdateEngine
 
 
 class UpdateJob(Job):
     """Ranks that walk at random instead of training, and in float64 what should come of it."""
+
+    makes = UpdateEngine
 
     def __init__(
         self,
@@ -26,7 +28,7 @@ class UpdateJob(Job):
     ) -> None:
         """by_hand: the live weights are kept by the test, which takes `changes`."""
         self._live_type, self.by_hand = live, by_hand
-        super().__init__(islands, sizes, live=None, exchange="updates", error_feedback=False, **how)
+        super().__init__(islands, sizes, live=None, **how)
         self.ranks = range(len(self.engines))
         self.weigh([1.0 for _ in self.ranks])
         self.sync_round = [0 for _ in self.ranks]
@@ -46,7 +48,7 @@ class UpdateJob(Job):
 
     def buffers(self, tensors: Tensors) -> dict[str, Any]:
         tensors.live = tensors.shared_param.to(self._live_type, copy=True)
-        return {"shared_param": tensors.shared_param, "residual": None, "live": None if self.by_hand else tensors.live}
+        return {"shared_param": tensors.shared_param, "live": None if self.by_hand else tensors.live}
 
     def walk(self, rank: int, k_blocks: int, *, scale: float = 0.1, by_a_step: bool = False, wait: bool = True) -> None:
         """One update of a rank, and what follows from it there. by_a_step: of its weights of 16 bits one in twenty

@@ -4,7 +4,7 @@
 
 namespace atoll_kernels {
 
-// Adds the exchange engine, and its threshold's loop, to the module.
+// Adds the engines, and their threshold's loop, to the module.
 void bind_exchange_engine(nanobind::module_& m);
 
 }  // namespace atoll_kernels

@@ -2,6 +2,10 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +24,8 @@
 #include "deferred_release.hpp"
 
 namespace atoll_kernels {
+
+using namespace nb::literals;
 
 struct DeadlinePassed : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -64,33 +70,27 @@ inline nb::tuple as_arrays(Part part) {
 // Blocks that a selection counted: chosen, found, not finite.
 using Counted = std::tuple<std::size_t, std::size_t, std::size_t>;
 
-// The engine as Python has it: keeps the buffers alive, and knows the process it belongs to.
+inline Settings checked_settings(int rank, std::vector<std::vector<int>> islands, int threads,
+                                 const std::string& values, const std::string& selection, std::int64_t digest_every,
+                                 std::uint64_t seed, std::int64_t first_round) {
+    if (threads < 1 || threads > max_threads)
+        refuse("threads = " + std::to_string(threads) + " is not in 1.." + std::to_string(max_threads));
+    return {.rank = rank,
+            .islands = std::move(islands),
+            .threads = threads,
+            .values = wire_values_named(values, "values"),
+            .selection = format_named<SelectionRule>(selection, "selection",
+                                                     {{"threshold", SelectionRule::threshold},
+                                                      {"topk", SelectionRule::topk},
+                                                      {"random", SelectionRule::random}}),
+            .digest_every = checked_natural(digest_every, "digest_every"),
+            .seed = seed,
+            .first_round = checked_small(first_round, "first_round")};
+}
+
+// What both engines are for Python: keeps the buffers alive, and knows the process it belongs to.
 class PythonEngine {
   public:
-    PythonEngine(int rank, std::vector<std::vector<int>> islands, int threads, const std::string& values,
-                 const std::string& selection, bool error_feedback, std::int64_t digest_every, std::uint64_t seed,
-                 std::int64_t first_round, const std::string& exchange, std::int64_t every, bool replicas)
-        : process_(getpid()), deferred_(std::make_unique<DeferredRelease>()) {
-        if (threads < 1 || threads > max_threads)
-            refuse("threads = " + std::to_string(threads) + " is not in 1.." + std::to_string(max_threads));
-        if (checked_small(every, "every") == 0) refuse("every = 0 exchanges nothing; pass 1 for every round");
-        core_ = std::make_unique<ExchangeEngine>(
-            Settings{.rank = rank,
-                     .islands = std::move(islands),
-                     .threads = threads,
-                     .values = wire_values_named(values, "values"),
-                     .selection = format_named<SelectionRule>(selection, "selection",
-                                                              {{"threshold", SelectionRule::threshold},
-                                                               {"topk", SelectionRule::topk},
-                                                               {"random", SelectionRule::random}}),
-                     .error_feedback = error_feedback,
-                     .digest_every = checked_natural(digest_every, "digest_every"),
-                     .seed = seed,
-                     .first_round = checked_small(first_round, "first_round"),
-                     .updates = format_named<bool>(exchange, "exchange", {{"gradients", false}, {"updates", true}}),
-                     .every = every,
-                     .replicas = replicas});
-    }
     PythonEngine(const PythonEngine&) = delete;
     PythonEngine& operator=(const PythonEngine&) = delete;
 
@@ -116,151 +116,12 @@ class PythonEngine {
         deferred_->wait_for_others();
     }
 
-    std::size_t add_tensor(std::int64_t order, const std::string& rule_name, nb::handle shared_param_object,
-                           nb::handle residual_object, nb::handle first_object, nb::handle second_object,
-                           nb::handle last_step_object, nb::handle live_object, std::int64_t group,
-                           std::int64_t turn, std::optional<std::size_t> aggregator,
-                           nb::handle aggregator_sum_object) {
-        ExchangeEngine& engine = core();
-        const Rule rule = format_named<Rule>(
-            rule_name, "rule",
-            {{"sgd", Rule::sgd}, {"nesterov", Rule::nesterov}, {"adam", Rule::adam}, {"adamw", Rule::adamw}});
-        Loaded shared_param = required(shared_param_object, "shared_param", Access::write);
-        Loaded residual(residual_object, "residual", Access::write);
-        Loaded first(first_object, "first", Access::write);
-        Loaded second(second_object, "second", Access::write);
-        Loaded last_step(last_step_object, "last_step", Access::write, step_entries);
-        Loaded live(live_object, "live", Access::write, live_entries);
-        Loaded aggregator_sum(aggregator_sum_object, "aggregator_sum", Access::write);
-        const bool adaptive = rule == Rule::adam || rule == Rule::adamw;
-        if ((rule != Rule::sgd && !first.given()) || (adaptive && !second.given()))
-            refuse("rule '" + rule_name + "' needs its moments; pass buffers of zeros, as long as shared_param");
-        if (!residual.given() && engine.feeds_back())
-            refuse("residual is None, but error feedback is on; pass a buffer of zeros, as long as shared_param");
-        for (const Loaded* buffer : {&residual, &first, &second, &live, &aggregator_sum})
-            check_entries(*buffer, shared_param.entries, "it must be as long as shared_param");
-        check_entries(last_step, block_count(shared_param.entries),
-                      "it must have one entry for each block of shared_param");
-        if (block_count(shared_param.entries) > std::size_t{1} << 32)
-            refuse("shared_param has " + number(shared_param.entries) +
-                   " entries, more than indices of 32 bits reach; split it");
-        refuse_overlap({&shared_param, &residual, &first, &second, &last_step, &live, &aggregator_sum});
-        const Parameters parameters{
-            shared_param.data,   first.data,    adaptive ? second.data : nullptr, last_step.as<std::int32_t>(),
-            live_of(live), shared_param.entries};
-        const std::size_t number = engine.add_tensor({checked_small(order, "order"), rule, parameters, residual.data,
-                                                      static_cast<std::size_t>(checked_natural(group, "group")), turn,
-                                                      aggregator, aggregator_sum.data});
-        for (Loaded* buffer : {&shared_param, &residual, &first, &second, &last_step, &live, &aggregator_sum})
-            owned_.push_back(std::move(*buffer));
-        return number;
-    }
-
-    void compress(std::int64_t sync_round, std::size_t tensor, nb::handle gradient_object, double weight,
-                  std::int64_t k_blocks) {
-        ExchangeEngine& engine = core();
-        if (engine.exchanges_updates())
-            refuse("this engine exchanges updates; hand over live weights with compress_live, not gradients");
-        const std::size_t k = checked_k_blocks(k_blocks);
-        Gradient gradient{nullptr, ValueFormat::float32, checked_weight(weight), k, {}};
-        if (gradient_object.is_none()) return engine.compress(sync_round, tensor, std::move(gradient));
-        Loaded buffer = required(gradient_object, "gradient", Access::read, live_entries);
-        check_entries(buffer, engine.entries(tensor), "it must be as long as shared_param");
-        gradient.data = buffer.data;
-        gradient.format = live_of(buffer).format;
-        gradient.owner = deferred_->lend(std::move(buffer));
-        engine.compress(sync_round, tensor, std::move(gradient));
-    }
-
-    void compress_chosen(std::int64_t sync_round, std::size_t tensor, nb::handle index, nb::handle values,
-                         const Counted& counted) {
-        ExchangeEngine& engine = core();
-        if (engine.exchanges_updates())
-            refuse("this engine exchanges updates; hand over live weights with compress_live");
-        engine.compress(sync_round, tensor, chosen_elsewhere(engine, tensor, index, values, counted));
-    }
-
-    void compress_chosen_live(std::int64_t sync_round, std::size_t tensor,
-                              const std::tuple<nb::object, nb::object, Counted>& chosen, nb::handle sample_object,
-                              double weight) {
-        ExchangeEngine& engine = core();
-        check_live_is_elsewhere(engine, tensor);
-        const auto& [index, values, counted] = chosen;
-        Gradient gradient = chosen_elsewhere(engine, tensor, index, values, counted);
-        const Loaded sample = required(sample_object, "sample", Access::read);
-        check_entries(sample, engine.drift_blocks(tensor).size() * block_entries,
-                      "it must hold the blocks of drift_blocks");
-        gradient.sample.assign(sample.data, sample.data + sample.entries);
-        gradient.weight = checked_share(weight);
-        gradient.is_live = true;
-        engine.compress(sync_round, tensor, std::move(gradient));
-    }
-
-    nb::tuple take_reference(std::size_t tensor) {
-        ExchangeEngine& engine = core();
-        check_live_is_elsewhere(engine, tensor);
-        Part reference;
-        {
-            const GilReleased released(always);
-            reference = engine.take_reference(tensor);
-        }
-        return as_arrays(std::move(reference));
-    }
-
-    nb::tuple drift_blocks(std::size_t tensor) {
-        const std::vector<std::uint32_t>& blocks = core().drift_blocks(tensor);
-        nb::list listed;
-        for (const std::uint32_t block : blocks) listed.append(block);
-        return nb::tuple(listed);
-    }
-
-    void compress_live(std::int64_t sync_round, std::size_t tensor, nb::handle live_object, double weight,
-                       std::int64_t k_blocks) {
-        ExchangeEngine& engine = core();
-        const std::size_t k = checked_k_blocks(k_blocks);
-        std::optional<Loaded> buffer;
-        const Live live = live_for(engine, tensor, live_object, buffer);
-        Gradient gradient{live.data, live.format, checked_share(weight), k, {}, true};
-        if (buffer.has_value()) gradient.owner = deferred_->lend(std::move(*buffer));
-        engine.compress(sync_round, tensor, std::move(gradient));
-    }
-
     void await_compressed(double deadline_s, const std::vector<std::size_t>& tensors) {
         ExchangeEngine& engine = core();
         const auto compressed = [&](Clock::time_point until) { return engine.await_compressed(tensors, until); };
         if (wait_for(deadline_s, compressed)) return;
         throw DeadlinePassed("parts are still being selected after " + std::to_string(deadline_s) +
                              " s; allow more time, or resume what is quiesced");
-    }
-
-    std::size_t read_residual(std::size_t tensor, nb::handle live_object, nb::handle out_object) {
-        ExchangeEngine& engine = core();
-        std::optional<Loaded> buffer;
-        const Live live = live_for(engine, tensor, live_object, buffer);
-        const Loaded out = required(out_object, "out", Access::write);
-        check_entries(out, engine.entries(tensor), "it must be as long as shared_param");
-        const GilReleased released(always);
-        return engine.read_residual(tensor, live, out.data);
-    }
-
-    void read_shared_param(std::size_t tensor, nb::handle out_object) {
-        ExchangeEngine& engine = core();
-        const Loaded out = required(out_object, "out", Access::write);
-        check_entries(out, engine.entries(tensor), "it must be as long as shared_param");
-        const GilReleased released(always);
-        engine.read_shared_param(tensor, out.data);
-    }
-
-    void set_live(std::size_t tensor, nb::handle residual_object, double weight, nb::handle live_object) {
-        ExchangeEngine& engine = core();
-        std::optional<Loaded> buffer;
-        const Live live = live_for(engine, tensor, live_object, buffer, Access::write);
-        const Loaded residual(residual_object, "residual", Access::write);
-        check_entries(residual, engine.entries(tensor), "it must be as long as shared_param");
-        if (buffer.has_value()) refuse_overlap({&*buffer, &residual});
-        const float checked = checked_share(weight);
-        const GilReleased released(always);
-        engine.set_live(tensor, live, residual.data, checked);
     }
 
     void snapshot(std::int64_t sync_round, std::size_t tensor,
@@ -280,21 +141,6 @@ class PythonEngine {
         engine.snapshot(sync_round, tensor, std::move(wanted));
     }
 
-    std::size_t snapshot_residual(std::int64_t sync_round, std::size_t tensor, nb::handle live_object,
-                                  nb::handle out_object) {
-        ExchangeEngine& engine = core();
-        std::optional<Loaded> buffer;
-        const Live live = engine.exchanges_updates() ? live_for(engine, tensor, live_object, buffer) : Live{};
-        if (!engine.exchanges_updates() && !engine.feeds_back())
-            refuse("without error feedback there is no residual to capture");
-        Loaded out = required(out_object, "out", Access::write);
-        check_entries(out, engine.entries(tensor), "it must be as long as shared_param");
-        float* const data = out.data;
-        std::shared_ptr<const void> owner = deferred_->lend(std::move(out));
-        const GilReleased released(always);
-        return engine.snapshot_residual(sync_round, tensor, live, data, std::move(owner));
-    }
-
     void await_snapshot(const std::vector<std::size_t>& tensors, std::int64_t sync_round, double deadline_s) {
         ExchangeEngine& engine = core();
         const auto captured = [&](Clock::time_point until) {
@@ -302,36 +148,6 @@ class PythonEngine {
         };
         if (wait_for(deadline_s, captured)) return;
         throw DeadlinePassed("after " + std::to_string(deadline_s) + " s " + engine.waiting(tensors, sync_round));
-    }
-
-    void apply(std::int64_t sync_round, std::int64_t number, const std::vector<Hyperparameters5>& groups,
-               bool maximize, double clip_norm) {
-        ExchangeEngine& engine = core();
-        if (number < 1 || number > std::numeric_limits<std::int32_t>::max())
-            refuse("update = " + std::to_string(number) + " is not the number of an update; the first is 1");
-        OptimizerStep step{static_cast<std::int32_t>(number),
-                           {},
-                           maximize,
-                           checked_hyperparameter(clip_norm, "clip_norm", std::numeric_limits<double>::infinity())};
-        for (const Hyperparameters5& hyper : groups) step.groups.push_back(checked_parameter_group(hyper));
-        engine.apply(sync_round, std::move(step));
-    }
-
-    void sum_updates(std::int64_t sync_round, double weight, const std::vector<std::int64_t>& k_blocks,
-                     const std::vector<std::int64_t>& aggregator_blocks) {
-        ExchangeEngine& engine = core();
-        const auto checked = [](const std::vector<std::int64_t>& blocks) {
-            std::vector<std::size_t> all;
-            all.reserve(blocks.size());
-            for (const std::int64_t k : blocks) all.push_back(checked_k_blocks(k));
-            return all;
-        };
-        engine.sum_updates(sync_round, checked_share(weight), checked(k_blocks),
-                           checked(aggregator_blocks.empty() ? k_blocks : aggregator_blocks));
-    }
-
-    void change_turns(std::int64_t sync_round, std::int64_t every, const std::vector<std::int64_t>& turns) {
-        core().change_turns(sync_round, checked_small(every, "every"), turns);
     }
 
     nb::tuple fetch(const std::vector<std::size_t>& tensors, std::int64_t sync_round, double deadline_s) {
@@ -436,7 +252,6 @@ class PythonEngine {
     }
 
     int fileno() { return core().event(); }
-    void accumulate(std::int64_t sync_round) { core().accumulate(sync_round); }
     void remember(std::size_t rounds) { core().remember(rounds); }
     std::vector<std::int64_t> versions() { return core().versions(); }
     std::uint64_t selection_seed(std::int64_t sync_round, std::size_t tensor) {
@@ -445,7 +260,10 @@ class PythonEngine {
     void fail(const std::string& reason) { core().fail(reason); }
     void resume() { core().resume(); }
 
-  private:
+  protected:
+    explicit PythonEngine(std::unique_ptr<ExchangeEngine> core)
+        : process_(getpid()), deferred_(std::make_unique<DeferredRelease>()), core_(std::move(core)) {}
+
     bool forked() const { return getpid() != process_; }
 
     ExchangeEngine& core() {
@@ -457,14 +275,13 @@ class PythonEngine {
         return *core_;
     }
 
-    static void check_follows_live(const ExchangeEngine& engine) {
-        if (!engine.exchanges_updates()) refuse("this engine exchanges gradients; it does not follow live weights");
-    }
-
-    static void check_live_is_elsewhere(const ExchangeEngine& engine, std::size_t tensor) {
-        check_follows_live(engine);
-        if (engine.live(tensor).data != nullptr)
-            refuse("the tensor was added with its live weights; call compress_live");
+    // Checks buffers that have an entry for each of shared_param's.
+    static void check_tensor(const Loaded& shared_param, std::initializer_list<const Loaded*> others) {
+        for (const Loaded* buffer : others)
+            check_entries(*buffer, shared_param.entries, "it must be as long as shared_param");
+        if (block_count(shared_param.entries) > std::size_t{1} << 32)
+            refuse("shared_param has " + number(shared_param.entries) +
+                   " entries, more than indices of 32 bits reach; split it");
     }
 
     // Blocks that a selection on a device wrote.
@@ -484,20 +301,6 @@ class PythonEngine {
         gradient.chosen = copied(units);
         gradient.selection = {units.count, std::get<1>(counted), std::get<2>(counted)};
         return gradient;
-    }
-
-    // The tensor's own live buffer, or one handed over for it, which `buffer` keeps alive.
-    static Live live_for(ExchangeEngine& engine, std::size_t tensor, nb::handle object, std::optional<Loaded>& buffer,
-                         Access access = Access::read) {
-        check_follows_live(engine);
-        const Live live = engine.live(tensor);
-        if (object.is_none() && live.data == nullptr)
-            refuse("live is None, and the tensor was added without one; pass its present weights");
-        if (!object.is_none() && live.data != nullptr) refuse("the tensor was added with its live weights; pass None");
-        if (object.is_none()) return live;
-        buffer.emplace(required(object, "live", access, live_entries));
-        check_entries(*buffer, engine.entries(tensor), "it must be as long as shared_param");
-        return live_of(*buffer);
     }
 
     // Returns how many seconds it took.
@@ -521,5 +324,9 @@ class PythonEngine {
     std::unique_ptr<DeferredRelease> deferred_;
     std::unique_ptr<ExchangeEngine> core_;
 };
+
+// Each adds the engine of one protocol to the module, after PythonEngine.
+void bind_gradient_engine(nb::module_& m);
+void bind_update_engine(nb::module_& m);
 
 }  // namespace atoll_kernels

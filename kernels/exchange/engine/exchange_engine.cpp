@@ -7,8 +7,6 @@
 namespace atoll_kernels {
 namespace {
 
-[[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
-
 constexpr std::size_t most_told = 8;  // of what one tensor lacks, in a message
 
 std::string text(std::int64_t number) { return std::to_string(number); }
@@ -25,33 +23,26 @@ std::uint64_t mixed(std::uint64_t x) {
 }  // namespace
 
 ExchangeEngine::Tensor::Tensor(std::size_t tensor, const TensorSettings& settings, const Settings& all,
-                               const Islands& islands)
+                               const Islands& islands, std::int64_t every, bool samples)
     : number(tensor),
       order(settings.order),
       rule(settings.rule),
       group(settings.group),
-      residual(all.error_feedback ? settings.residual : nullptr),
-      selector(all.selection, residual, settings.parameters.n, all.updates),
+      residual(settings.residual),
+      selector(all.selection, residual, settings.parameters.n, samples),
       weights(settings.parameters),
       weights_version(all.first_round - 1),
       rounding(settings.parameters.n),
       drift(settings.parameters.n),
       aggregator_sum(settings.aggregator_sum),
-      aggregator_selector(all.selection, settings.aggregator_sum, settings.parameters.n, all.updates),
-      rounds(islands, {all.first_round, all.every, settings.turn}, settings.aggregator) {}
+      aggregator_selector(all.selection, settings.aggregator_sum, settings.parameters.n, samples),
+      rounds(islands, {all.first_round, every, settings.turn}, settings.aggregator) {}
 
-ExchangeEngine::ExchangeEngine(Settings settings)
+ExchangeEngine::ExchangeEngine(Settings settings, bool replicas)
     : settings_(std::move(settings)),
-      islands_(checked_islands(settings_.rank, settings_.islands, settings_.replicas)),
+      islands_(checked_islands(settings_.rank, settings_.islands, replicas)),
       ordered_(settings_.first_round - 1),
-      queue_(settings_.threads, [this](const std::string& what) { break_down(what); }) {
-    if (settings_.updates && settings_.error_feedback)
-        refuse("error_feedback is on, but exchanging updates it is in the live weights themselves; pass False");
-    if (!settings_.updates && settings_.every != 1)
-        refuse("every = " + text(settings_.every) + " makes no sense exchanging gradients; pass 1");
-    if (!settings_.updates && settings_.replicas)
-        refuse("replicas makes no sense exchanging gradients, of which each rank has its own; pass False");
-}
+      queue_(settings_.threads, [this](const std::string& what) { break_down(what); }) {}
 
 void ExchangeEngine::close() {
     {
@@ -94,24 +85,19 @@ Format ExchangeEngine::format_of(const Tensor& tensor, std::int64_t sync_round) 
     return {layout, mixed(of_round ^ tensor.number)};
 }
 
-std::size_t ExchangeEngine::add_tensor(const TensorSettings& settings) {
+std::size_t ExchangeEngine::add(const TensorSettings& settings, std::int64_t every, bool samples) {
     const std::lock_guard<std::mutex> lock(mutex_);
     check_open();
     if (begun_) refuse("add_tensor came after the first round; add every tensor before compress, apply and deliver");
-    if (settings_.updates) check_tensor_of_updates(settings);
-    check_aggregator(settings);
-    tensors_.push_back(std::make_unique<Tensor>(tensors_.size(), settings, settings_, islands_));
+    tensors_.push_back(std::make_unique<Tensor>(tensors_.size(), settings, settings_, islands_, every, samples));
     return tensors_.size() - 1;
 }
 
-void ExchangeEngine::compress(std::int64_t sync_round, std::size_t tensor, Gradient gradient) {
-    Tensor& t = at(tensor);
-    if (islands_.follows()) refuse("this rank follows its island's leader, which sends for it; call sum_updates alone");
-    if (gradient.is_live && gradient.chosen == nullptr && !t.weights.has_live()) note_copy(sync_round, t, gradient);
+void ExchangeEngine::queue_part(std::int64_t sync_round, Tensor& tensor, Gradient gradient) {
     const std::lock_guard<std::mutex> lock(mutex_);
     check_open();
-    check_compress(sync_round, t);
-    begin_compress(sync_round, t, std::move(gradient));
+    check_compress(sync_round, tensor);
+    begin_compress(sync_round, tensor, std::move(gradient));
 }
 
 void ExchangeEngine::check_compress(std::int64_t sync_round, const Tensor& tensor) const {
@@ -128,46 +114,11 @@ void ExchangeEngine::begin_compress(std::int64_t sync_round, Tensor& tensor, Gra
     if (!std::exchange(tensor.compressing, true)) push_compress(tensor);
 }
 
-void ExchangeEngine::apply(std::int64_t sync_round, OptimizerStep step) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    check_order(sync_round);
-    if (settings_.updates) refuse("apply makes no sense exchanging updates: each rank made its own; call sum_updates");
-    check_step(step);
-    RoundUpdate round_update;
-    if (step.clip_norm > 0) {
-        round_update.squares.resize(tensors_.size());
-        round_update.squares_missing = tensors_.size();
-    }
-    round_update.step = std::move(step);
-    order_round_update(sync_round, std::move(round_update));
-}
-
-void ExchangeEngine::accumulate(std::int64_t sync_round) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    check_order(sync_round);
-    if (settings_.updates)
-        refuse(
-            "accumulate makes no sense exchanging updates: they are in live already; accumulate before the optimizer");
-    order_round_update(sync_round, {});
-}
-
 void ExchangeEngine::check_order(std::int64_t sync_round) const {
     check_open();
     if (sync_round == ordered_ + 1) return;
     refuse("sync_round = " + text(sync_round) + " cannot be applied or accumulated after round " + text(ordered_) +
            "; every round once, in order");
-}
-
-void ExchangeEngine::check_step(const OptimizerStep& step) const {
-    for (const auto& tensor : tensors_) {
-        if (tensor->group >= step.groups.size()) {
-            refuse("groups has " + text(step.groups.size()) + " entries, but tensor " + text(tensor->number) +
-                   " is of group " + text(tensor->group) + "; pass hyperparameters for every group");
-        }
-        const bool needs_first = step.groups[tensor->group].momentum_or_beta1 != 0;
-        if (needs_first && !tensor->weights.has_first())
-            refuse("momentum of tensor " + text(tensor->number) + " needs `first`, which it was added without");
-    }
 }
 
 void ExchangeEngine::remember(std::size_t rounds) {
@@ -233,6 +184,18 @@ bool ExchangeEngine::await(std::span<const std::size_t> tensors, std::int64_t sy
     return in_time;
 }
 
+bool ExchangeEngine::await_compressed(std::span<const std::size_t> tensors, Clock::time_point until) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto all_quiet = [&] {
+        if (tensors.empty()) return std::ranges::none_of(tensors_, [](const auto& one) { return one->compressing; });
+        return std::ranges::none_of(tensors, [this](std::size_t tensor) { return at(tensor).compressing; });
+    };
+    const auto over = [&] { return closed_ || failed_ || all_quiet(); };
+    const bool in_time = changed_.wait_until(lock, until, over);
+    check_failure();
+    return in_time;
+}
+
 void ExchangeEngine::note_stall(Clock::duration waited) {
     const std::lock_guard<std::mutex> lock(mutex_);
     stats_.stall_s += seconds(waited);
@@ -277,12 +240,7 @@ Fetched ExchangeEngine::publish(std::span<const std::size_t> tensors, std::int64
     for (const std::size_t tensor : tensors) {
         Tensor& t = at(tensor);
         const std::lock_guard<std::mutex> lock(t.weights_mutex);
-        if (settings_.updates) {
-            t.rounding.add(t.weights.live(), t.pending.unpublished().units());
-            t.pending.mark_published();
-        } else {
-            t.weights.publish();
-        }
+        publish_live(t);
         fetched.version = std::min(fetched.version, t.weights_version);
         fetched.fresh += t.weights_version > sync_round;
     }
@@ -297,13 +255,7 @@ std::vector<Change> ExchangeEngine::take_changes(std::span<const std::size_t> te
     for (const std::size_t tensor : tensors) {
         Tensor& t = at(tensor);
         const std::lock_guard<std::mutex> lock(t.weights_mutex);
-        if (settings_.updates) {
-            Part& part = taken.emplace_back(t.weights_version, t.pending.take()).part;
-            t.pending.note_taken(t.rounding.add_to_copy(part));
-        } else {
-            Part& part = taken.emplace_back(t.weights_version, Part(t.weights.changed_blocks())).part;
-            t.weights.take_changes(part.index.get(), part.values.get());
-        }
+        taken.emplace_back(t.weights_version, take_changed(t));
     }
     const std::lock_guard<std::mutex> lock(mutex_);
     stats_.publish_s += processor_s() - begun_s;

@@ -25,8 +25,9 @@
 #include "islands.hpp"
 #include "round_tracker.hpp"
 
-// Compresses, exchanges, sums, updates and publishes: what one rank does with each tensor in each sync round, as tasks
-// of one queue. The ranks' shared parameters stay equal, bit for bit: all apply the same sums in the same order.
+// Base of both protocols, GradientEngine and UpdateEngine: what one rank does with each tensor in each sync round, as
+// tasks of one queue. It compresses, exchanges, sums, updates and publishes. The ranks' shared parameters stay equal,
+// bit for bit: all apply the same sums in the same order. A protocol chooses a part, and takes in a total.
 //
 // Locks: mutex_ guards what is known about tensors and rounds and is held for moments only. Each tensor has
 // residual_mutex for its residual and selector, and weights_mutex for its weights, held while a kernel works on them;
@@ -44,24 +45,9 @@ struct Settings {
     int threads;
     WireValues values;
     SelectionRule selection;
-    bool error_feedback;
     std::int64_t digest_every;  // 0: never
     std::uint64_t seed;
     std::int64_t first_round;
-    bool updates;  // what is exchanged: false gradients, true each rank's own updates
-    std::int64_t every = 1;  // rounds between two exchanges of one tensor; in the others its values stay
-    bool replicas = false;   // an island is one: its leader sends for all, the others' shared parameters follow
-};
-
-struct TensorSettings {
-    std::int64_t order;
-    Rule rule;
-    Parameters parameters;
-    float* residual;  // may be null without error feedback
-    std::size_t group;
-    std::int64_t turn = 0;             // the tensor's rounds are turn, turn + every, ...
-    std::optional<std::size_t> aggregator;  // the island that sums; none: everybody
-    float* aggregator_sum = nullptr;  // [n] on the aggregator's leader: the ranks' sums less the shared parameters
 };
 
 struct ParameterGroup {
@@ -74,6 +60,17 @@ struct OptimizerStep {
     std::vector<ParameterGroup> groups;
     bool maximize;
     double clip_norm;  // 0: none
+};
+
+struct TensorSettings {
+    std::int64_t order;
+    Rule rule;
+    Parameters parameters;
+    float* residual;  // may be null without error feedback
+    std::size_t group;
+    std::int64_t turn = 0;             // the tensor's rounds are turn, turn + every, ...
+    std::optional<std::size_t> aggregator{};  // the island that sums; none: everybody
+    float* aggregator_sum = nullptr;  // [n] on the aggregator's leader: the ranks' sums less the shared parameters
 };
 
 struct Fetched {
@@ -108,14 +105,13 @@ struct Stats {
     QueueStats queue;
 };
 
+// kernels/_native.pyi documents what the engines' public methods do.
 class ExchangeEngine {
   public:
-    explicit ExchangeEngine(Settings settings);
     ExchangeEngine(const ExchangeEngine&) = delete;
     ExchangeEngine& operator=(const ExchangeEngine&) = delete;
-    ~ExchangeEngine() { close(); }
+    virtual ~ExchangeEngine() = default;
 
-    std::size_t add_tensor(const TensorSettings& settings);
     void close();
 
     int event() const { return outbox_.event(); }
@@ -123,33 +119,12 @@ class ExchangeEngine {
     const char* deliver(MessageKind kind, std::uint64_t origin, std::uint64_t sync_round, std::uint64_t tensor,
                         std::uint64_t count, const unsigned char* data, std::size_t bytes);
 
-    bool exchanges_updates() const { return settings_.updates; }
-    bool feeds_back() const { return settings_.error_feedback; }
     std::size_t entries(std::size_t tensor) const { return at(tensor).weights.entries(); }
-    const Live& live(std::size_t tensor) const { return at(tensor).weights.live(); }
-    void compress(std::int64_t sync_round, std::size_t tensor, Gradient gradient);
-    // That random selection of a tensor's part begins from; the same on all ranks.
     std::uint64_t selection_seed(std::int64_t sync_round, std::size_t tensor) const {
         return format_of(at(tensor), sync_round).seed;
     }
 
-    // Order the update of a round; each tensor's is made as soon as its sums are there. One of the three for every
-    // round.
-    void apply(std::int64_t sync_round, OptimizerStep step);
-    void accumulate(std::int64_t sync_round);  // none: its sums are added to the next round's
-    // Exchanging updates: the shared parameters take the sum of the ranks', this one's times `weight` in (0, 1].
-    // Compresses the own live weights of every tensor that has them; k_blocks is one for each tensor, and
-    // aggregator_blocks what its aggregator sends back.
-    void sum_updates(std::int64_t sync_round, float weight, std::span<const std::size_t> k_blocks,
-                     std::span<const std::size_t> aggregator_blocks);
-
-    // From the next round on, `sync_round`, tensors are exchanged in other rounds: turns is one for each, below
-    // `every`. On all ranks from the same round.
-    void change_turns(std::int64_t sync_round, std::int64_t every, std::span<const std::int64_t> turns);
-
-    // Parts of so many of each tensor's newest rounds are remembered for recent_parts.
     void remember(std::size_t rounds);
-
     // True when all of `tensors` are at `sync_round` or later, false if one is not at `until`. Throws PeerIsLost after
     // fail.
     bool await(std::span<const std::size_t> tensors, std::int64_t sync_round, Clock::time_point until);
@@ -164,33 +139,7 @@ class ExchangeEngine {
     std::vector<Change> take_changes(std::span<const std::size_t> tensors);
     void check_fetchable(std::span<const std::size_t> tensors, bool with_live) const;
 
-    // Exchanging updates: out [entries] becomes what this rank has in its own weights, live, and has not sent. Returns
-    // how many blocks are not finite; they are 0 in out, for they are never sent.
-    std::size_t read_residual(std::size_t tensor, const Live& live, float* out);
-
-    // Exchanging updates, at once: out [entries] becomes the shared parameter, at whatever round it is.
-    void read_shared_param(std::size_t tensor, float* out);
-
-    // Exchanging updates, of a tensor whose live weights and difference are elsewhere: the blocks in which the
-    // reference is another than when it was last taken. The reference is what live would be if it lacked nothing; a
-    // choice of blocks of weight * (reference - live) follows before the next call, and before changes are taken.
-    Part take_reference(std::size_t tensor);
-    const std::vector<std::uint32_t>& drift_blocks(std::size_t tensor) const { return at(tensor).drift.blocks(); }
-
-    // Exchanging updates, between two updates and with nothing on the way: live, this rank's own weights or a buffer
-    // for those kept elsewhere, becomes what it is for a rank that has not sent `residual` [entries], null: nothing,
-    // and whose updates count `weight` until the next round says otherwise.
-    void set_live(std::size_t tensor, const Live& live, const float* residual, float weight);
-
-    // `ranges` of memory that updates of `tensor` change are captured as they are at `sync_round`, which is not older
-    // than its version: by await_snapshot, or before a later round changes them. An earlier snapshot is forgotten.
     void snapshot(std::int64_t sync_round, std::size_t tensor, std::vector<SnapshotRange> ranges);
-
-    // The same of this rank's residual after its part of `sync_round`, the newest that was begun, into out [entries].
-    // Exchanging updates, at once: live as for read_residual, after await_compressed and before the next update of
-    // live.
-    std::size_t snapshot_residual(std::int64_t sync_round, std::size_t tensor, const Live& live, float* out,
-                                  std::shared_ptr<const void> out_owner);
 
     // True when the snapshots of `tensors` at `sync_round` are whole; false if the round is not there at `until`.
     bool await_snapshot(std::span<const std::size_t> tensors, std::int64_t sync_round, Clock::time_point until);
@@ -205,7 +154,7 @@ class ExchangeEngine {
     void resume();
     bool idle(Clock::time_point until);
 
-  private:
+  protected:
     struct Own {
         MessageKind kind;
         std::int64_t sync_round;
@@ -214,7 +163,8 @@ class ExchangeEngine {
     };
 
     struct Tensor {
-        Tensor(std::size_t tensor, const TensorSettings& settings, const Settings& all, const Islands& islands);
+        Tensor(std::size_t tensor, const TensorSettings& settings, const Settings& all, const Islands& islands,
+               std::int64_t every, bool samples);
 
         const std::size_t number;
         const std::int64_t order;
@@ -229,7 +179,7 @@ class ExchangeEngine {
         std::mutex weights_mutex;  // guards weights, their version and their snapshot
         Weights weights;
         std::int64_t weights_version;
-        // Used where updates are exchanged.
+        // Of UpdateEngine.
         PendingUpdates pending;
         LiveRounding rounding;
         Drift drift;
@@ -244,13 +194,15 @@ class ExchangeEngine {
         bool compressing = false;
         std::deque<Own> recent, recent_totals;
         std::size_t aggregator_blocks = 1;
+        // Of GradientEngine.
         SharedPart accumulated;  // of rounds without an update
         SharedPart total;        // of the round after the version, while the norm of all is awaited
     };
 
     // The work to be done with the sums of one sync round.
     struct RoundUpdate {
-        std::optional<OptimizerStep> step;  // none: accumulate, or, exchanging updates, take the sum as it is
+        // Of GradientEngine: no step, accumulate.
+        std::optional<OptimizerStep> step;
         double scale = 1;
         std::vector<double> squares;  // of each tensor's total, for clipping
         std::size_t squares_missing = 0;
@@ -258,6 +210,31 @@ class ExchangeEngine {
         Clock::time_point begun = Clock::now();
     };
 
+    // replicas: an island is one: its leader sends for all, the others' shared parameters follow.
+    ExchangeEngine(Settings settings, bool replicas);
+
+    // --- what a protocol does; a destructor of one calls close, so that no task is left that calls these
+
+    // With residual_mutex held.
+    virtual Selected choose_part(Tensor& tensor, std::int64_t sync_round, const Gradient& gradient, Scratch& scratch,
+                                 DriftSquares& drift) = 0;
+    // Encodes the island's sum. The leader alone takes back what rounding it takes away.
+    virtual EncodedPart encode_sum(Tensor& tensor, std::int64_t sync_round, const Units& sum, Scratch& scratch) = 0;
+    // Takes the total of `sums`, without any lock at first, and lets the tensor advance.
+    virtual void take_total(Tensor& tensor, std::int64_t sync_round, const std::vector<SharedPart>& sums,
+                            const Units& total, RoundUpdate& round_update) = 0;
+    // With weights_mutex held.
+    virtual void update(Tensor& tensor, const RoundUpdate& round_update, std::int64_t sync_round,
+                        const Units& total) = 0;
+    virtual void publish_live(Tensor& tensor) = 0;
+    virtual Part take_changed(Tensor& tensor) = 0;
+
+    // --- shared
+
+    [[noreturn]] static void refuse(const std::string& why) { throw std::invalid_argument(why); }
+    // samples: as Selector takes it. Of a tensor that is exchanged in each `every`-th round.
+    std::size_t add(const TensorSettings& settings, std::int64_t every, bool samples);
+    void queue_part(std::int64_t sync_round, Tensor& tensor, Gradient gradient);
     Tensor& at(std::size_t tensor) const;
     Format format_of(const Tensor& tensor, std::int64_t sync_round) const;
     void check_open() const;  // with mutex_ held
@@ -265,10 +242,7 @@ class ExchangeEngine {
     void check_failure() const;
     void check_compress(std::int64_t sync_round, const Tensor& tensor) const;
     void check_order(std::int64_t sync_round) const;
-    void check_step(const OptimizerStep& step) const;
-    void check_tensor_of_updates(const TensorSettings& settings) const;
-    void check_aggregator(const TensorSettings& settings) const;
-    void note_copy(std::int64_t sync_round, Tensor& tensor, const Gradient& live);
+    void check_newest(std::int64_t sync_round, std::size_t tensor) const;
     const char* refusal(MessageKind kind, std::uint64_t origin, std::uint64_t sync_round, std::uint64_t tensor,
                         std::uint64_t count, std::size_t bytes) const;
     std::string waits(const Tensor& tensor) const;
@@ -285,13 +259,10 @@ class ExchangeEngine {
     void own_sum_is_here(Tensor& tensor, std::int64_t sync_round, EncodedPart sum);
     void reduce_if_ready(Tensor& tensor);
     void close_round(Tensor& tensor, std::int64_t sync_round);
-    void scale_is_known(std::int64_t sync_round, RoundUpdate& round_update);
     void give_up(std::string reason, bool lost);
 
     // Tasks (tasks.cpp), without any lock at first.
     void run_compress(Tensor& tensor, Scratch& scratch);
-    Selected compress_live(Tensor& tensor, std::int64_t sync_round, const Gradient& live, Scratch& scratch,
-                           DriftSquares& drift);
     void run_read(Tensor& tensor, MessageKind kind, std::size_t origin, std::int64_t sync_round, std::size_t count,
                   const Payload& payload);
     void run_sum(Tensor& tensor, std::int64_t sync_round, Scratch& scratch);
@@ -299,7 +270,6 @@ class ExchangeEngine {
     void run_reduce(Tensor& tensor, std::int64_t sync_round, const std::vector<SharedPart>& sums, Scratch& scratch);
     // total null: accumulated, or of a round that is not the tensor's
     void advance(Tensor& tensor, const RoundUpdate& round_update, std::int64_t sync_round, const Units* total);
-    Hyperparameters hyperparameters_of(const Tensor& tensor, const RoundUpdate& round_update) const;
 
     const Settings settings_;
     const Islands islands_;

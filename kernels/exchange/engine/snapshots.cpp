@@ -8,7 +8,7 @@
 namespace atoll_kernels {
 namespace {
 
-[[noreturn]] void refuse(std::int64_t sync_round, std::size_t tensor, const std::string& why) {
+[[noreturn]] void refuse_round(std::int64_t sync_round, std::size_t tensor, const std::string& why) {
     throw std::invalid_argument("sync_round = " + std::to_string(sync_round) + " of tensor " + std::to_string(tensor) +
                                 " " + why);
 }
@@ -20,25 +20,16 @@ void ExchangeEngine::snapshot(std::int64_t sync_round, std::size_t tensor, std::
     Tensor& t = at(tensor);
     const std::lock_guard<std::mutex> lock(t.weights_mutex);
     if (t.weights_version > sync_round)
-        refuse(sync_round, tensor, "is gone: its weights are of round " + std::to_string(t.weights_version));
+        refuse_round(sync_round, tensor, "is gone: its weights are of round " + std::to_string(t.weights_version));
     t.snapshot = StateSnapshot(sync_round, std::move(ranges));
 }
 
-std::size_t ExchangeEngine::snapshot_residual(std::int64_t sync_round, std::size_t tensor, const Live& live, float* out,
-                                              std::shared_ptr<const void> out_owner) {
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        check_open();
-        const std::int64_t begun = at(tensor).rounds.compressed();
-        if (begun != sync_round)
-            refuse(sync_round, tensor, "is not the newest that was begun, which is " + std::to_string(begun));
-    }
-    Tensor& t = at(tensor);
-    const std::lock_guard<std::mutex> lock(t.residual_mutex);
-    const std::size_t nonfinite = settings_.updates ? read_residual(tensor, live, out) : 0;
-    t.residual_snapshot = ResidualSnapshot(sync_round, settings_.updates ? nullptr : t.residual, out,
-                                           t.weights.entries(), std::move(out_owner));
-    return nonfinite;
+void ExchangeEngine::check_newest(std::int64_t sync_round, std::size_t tensor) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    check_open();
+    const std::int64_t begun = at(tensor).rounds.compressed();
+    if (begun != sync_round)
+        refuse_round(sync_round, tensor, "is not the newest that was begun, which is " + std::to_string(begun));
 }
 
 bool ExchangeEngine::await_snapshot(std::span<const std::size_t> tensors, std::int64_t sync_round,
@@ -48,7 +39,7 @@ bool ExchangeEngine::await_snapshot(std::span<const std::size_t> tensors, std::i
         Tensor& t = at(tensor);
         const std::lock_guard<std::mutex> residual_lock(t.residual_mutex);
         const std::lock_guard<std::mutex> lock(t.weights_mutex);
-        if (!t.snapshot.is_of(sync_round)) refuse(sync_round, tensor, "was not asked for: there is no snapshot of it");
+        if (!t.snapshot.is_of(sync_round)) refuse_round(sync_round, tensor, "was not asked for: there is no snapshot of it");
         t.snapshot.capture();
         if (t.residual_snapshot.is_of(sync_round)) t.residual_snapshot.finish();
     }

@@ -2,10 +2,8 @@
 // islands are here, the round's update is ordered) -> reduce, which totals and updates. With clipping the update waits
 // for all totals. Of a tensor with an aggregator: (sums of all islands are at the aggregator) -> own -> (its total is
 // here) -> reduce.
-#include <cmath>
 #include <utility>
 
-#include "../../cpu/reduce/squared_norm.hpp"
 #include "exchange_engine.hpp"
 
 namespace atoll_kernels {
@@ -30,10 +28,7 @@ void ExchangeEngine::run_compress(Tensor& tensor, Scratch& scratch) {
     {
         const std::lock_guard<std::mutex> lock(tensor.residual_mutex);
         tensor.residual_snapshot.before(sync_round);
-        const Format format = format_of(tensor, sync_round);
-        own = gradient.is_live             ? compress_live(tensor, sync_round, gradient, scratch, drift)
-              : gradient.chosen != nullptr ? tensor.selector.encode(gradient, format, scratch)
-                                           : tensor.selector.select(gradient, format, scratch);
+        own = choose_part(tensor, sync_round, gradient, scratch, drift);
     }
     const double compress_s = processor_s() - begun_s;
     gradient.owner = nullptr;
@@ -121,22 +116,7 @@ void ExchangeEngine::run_sum(Tensor& tensor, std::int64_t sync_round, Scratch& s
     state_lock.unlock();
     const double begun_s = processor_s();
     const Units units = sum_of(parts, scratch);
-    EncodedPart sum;
-    if (islands_.leads() && tensor.residual != nullptr) {  // one of all takes back what rounding the sum takes away
-        const std::lock_guard<std::mutex> lock(tensor.residual_mutex);
-        sum = encode_part(format_of(tensor, sync_round), units, tensor.residual, scratch);
-        if (tensor.residual_snapshot.misses(sync_round))
-            tensor.residual_snapshot.add(minus(units, sum.part->units()).units());
-    } else {
-        sum = encode_part(format_of(tensor, sync_round), units, nullptr, scratch);
-    }
-    if (settings_.updates && islands_.leads() && settings_.values != WireValues::float32) {
-        auto lost = std::make_shared<const Part>(minus(units, sum.part->units()));
-        const std::lock_guard<std::mutex> residual_lock(tensor.residual_mutex);
-        const std::lock_guard<std::mutex> lock(tensor.weights_mutex);
-        if (tensor.residual_snapshot.misses(sync_round)) tensor.residual_snapshot.add(lost->units());
-        tensor.pending.add(sync_round, std::move(lost), -1 / tensor.weight);  // the leader alone takes it back
-    }
+    EncodedPart sum = encode_sum(tensor, sync_round, units, scratch);
     const double sum_s = processor_s() - begun_s;
     state_lock.lock();
     stats_.sum_s += sum_s;
@@ -210,61 +190,13 @@ void ExchangeEngine::run_reduce(Tensor& tensor, std::int64_t sync_round, const s
     std::unique_lock<std::mutex> state_lock(mutex_);
     RoundUpdate& round_update = round_updates_.at(sync_round);  // stays where it is until every tensor is through
     state_lock.unlock();
-    const bool accumulate = !round_update.step.has_value() && !settings_.updates;
-    const bool clip = round_update.step.has_value() && round_update.step->clip_norm > 0;
     const double begun_s = processor_s();
-    const Units units = sums.size() == 1 ? sums.front()->units() : sum_of(sums, scratch);
-    const double square = clip ? squared_norm(units.values, units.count * block_entries, 1, best_path()) : 0;
-    SharedPart total;
-    if (accumulate || clip) total = sums.size() == 1 ? sums.front() : copied(units);
+    const Units total = sums.size() == 1 ? sums.front()->units() : sum_of(sums, scratch);
     const double sum_s = processor_s() - begun_s;
     state_lock.lock();
     stats_.sum_s += sum_s;
-    if (clip) {
-        tensor.total = std::move(total);
-        round_update.squares[tensor.number] = square;
-        if (--round_update.squares_missing == 0) scale_is_known(sync_round, round_update);
-        return;
-    }
-    tensor.accumulated = std::move(total);
     state_lock.unlock();
-    advance(tensor, round_update, sync_round, accumulate ? nullptr : &units);
-}
-
-void ExchangeEngine::scale_is_known(std::int64_t sync_round, RoundUpdate& round_update) {
-    double square = 0;
-    for (const double one : round_update.squares) square += one;
-    const double norm = std::sqrt(square), limit = round_update.step->clip_norm;
-    if (norm > limit) round_update.scale = limit / (norm + 1e-6);
-    for (const auto& tensor : tensors_) {
-        const auto total = std::make_shared<SharedPart>(std::exchange(tensor->total, nullptr));
-        push(*tensor, sync_round, [this, &t = *tensor, &round_update, sync_round, total](Scratch&) {
-            const Units units = (*total)->units();
-            advance(t, round_update, sync_round, &units);
-        });
-    }
-}
-
-Hyperparameters ExchangeEngine::hyperparameters_of(const Tensor& tensor, const RoundUpdate& round_update) const {
-    if (!round_update.step.has_value())  // the ranks' own updates: the shared parameters take their sum as it is
-        return {.rule = Rule::sgd,
-                .lr = 1,
-                .weight_decay = 0,
-                .momentum_or_beta1 = 0,
-                .beta2 = 0,
-                .epsilon = 0,
-                .scale = 1,
-                .step = 1};
-    const OptimizerStep& step = *round_update.step;
-    const ParameterGroup& group = step.groups[tensor.group];
-    return {.rule = tensor.rule,
-            .lr = group.lr,
-            .weight_decay = group.weight_decay,
-            .momentum_or_beta1 = group.momentum_or_beta1,
-            .beta2 = group.beta2,
-            .epsilon = group.epsilon,
-            .scale = step.maximize ? -round_update.scale : round_update.scale,
-            .step = step.number};
+    take_total(tensor, sync_round, sums, total, round_update);
 }
 
 void ExchangeEngine::advance(Tensor& tensor, const RoundUpdate& round_update, std::int64_t sync_round,
@@ -275,9 +207,7 @@ void ExchangeEngine::advance(Tensor& tensor, const RoundUpdate& round_update, st
     {
         const std::lock_guard<std::mutex> lock(tensor.weights_mutex);
         tensor.snapshot.before(sync_round);
-        if (total != nullptr) tensor.weights.update(*total, hyperparameters_of(tensor, round_update));
-        if (total != nullptr && settings_.updates && !islands_.follows())
-            tensor.pending.close_round(sync_round, *total);
+        if (total != nullptr) update(tensor, round_update, sync_round, *total);
         tensor.weights_version = sync_round;
         if (digest_due) digest.value = tensor.weights.digest();
     }

@@ -13,14 +13,13 @@ namespace atoll_kernels {
 
 enum class SelectionRule { threshold, topk, random };
 
-// This step's gradient of one tensor, as it was handed over.
+// This step's gradient of one tensor, or, of UpdateEngine, this rank's own weights after its update, as handed over.
 struct Gradient {
     const void* data = nullptr;  // null: none, only the residual
     ValueFormat format = ValueFormat::float32;
     float weight = 0;  // what it counts in the sum of all ranks
     std::size_t k_blocks = 0;
     std::shared_ptr<const void> owner{};  // keeps `data` alive
-    bool is_live = false;               // no gradient: this rank's own weights, after its own update
     std::uint64_t takes = 0;            // how often changes for those weights were taken before they were copied
     SharedPart chosen{};  // not null: blocks of a gradient or difference elsewhere, with what `selection` counted there
     Selection selection{0, 0, 0};

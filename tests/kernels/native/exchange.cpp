@@ -11,7 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "../../../kernels/exchange/engine/exchange_engine.hpp"
+#include "../../../kernels/exchange/engine/gradient_engine.hpp"
+#include "../../../kernels/exchange/engine/update_engine.hpp"
 
 using namespace atoll_kernels;
 
@@ -49,21 +50,27 @@ struct Rank {
     std::vector<Floats> shared_param, residual, first, live, aggregator_sum;
     std::vector<std::size_t> tensors;
     std::unique_ptr<ExchangeEngine> engine;
+    GradientEngine* gradients = nullptr;  // one of the two is the engine
+    UpdateEngine* own_updates = nullptr;
 
     // owned: tensors have aggregators, and are exchanged in every second round.
     Rank(std::size_t rank, SelectionRule selection, WireValues values, bool updates, bool owned)
         : number(rank), every(owned ? 2 : 1) {
-        engine.reset(new ExchangeEngine({.rank = static_cast<int>(rank),
-                                         .islands = islands,
-                                         .threads = 3,
-                                         .values = values,
-                                         .selection = selection,
-                                         .error_feedback = !updates,
-                                         .digest_every = 3,
-                                         .seed = 7,
-                                         .first_round = 0,
-                                         .updates = updates,
-                                         .every = every}));
+        const Settings settings{.rank = static_cast<int>(rank),
+                                .islands = islands,
+                                .threads = 3,
+                                .values = values,
+                                .selection = selection,
+                                .digest_every = 3,
+                                .seed = 7,
+                                .first_round = 0};
+        if (updates) {
+            own_updates = new UpdateEngine(settings, every, false);
+            engine.reset(own_updates);
+        } else {
+            gradients = new GradientEngine(settings, true);
+            engine.reset(gradients);
+        }
         for (const std::size_t n : sizes) {
             for (std::vector<Floats>* const buffers : {&shared_param, &residual, &first, &live, &aggregator_sum})
                 buffers->emplace_back(n);
@@ -74,14 +81,14 @@ struct Rank {
                                         nullptr,
                                         {own_live, ValueFormat::float32},
                                         n};
-            TensorSettings settings{static_cast<std::int64_t>(tensors.size()), Rule::sgd, parameters,
+            TensorSettings tensor{static_cast<std::int64_t>(tensors.size()), Rule::sgd, parameters,
                                     updates ? nullptr : residual.back().data(), 0, 0, {}, nullptr};
             if (owned) {
-                settings.turn = settings.order % 2;
-                settings.aggregator = tensors.size() / 2 % 2;
-                if (number == *settings.aggregator * 2) settings.aggregator_sum = aggregator_sum.back().data();
+                tensor.turn = tensor.order % 2;
+                tensor.aggregator = tensors.size() / 2 % 2;
+                if (number == *tensor.aggregator * 2) tensor.aggregator_sum = aggregator_sum.back().data();
             }
-            tensors.push_back(engine->add_tensor(settings));
+            tensors.push_back(updates ? own_updates->add_tensor(tensor) : gradients->add_tensor(tensor));
         }
     }
 
@@ -92,7 +99,7 @@ struct Rank {
         for (std::size_t tensor = sizes.size(); tensor-- > 0;) {
             const auto gradient =
                 random_floats(sizes[tensor], static_cast<std::uint32_t>(number * 1000 + sync_round * 10));
-            engine->compress(sync_round, tensor, {gradient->data(), ValueFormat::float32, 0.25F, 9, gradient});
+            gradients->compress(sync_round, tensor, {gradient->data(), ValueFormat::float32, 0.25F, 9, gradient});
         }
     }
 
@@ -100,11 +107,11 @@ struct Rank {
         for (std::int64_t sync_round = 0; sync_round < rounds; ++sync_round) {
             compress(sync_round);
             if (sync_round % 4 == 1) {
-                engine->accumulate(sync_round);
+                gradients->accumulate(sync_round);
             } else {
                 const double clip_norm = sync_round % 2 == 0 ? 1.0 : 0.0;
                 const auto number = static_cast<std::int32_t>(sync_round + 1);
-                engine->apply(sync_round, {number, {{0.1, 0.01, 0.9, 0, 0}}, false, clip_norm});
+                gradients->apply(sync_round, {number, {{0.1, 0.01, 0.9, 0, 0}}, false, clip_norm});
             }
             expect(engine->await(tensors, sync_round - 1, soon()), "an update did not come", number);
             engine->publish(tensors, sync_round - 1);
@@ -136,7 +143,7 @@ struct Rank {
 
     std::shared_ptr<const Floats> read_residual(std::size_t tensor) {
         auto out = std::make_shared<Floats>(sizes[tensor]);
-        expect(engine->read_residual(tensor, {live[tensor].data(), ValueFormat::float32}, out->data()) == 0,
+        expect(own_updates->read_residual(tensor, {live[tensor].data(), ValueFormat::float32}, out->data()) == 0,
                "not finite", number);
         return out;
     }
@@ -151,9 +158,9 @@ struct Rank {
                 if (!keeps_live(tensor) || (every == 2 && sync_round % 2 != static_cast<std::int64_t>(tensor % 2)))
                     continue;
                 const auto copy = std::make_shared<const Floats>(live[tensor]);
-                engine->compress(sync_round, tensor, {copy->data(), ValueFormat::float32, weight, 9, copy, true});
+                own_updates->compress_live(sync_round, tensor, {copy->data(), ValueFormat::float32, weight, 9, copy});
             }
-            engine->sum_updates(sync_round, weight, k_blocks, k_blocks);
+            own_updates->sum_updates(sync_round, weight, k_blocks, k_blocks);
             if (sync_round % 5 != 3) fetch(sync_round - 1);
             if (sync_round % 5 == 4) {
                 expect(engine->quiesce(soon()), "tasks did not end", number);

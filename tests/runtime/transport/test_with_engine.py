@@ -13,7 +13,7 @@ from atoll.agent.runtime.transport.endpoint import Endpoint
 from atoll.agent.runtime.transport.frames import Frame, Kind
 from atoll.agent.runtime.transport.topology import Member, members_of
 from atoll.agent.runtime.transport.transport import Transport
-from atoll.kernels.exchange_engine import ExchangeEngine
+from atoll.kernels.exchange_engine import GradientEngine
 
 SIZES = [5, 16, 40_000, 300_000]
 STEPS = 6
@@ -24,7 +24,7 @@ class Worker:
     def __init__(self, rank: int, members: Sequence[Member], transport: Transport) -> None:
         islands = [[m.rank for m in members if m.island == at] for at in range(1 + max(m.island for m in members))]
         self.rank, self.transport = rank, transport
-        self.engine = ExchangeEngine(rank=rank, islands=islands)
+        self.engine = GradientEngine(rank=rank, islands=islands)
         self.shared_params = [np.zeros(size, np.float32) for size in SIZES]
         self.endpoint = transport.bind()
         for order, shared_param in enumerate(self.shared_params):

@@ -1,16 +1,14 @@
-// Exchanging updates: what is refused there, how a part is selected from live weights, and what is not sent yet.
+// What is refused, how a part is selected from live weights, how they get others' parts, and what is not sent yet.
 #include <algorithm>
 #include <ranges>
 #include <stdexcept>
 #include <utility>
 
 #include "../../cpu/select/difference.hpp"
-#include "exchange_engine.hpp"
+#include "update_engine.hpp"
 
 namespace atoll_kernels {
 namespace {
-
-[[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
 
 // The shared parameter as live would have it if live lacked nothing; the end puts the very bits back.
 class Shifted {
@@ -42,24 +40,19 @@ class Shifted {
 
 }  // namespace
 
-void ExchangeEngine::check_tensor_of_updates(const TensorSettings& settings) const {
-    const Parameters& p = settings.parameters;
-    if (settings.rule == Rule::sgd && p.first == nullptr && p.last_step == nullptr && settings.residual == nullptr)
-        return;
-    refuse(
-        "exchanging updates, each rank's own optimizer has the moments and live has the residual; pass rule 'sgd', and "
-        "None for residual, first, second and last_step");
+std::size_t UpdateEngine::add_tensor(const TensorSettings& settings) {
+    check_aggregator(settings);
+    return add(settings, every_, true);
 }
 
-void ExchangeEngine::check_aggregator(const TensorSettings& settings) const {
-    if (settings.turn < 0 || settings.turn >= settings_.every)
-        refuse("turn = " + std::to_string(settings.turn) + " is not in 0.." + std::to_string(settings_.every - 1));
+void UpdateEngine::check_aggregator(const TensorSettings& settings) const {
+    if (settings.turn < 0 || settings.turn >= every_)
+        refuse("turn = " + std::to_string(settings.turn) + " is not in 0.." + std::to_string(every_ - 1));
     if (!settings.aggregator.has_value()) {
         if (settings.aggregator_sum != nullptr)
             refuse("aggregator_sum makes no sense without an aggregator; pass None");
         return;
     }
-    if (!settings_.updates) refuse("an aggregator makes no sense exchanging gradients; pass None");
     if (*settings.aggregator >= islands_.members.size())
         refuse("aggregator = " + std::to_string(*settings.aggregator) + " is none of the " +
                std::to_string(islands_.members.size()) + " islands");
@@ -69,11 +62,10 @@ void ExchangeEngine::check_aggregator(const TensorSettings& settings) const {
                     : "aggregator_sum is given, but the tensor is another's; pass None");
 }
 
-void ExchangeEngine::sum_updates(std::int64_t sync_round, float weight, std::span<const std::size_t> k_blocks,
+void UpdateEngine::sum_updates(std::int64_t sync_round, float weight, std::span<const std::size_t> k_blocks,
                                  std::span<const std::size_t> aggregator_blocks) {
     const std::lock_guard<std::mutex> lock(mutex_);
     check_order(sync_round);
-    if (!settings_.updates) refuse("sum_updates makes no sense exchanging gradients; call apply");
     if (k_blocks.size() != tensors_.size() || aggregator_blocks.size() != tensors_.size()) {
         refuse("k_blocks has " + std::to_string(k_blocks.size()) + " entries and aggregator_blocks " +
                std::to_string(aggregator_blocks.size()) + ", but there are " + std::to_string(tensors_.size()) +
@@ -89,7 +81,7 @@ void ExchangeEngine::sum_updates(std::int64_t sync_round, float weight, std::spa
         if (!begins(tensor)) continue;
         const Live& live = tensor->weights.live();
         if (tensor->rounds.is_due(sync_round) && !follows) {
-            begin_compress(sync_round, *tensor, {live.data, live.format, weight, k_blocks[tensor->number], {}, true});
+            begin_compress(sync_round, *tensor, {live.data, live.format, weight, k_blocks[tensor->number]});
         } else {
             tensor->rounds.begin_round();
         }
@@ -97,10 +89,9 @@ void ExchangeEngine::sum_updates(std::int64_t sync_round, float weight, std::spa
     order_round_update(sync_round, {});
 }
 
-void ExchangeEngine::change_turns(std::int64_t sync_round, std::int64_t every, std::span<const std::int64_t> turns) {
+void UpdateEngine::change_turns(std::int64_t sync_round, std::int64_t every, std::span<const std::int64_t> turns) {
     const std::lock_guard<std::mutex> lock(mutex_);
     check_order(sync_round);
-    if (!settings_.updates) refuse("change_turns makes no sense exchanging gradients, of which every round has all");
     if (turns.size() != tensors_.size())
         refuse("turns has " + std::to_string(turns.size()) + " entries, but there are " +
                std::to_string(tensors_.size()) + " tensors; pass one for each");
@@ -111,20 +102,15 @@ void ExchangeEngine::change_turns(std::int64_t sync_round, std::int64_t every, s
     for (const auto& tensor : tensors_) tensor->rounds.change({sync_round, every, turns[tensor->number]});
 }
 
-bool ExchangeEngine::await_compressed(std::span<const std::size_t> tensors, Clock::time_point until) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    const auto all_quiet = [&] {
-        if (tensors.empty()) return std::ranges::none_of(tensors_, [](const auto& one) { return one->compressing; });
-        return std::ranges::none_of(tensors, [this](std::size_t tensor) { return at(tensor).compressing; });
-    };
-    const auto over = [&] { return closed_ || failed_ || all_quiet(); };
-    const bool in_time = changed_.wait_until(lock, until, over);
-    check_failure();
-    return in_time;
+void UpdateEngine::compress_live(std::int64_t sync_round, std::size_t tensor, Gradient gradient) {
+    Tensor& t = at(tensor);
+    if (islands_.follows()) refuse("this rank follows its island's leader, which sends for it; call sum_updates alone");
+    if (gradient.chosen == nullptr && !t.weights.has_live()) note_copy(sync_round, t, gradient);
+    queue_part(sync_round, t, std::move(gradient));
 }
 
-Selected ExchangeEngine::compress_live(Tensor& tensor, std::int64_t sync_round, const Gradient& live,
-                                       Scratch& scratch, DriftSquares& drift) {
+Selected UpdateEngine::choose_part(Tensor& tensor, std::int64_t sync_round, const Gradient& live, Scratch& scratch,
+                                   DriftSquares& drift) {
     const std::lock_guard<std::mutex> lock(tensor.weights_mutex);
     if (std::exchange(tensor.weight, live.weight) != live.weight) tensor.drift.forget();
     Selected own;
@@ -144,9 +130,45 @@ Selected ExchangeEngine::compress_live(Tensor& tensor, std::int64_t sync_round, 
     return own;
 }
 
+EncodedPart UpdateEngine::encode_sum(Tensor& tensor, std::int64_t sync_round, const Units& sum, Scratch& scratch) {
+    EncodedPart sent = encode_part(format_of(tensor, sync_round), sum, nullptr, scratch);
+    if (islands_.leads() && settings_.values != WireValues::float32) {
+        auto lost = std::make_shared<const Part>(minus(sum, sent.part->units()));
+        const std::lock_guard<std::mutex> residual_lock(tensor.residual_mutex);
+        const std::lock_guard<std::mutex> lock(tensor.weights_mutex);
+        if (tensor.residual_snapshot.misses(sync_round)) tensor.residual_snapshot.add(lost->units());
+        tensor.pending.add(sync_round, std::move(lost), -1 / tensor.weight);
+    }
+    return sent;
+}
+
+// The shared parameters take the sum as it is.
+void UpdateEngine::update(Tensor& tensor, const RoundUpdate&, std::int64_t sync_round, const Units& total) {
+    tensor.weights.update(total, {.rule = Rule::sgd,
+                                  .lr = 1,
+                                  .weight_decay = 0,
+                                  .momentum_or_beta1 = 0,
+                                  .beta2 = 0,
+                                  .epsilon = 0,
+                                  .scale = 1,
+                                  .step = 1});
+    if (!islands_.follows()) tensor.pending.close_round(sync_round, total);
+}
+
+void UpdateEngine::publish_live(Tensor& tensor) {
+    tensor.rounding.add(tensor.weights.live(), tensor.pending.unpublished().units());
+    tensor.pending.mark_published();
+}
+
+Part UpdateEngine::take_changed(Tensor& tensor) {
+    Part part = tensor.pending.take();
+    tensor.pending.note_taken(tensor.rounding.add_to_copy(part));
+    return part;
+}
+
 // What Shifted makes of the shared parameter, entry by entry in the same order, of a copy of the blocks that may have
 // changed.
-Part ExchangeEngine::take_reference(std::size_t tensor) {
+Part UpdateEngine::take_reference(std::size_t tensor) {
     require_open();
     Tensor& t = at(tensor);
     const std::lock_guard<std::mutex> lock(t.weights_mutex);
@@ -167,7 +189,7 @@ Part ExchangeEngine::take_reference(std::size_t tensor) {
     return reference;
 }
 
-void ExchangeEngine::note_copy(std::int64_t sync_round, Tensor& tensor, const Gradient& live) {
+void UpdateEngine::note_copy(std::int64_t sync_round, Tensor& tensor, const Gradient& live) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         check_open();
@@ -177,7 +199,7 @@ void ExchangeEngine::note_copy(std::int64_t sync_round, Tensor& tensor, const Gr
     tensor.rounding.note_copy({const_cast<void*>(live.data), live.format});
 }
 
-void ExchangeEngine::set_live(std::size_t tensor, const Live& live, const float* residual, float weight) {
+void UpdateEngine::set_live(std::size_t tensor, const Live& live, const float* residual, float weight) {
     require_open();
     Tensor& t = at(tensor);
     const std::lock_guard<std::mutex> lock(t.weights_mutex);
@@ -191,16 +213,16 @@ void ExchangeEngine::set_live(std::size_t tensor, const Live& live, const float*
     t.pending.mark_published();
 }
 
-void ExchangeEngine::read_shared_param(std::size_t tensor, float* out) {
+void UpdateEngine::read_shared_param(std::size_t tensor, float* out) {
     require_open();
     Tensor& t = at(tensor);
     const std::lock_guard<std::mutex> lock(t.weights_mutex);
     std::copy_n(t.weights.shared_param(), t.weights.entries(), out);
 }
 
-// Unlike compress_live it leaves the shared parameters alone, even for a moment: it runs while tasks are quiesced, and
+// Unlike choose_part it leaves the shared parameters alone, even for a moment: it runs while tasks are quiesced, and
 // then they may be read.
-std::size_t ExchangeEngine::read_residual(std::size_t tensor, const Live& live, float* out) {
+std::size_t UpdateEngine::read_residual(std::size_t tensor, const Live& live, float* out) {
     require_open();
     Tensor& t = at(tensor);
     const std::size_t n = t.weights.entries();
@@ -223,6 +245,16 @@ std::size_t ExchangeEngine::read_residual(std::size_t tensor, const Live& live, 
         std::fill_n(out + begin, size, 0.0F);
         ++nonfinite;
     }
+    return nonfinite;
+}
+
+std::size_t UpdateEngine::snapshot_residual(std::int64_t sync_round, std::size_t tensor, const Live& live, float* out,
+                                            std::shared_ptr<const void> out_owner) {
+    check_newest(sync_round, tensor);
+    Tensor& t = at(tensor);
+    const std::lock_guard<std::mutex> lock(t.residual_mutex);
+    const std::size_t nonfinite = read_residual(tensor, live, out);
+    t.residual_snapshot = ResidualSnapshot(sync_round, nullptr, out, t.weights.entries(), std::move(out_owner));
     return nonfinite;
 }
 
