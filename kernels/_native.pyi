@@ -124,6 +124,11 @@ class ExchangeEngine:
     def versions(self) -> list[int]:
         """Return the last round of each tensor that was applied or accumulated."""
 
+    def read_shared_param(self, tensor: int, out: object) -> None:
+        """Write into out, float32 [n], a tensor's shared_param at whatever sync round it is.
+
+        The shared parameter's own memory may be read only while nothing is compressed: for a moment it is another."""
+
     def take_outgoing(self, limit: int = 64) -> list[Outgoing]:
         """Return messages to send, the most urgent first."""
 
@@ -289,11 +294,6 @@ class UpdateEngine(ExchangeEngine):
 
         live: as for `compress_live`, a copy with all `changes` that were taken. Returns how many blocks are not finite
         (counted, never sent); they are 0 in out."""
-
-    def read_shared_param(self, tensor: int, out: object) -> None:
-        """Write into out, float32 [n], a tensor's shared_param at whatever sync round it is.
-
-        The shared parameter's own memory may be read only while nothing is compressed: for a moment it is another."""
 
     def set_live(self, tensor: int, residual: object, weight: float, live: object) -> None:
         """Set live to shared_param - residual / weight: as of a rank that has not sent so much yet.

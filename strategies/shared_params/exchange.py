@@ -281,21 +281,19 @@ class LayerExchange:
         return copy
 
     def read_shared_param(self, tensor: EngineTensor) -> torch.Tensor:
-        """Return a copy of the shared parameter at its present sync round, float32 [N] on the CPU.
-
-        Used where updates are exchanged."""
+        """Return a copy of the shared parameter at its present sync round, float32 [N] on the CPU."""
         copy = torch.empty_like(tensor.shared_param)
-        self.updates.read_shared_param(tensor.number, copy)
+        self.engine.read_shared_param(tensor.number, copy)
         return copy
 
     def write_shared_param(self, tensor: EngineTensor, into: torch.Tensor) -> None:
         """Write the shared parameter at its present sync round into memory [N] like that of the live weights.
 
-        Used where updates are exchanged. On a device, work queued from now on sees it."""
+        On a device, work queued from now on sees it."""
         if self._uploads is not None and not tensor.on_cpu:
-            self._uploads.write(partial(self.updates.read_shared_param, tensor.number), into)
+            self._uploads.write(partial(self.engine.read_shared_param, tensor.number), into)
         elif into.dtype == torch.float32:
-            self.updates.read_shared_param(tensor.number, into)
+            self.engine.read_shared_param(tensor.number, into)
         else:
             into.copy_(self.read_shared_param(tensor))
 

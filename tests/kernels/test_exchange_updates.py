@@ -409,7 +409,7 @@ def test_what_makes_no_sense_is_refused() -> None:
 def test_an_engine_has_the_methods_of_its_protocol_alone() -> None:
     of_gradients = {"compress", "compress_chosen", "apply", "accumulate"}
     of_updates = {"sum_updates", "change_turns", "compress_live", "compress_chosen_live", "take_reference"}
-    of_updates |= {"drift_blocks", "read_residual", "read_shared_param", "set_live"}
+    of_updates |= {"drift_blocks", "read_residual", "set_live"}
     assert set(dir(GradientEngine)) - set(dir(UpdateEngine)) == of_gradients
     assert set(dir(UpdateEngine)) - set(dir(GradientEngine)) == of_updates
 

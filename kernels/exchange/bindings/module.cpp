@@ -43,6 +43,7 @@ void bind_exchange_engine(nb::module_& m) {
         .def("fetch", &P::fetch, "tensors"_a, "sync_round"_a, "deadline_s"_a)
         .def("changes", &P::changes, "tensors"_a, "sync_round"_a, "deadline_s"_a)
         .def("versions", &P::versions)
+        .def("read_shared_param", &P::read_shared_param, "tensor"_a, "out"_a.none())
         .def("take_outgoing", &P::take_outgoing, "limit"_a = 64)
         .def("deliver", &P::deliver, "kind"_a, "origin"_a, "sync_round"_a, "tensor"_a, "count"_a, "payload"_a.none())
         .def("fail", &P::fail, "reason"_a)

@@ -237,6 +237,14 @@ class PythonEngine {
         return rows;
     }
 
+    void read_shared_param(std::size_t tensor, nb::handle out_object) {
+        ExchangeEngine& engine = core();
+        const Loaded out = required(out_object, "out", Access::write);
+        check_entries(out, engine.entries(tensor), "it must be as long as shared_param");
+        const GilReleased released(always);
+        engine.read_shared_param(tensor, out.data);
+    }
+
     nb::list digests() {
         nb::list rows;
         for (const Digest& digest : core().take_digests())

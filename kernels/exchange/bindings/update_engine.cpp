@@ -88,14 +88,6 @@ class PythonUpdateEngine : public PythonEngine {
         return engine.read_residual(tensor, live, out.data);
     }
 
-    void read_shared_param(std::size_t tensor, nb::handle out_object) {
-        UpdateEngine& engine = core();
-        const Loaded out = required(out_object, "out", Access::write);
-        check_entries(out, engine.entries(tensor), "it must be as long as shared_param");
-        const GilReleased released(always);
-        engine.read_shared_param(tensor, out.data);
-    }
-
     void set_live(std::size_t tensor, nb::handle residual_object, double weight, nb::handle live_object) {
         UpdateEngine& engine = core();
         std::optional<Loaded> buffer;
@@ -180,7 +172,6 @@ void bind_update_engine(nb::module_& m) {
         .def("compress_live", &P::compress_live, "sync_round"_a, "tensor"_a, "live"_a.none(), "weight"_a,
              "k_blocks"_a)
         .def("read_residual", &P::read_residual, "tensor"_a, "live"_a.none(), "out"_a.none())
-        .def("read_shared_param", &P::read_shared_param, "tensor"_a, "out"_a.none())
         .def("set_live", &P::set_live, "tensor"_a, "residual"_a.none(), "weight"_a, "live"_a.none())
         .def("snapshot_residual", &P::snapshot_residual, "sync_round"_a, "tensor"_a, "live"_a.none(), "out"_a.none())
         .def("sum_updates", &P::sum_updates, "sync_round"_a, "weight"_a, "k_blocks"_a,

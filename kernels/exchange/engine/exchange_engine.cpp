@@ -270,6 +270,13 @@ std::vector<std::int64_t> ExchangeEngine::versions() const {
     return versions;
 }
 
+void ExchangeEngine::read_shared_param(std::size_t tensor, float* out) {
+    require_open();
+    Tensor& t = at(tensor);
+    const std::lock_guard<std::mutex> lock(t.weights_mutex);
+    std::copy_n(t.weights.shared_param(), t.weights.entries(), out);
+}
+
 std::vector<OwnPart> ExchangeEngine::recent_parts() const {
     std::vector<std::pair<const Tensor*, Own>> own;
     {

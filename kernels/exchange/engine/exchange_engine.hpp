@@ -145,6 +145,7 @@ class ExchangeEngine {
     bool await_snapshot(std::span<const std::size_t> tensors, std::int64_t sync_round, Clock::time_point until);
 
     std::vector<std::int64_t> versions() const;
+    void read_shared_param(std::size_t tensor, float* out);
     std::vector<OwnPart> recent_parts() const;
     std::vector<Digest> take_digests();
     Stats take_stats();

@@ -213,13 +213,6 @@ void UpdateEngine::set_live(std::size_t tensor, const Live& live, const float* r
     t.pending.mark_published();
 }
 
-void UpdateEngine::read_shared_param(std::size_t tensor, float* out) {
-    require_open();
-    Tensor& t = at(tensor);
-    const std::lock_guard<std::mutex> lock(t.weights_mutex);
-    std::copy_n(t.weights.shared_param(), t.weights.entries(), out);
-}
-
 // Unlike choose_part it leaves the shared parameters alone, even for a moment: it runs while tasks are quiesced, and
 // then they may be read.
 std::size_t UpdateEngine::read_residual(std::size_t tensor, const Live& live, float* out) {

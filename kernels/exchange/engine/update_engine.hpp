@@ -21,7 +21,6 @@ class UpdateEngine final : public ExchangeEngine {
                      std::span<const std::size_t> aggregator_blocks);
     void change_turns(std::int64_t sync_round, std::int64_t every, std::span<const std::int64_t> turns);
     std::size_t read_residual(std::size_t tensor, const Live& live, float* out);
-    void read_shared_param(std::size_t tensor, float* out);
     Part take_reference(std::size_t tensor);
     const std::vector<std::uint32_t>& drift_blocks(std::size_t tensor) const { return at(tensor).drift.blocks(); }
     void set_live(std::size_t tensor, const Live& live, const float* residual, float weight);
