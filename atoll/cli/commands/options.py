@@ -69,10 +69,7 @@ def submitted() -> Iterator[tuple[str, Any]]:
     names = "|".join(registry.strategies())
     yield "strategy", Annotated[str | None, typer.Option(metavar=names, help="How workers exchange gradients.")]
     for each in registry.strategies().values():
-        for name, kind, flag in _flags(each.settings):
-            help_text = f"{each.name}: {flag.help}"
-            option = typer.Option(f"--{name}", metavar=flag.metavar, help=help_text)
-            yield f"settings.{name}", Annotated[kind | None, option]
+        yield from _flags(each.name, each.settings, "settings.")
         for name in each.plan_parameters.adjustable():
             help_text = f"{each.name}: let the controller choose the {name}."
             yield f"adapt.{name}", Annotated[bool | None, typer.Option(f"--adapt-{name}", help=help_text)]
@@ -82,19 +79,18 @@ def _adjusted() -> Iterator[tuple[str, Any]]:
     from atoll.strategies import registry
 
     for each in registry.strategies().values():
-        for name, kind, flag in _flags(each.plan_parameters):
-            help_text = f"{each.name}: {flag.help}"
-            option = typer.Option(f"--{name}", metavar=flag.metavar, help=help_text)
-            yield name, Annotated[kind | None, option]
+        yield from _flags(each.name, each.plan_parameters, "")
 
 
-def _flags(model: type[Declared]) -> Iterator[tuple[str, type, Any]]:
+def _flags(strategy: str, model: type[Declared], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the options of a strategy's model, each with its field behind `prefix`."""
     from atoll.strategies.declaration import Flag
 
     for name, field in model.model_fields.items():
         for flag in field.metadata:
             if isinstance(flag, Flag):
-                yield name, _plain(field.annotation), flag
+                option = typer.Option(f"--{name}", metavar=flag.metavar, help=f"{strategy}: {flag.help}")
+                yield f"{prefix}{name}", Annotated[_plain(field.annotation) | None, option]
 
 
 def _plain(annotation: Any) -> Any:

@@ -50,7 +50,7 @@ class AgentOutbox:
         self._sessions = sessions
         self._reveal = reveal
         self._newest: dict[str, tuple[Hashable, Any]] = {}
-        """By kind, the newest message that many nodes get, and what it is of."""
+        """Newest message of each kind that many nodes get, and the record that it was made from."""
 
     def act(self, state: JobState | None, action: Action, now_s: float) -> None:
         """Send an action's message, unless its node is away or got it just now. state: of its job, if it has one."""
