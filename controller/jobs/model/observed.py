@@ -10,6 +10,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple, TypeAlias
 
 from atoll.controller.estimators.profile import Profile
+from atoll.controller.jobs.model.peer_links import PeerLinks
 from atoll.controller.jobs.model.start import FreeDevice
 from atoll.controller.state.events import NewEvent
 from atoll.controller.state.records import (
@@ -216,7 +217,7 @@ class ObservedJob:
     """One job with its newest run, the nodes of that run (of a waiting job: all), and what is free. On the monotonic
     clock: `since_s`, since when this phase lasts, as far as this controller knows; `finished_since_s`, since when a
     rank of this run has finished; `judged_s`, when free devices were last assessed. `data_seed`: a secret for a run
-    that would begin now, where it needs one."""
+    that would begin now, where it needs one. `peer_links`: what agents measured between nodes."""
 
     job: JobRecord
     run: RunRecord | None
@@ -228,6 +229,7 @@ class ObservedJob:
     training: ObservedTraining = ObservedTraining()
     devices: ObservedDevices = ObservedDevices()
     views: ObservedViews = field(default_factory=ObservedViews)
+    peer_links: PeerLinks = field(default_factory=PeerLinks, repr=False)
     data_seed: str = field(default="", repr=False)
     workers: Mapping[int, ObservedWorker] = field(init=False, repr=False, compare=False)
     """Of `run`, by rank: those that the nodes tell of on which they belong, and that are there."""

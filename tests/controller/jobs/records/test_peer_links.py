@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from atoll.controller.jobs.model.peer_links import PeerLink, PeerLinks
+
+
+def test_between_takes_the_median_of_the_measured_pairs_in_one_direction() -> None:
+    links = PeerLinks(
+        {
+            ("a", "x"): PeerLink(0.01, 100.0, 5.0),
+            ("a", "y"): PeerLink(0.03, 300.0, 7.0),
+            ("b", "x"): PeerLink(0.02, 900.0, 6.0),
+            ("x", "a"): PeerLink(0.5, 1.0, 9.0),
+        }
+    )
+    assert links.between(["a", "b"], ["x", "y"]) == PeerLink(0.02, 300.0, 7.0)
+    assert links.between(["x"], ["a", "b"]) == PeerLink(0.5, 1.0, 9.0)
+
+
+def test_between_is_none_without_a_measured_pair() -> None:
+    links = PeerLinks({("a", "a"): PeerLink(0.0, 1.0, 0.0), ("a", "b"): PeerLink(0.0, 1.0, 0.0)})
+    assert links.between(["a"], ["a"]) is None
+    assert links.between(["b"], ["a"]) is None
