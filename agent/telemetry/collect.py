@@ -20,6 +20,7 @@ from atoll.telemetry.telemetry_limits import (
     MAX_REPORTS,
     MAX_STEPS,
     TIERS,
+    flaw_of_facts,
     flaw_of_link,
     flaw_of_step,
 )
@@ -67,6 +68,9 @@ class Collector:
             prepared.fingerprint = ""
         if prepared is not None and prepared.optimizer not in FAMILIES:
             prepared.optimizer = ""
+        if prepared is not None and flaw_of_facts(prepared) is not None:
+            prepared.refused.clear()
+            prepared.tensors, prepared.strategy, prepared.gradient_density = 0, "", 0
         into.add(
             dropped_steps=len(telemetry.steps) - len(sound),
             dropped_before=telemetry.dropped_steps,

@@ -9,6 +9,7 @@ from typing import Final
 
 from atoll.jobs.job_spec import MAX_WORKERS
 from atoll.strategies import registry
+from atoll.v1.agents_pb2 import Prepared
 from atoll.v1.common_pb2 import LinkSample, StepSample
 
 MAX_STEPS: Final = 256
@@ -20,6 +21,8 @@ MAX_NOTICES: Final = 64
 MAX_LINKS: Final = 64
 MAX_PEERS: Final = MAX_WORKERS
 MAX_DROP_REASONS: Final = 16
+MAX_REASON: Final = 500
+"""Characters of a reason why a script does not allow a strategy."""
 MAX_VOLUNTEER: Final = 80
 """Characters of a volunteer's name in a link."""
 SGD: Final = "sgd"
@@ -62,6 +65,17 @@ def flaw_of_metrics(sample: StepSample) -> str | None:
             return f"strategy_metrics = {name[:80]!r} is a metric of no strategy"
         if not 0 <= value <= metric.most:
             return f"strategy_metrics.{name} = {value} must be 0 to {metric.most:g}"
+    return None
+
+
+def flaw_of_facts(prepared: Prepared) -> str | None:
+    """Return the flaw of what a worker reports about its script, beginning with the field's name, or None."""
+    if unknown := {*prepared.refused, prepared.strategy or registry.default().name} - {*registry.strategies()}:
+        return f"refused, strategy = {min(unknown)[:80]!r} is no strategy"
+    if any(len(reason) > MAX_REASON for reason in prepared.refused.values()):
+        return f"refused has a reason of more than {MAX_REASON} characters"
+    if not 0 <= prepared.gradient_density <= 1:  # NaN too
+        return f"gradient_density = {prepared.gradient_density} must be 0 to 1"
     return None
 
 

@@ -32,6 +32,7 @@ from atoll.telemetry.telemetry_limits import (
     TIERS,
     amounts_of,
     are_amounts,
+    flaw_of_facts,
     flaw_of_link,
     flaw_of_metrics,
     flaw_of_step,
@@ -192,6 +193,8 @@ def _check_prepared(prepared: agents_pb2.Prepared) -> None:
     if prepared.optimizer not in FAMILIES:
         known = ", ".join(filter(None, FAMILIES))
         raise BadInput(f"telemetry.workers.prepared.optimizer = {prepared.optimizer[:80]!r} is none of {known}")
+    if (flaw := flaw_of_facts(prepared)) is not None:
+        raise BadInput(f"telemetry.workers.prepared.{flaw}")
 
 
 def _check_estimate(estimate: agents_pb2.RankEstimate, amounts: list[float]) -> None:

@@ -16,6 +16,7 @@ from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.jobs.agents.reported import NewPoints, Reported
 from atoll.controller.jobs.model.members import members_of
+from atoll.controller.jobs.model.script_facts import ScriptFacts, facts_from_wire
 from atoll.controller.jobs.records.wire import level_from_wire
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import Level, RunRecord
@@ -81,6 +82,7 @@ class RunProgress:
     epochs: int = 0  # that it trains in all, as rank 0 reported
     workload_fingerprint: str = ""  # of what rank 0's script prepared
     state_bytes: tuple[int, int] = (0, 0)  # of all ranks, of each
+    script: ScriptFacts | None = None  # of rank 0
     checkpoint_step: int = 0
     memory_step: int = 0
     resumed: tuple[str, int] | None = None  # tier and step that it resumed from
@@ -265,6 +267,7 @@ class ProgressBoard:
                 found.optimizer = telemetry.prepared.optimizer
                 found.batches_per_update = telemetry.prepared.batches_per_update
                 found.state_bytes = (telemetry.prepared.shared_bytes, telemetry.prepared.own_bytes)
+                found.script = facts_from_wire(telemetry.prepared) or found.script
             found.estimators.observe_entries(telemetry.prepared.entries)
         if links := telemetry.links:
             self._observe_links(found, position, rank, links, now_s)

@@ -52,7 +52,7 @@ class QuietJobs:
         if progress is None or None in sessions:
             return None
         records = (state.job, state.run, state.views, state.plans, state.placement)
-        reported = (progress.view, progress.workload_fingerprint, progress.state_bytes)
+        reported = (progress.view, progress.workload_fingerprint, progress.state_bytes, progress.script)
         changes = (session.changes for session in sessions if session is not None)
         return (*records, progress, *reported, progress.resumed, progress.stepped, *sessions, *changes)
 

@@ -333,6 +333,7 @@ class Reconciler:
             resumed=progress.resumed,
             checkpoint_step=progress.checkpoint_step,
             memory_step=memory_step,
+            script=progress.script,
         )
 
     def _may_profile(self, state: JobState) -> bool:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.model.peer_links import PeerLinks
+from atoll.controller.jobs.model.script_facts import ScriptFacts
 from atoll.controller.jobs.model.start import FreeDevice
 from atoll.controller.state.events import NewEvent
 from atoll.controller.state.records import (
@@ -183,7 +184,8 @@ class ObservedTraining:
     `batches_per_update`: family of its optimizers, and what an update adds up; empty and 0 before.
     `workload_fingerprint`: of what it prepared, empty before; `state_bytes`: of checkpoints in memory, of all ranks and
     of each, 0 before. `resumed`: tier and step that the run went on from, once its workers said so;
-    `stepped`: a step of it was heard of. `checkpoint_step`, `memory_step`: of the newest on disk and in memory."""
+    `stepped`: a step of it was heard of. `checkpoint_step`, `memory_step`: of the newest on disk and in memory.
+    `script`: facts that rank 0 reported at `run.prepare`; None before, and of scripts that do not call it."""
 
     profile: Profile | None = None
     profile_is_news: bool = False
@@ -200,6 +202,7 @@ class ObservedTraining:
     resumed: tuple[str, int] | None = None
     checkpoint_step: int = 0
     memory_step: int = 0
+    script: ScriptFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,6 +267,24 @@ def test_steps_that_make_no_sense_are_dropped_and_counted() -> None:
     assert (list(mine.steps), mine.dropped_steps, mine.prepared) == ([good], len(nonsense), Prepared(entries=77))
 
 
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        Prepared(refused={"of nobody": "no"}),
+        Prepared(strategy="of nobody"),
+        Prepared(refused={"zen": "no" * 300}),
+        Prepared(gradient_density=float("nan")),
+    ],
+)
+def test_facts_of_a_script_that_make_no_sense_are_dropped(nonsense: Prepared) -> None:
+    collector = Collector()
+    prepared = Prepared(entries=77, tensors=2)
+    prepared.MergeFrom(nonsense)
+    collector.add(KEY, WorkerTelemetry(prepared=prepared))
+    ((mine,),) = [message.workers for message in collector.take()]
+    assert mine.prepared == Prepared(entries=77)
+
+
 def test_steps_that_could_not_be_sent_are_told_as_dropped_with_the_next_message() -> None:
     collector = Collector()
     collector.add(KEY, WorkerTelemetry(steps=[StepSample(step=n) for n in range(7)], prepared=Prepared(entries=5)))

@@ -6,6 +6,7 @@ import pytest
 from made import run
 
 from atoll.controller.jobs.agents.progress import ProgressBoard
+from atoll.controller.jobs.model.script_facts import ScriptFacts
 from atoll.v1.agents_pb2 import Prepared, WorkerTelemetry
 from atoll.v1.common_pb2 import LinkSample, StepSample, WorkerId
 
@@ -38,6 +39,18 @@ def test_what_is_left_follows_from_epochs_samples_and_the_newest_steps() -> None
             board.observe(WorkerTelemetry(id=worker, prepared=prepared, steps=[sample] if rank == 0 else ()))
         told = progress.to_wire(11.0)
         assert (told.left_s, told.trained_share) == (pytest.approx(left_s), pytest.approx(trained_share))
+
+
+def test_rank_0_reports_what_its_script_allows() -> None:
+    """A message without the facts, as of a later epoch count alone, does not delete them."""
+    board = ProgressBoard()
+    progress = board.begin(run("a", "b", job="vit-1234"))
+    facts = Prepared(entries=90, tensors=3, gradient_density=0.25, refused={"zen": "no"}, strategy="dense")
+    for rank, prepared in ((0, facts), (1, Prepared(entries=90, tensors=4)), (0, Prepared(entries=90, epochs=2))):
+        board.observe(WorkerTelemetry(id=WorkerId(job="vit-1234", run=1, rank=rank), prepared=prepared))
+    assert progress.script == ScriptFacts(
+        entries=90, tensors=3, gradient_density=0.25, refused={"zen": "no"}, strategy="dense"
+    )
 
 
 def test_metrics_of_a_strategy_are_summed_up_as_it_declares_them() -> None:
