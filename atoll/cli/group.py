@@ -16,8 +16,8 @@ from atoll.errors.exit_codes import INTERRUPTED
 # Typer brings its own copy of click, or uses the installed one, by version: found through a class that is public.
 _USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 
-# Those with one meaning everywhere. --timeout is missing: `submit` has one of its own.
-_ANYWHERE: Final = frozenset({"--controller", "--tls-ca", "--tls-cert", "--tls-key"})
+_ANYWHERE: Final = frozenset({"--controller", "--tls-ca", "--tls-cert", "--tls-key", "--timeout"})
+"""Global options. They may stand before and after the command, so no command has an option of these names."""
 
 
 def hoist(args: Sequence[str]) -> list[str]:
@@ -70,6 +70,8 @@ class AtollGroup(TyperGroup):
 
 def _usage(error: Any) -> str:
     message = error.format_message().rstrip(".")
+    if message.startswith("No such command 'plan'"):
+        message = "No such command 'plan'. `atoll decide PLANNER` runs a planner, `atoll plans JOB` lists a job's plans"
     path = error.ctx.command_path if error.ctx is not None else "atoll"
     hint = ". The script's own arguments follow `--`" if path.endswith(" submit") and "option" in message else ""
     end = "" if message.endswith("?") else "."

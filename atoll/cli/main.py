@@ -67,31 +67,33 @@ def root(
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), nl=False)
-        raise typer.Exit(2)
+        raise typer.Exit
     context.obj = connection.Options(controller, tls_ca, tls_cert, tls_key, timeout)
 
 
-_COMMANDS: Final[dict[str, tuple[Callable[..., None], ...]]] = {
-    "Run": (
-        *(up.up, up.down, submit.submit, submit.resume, submit.restore, profile.profile),
-        *(jobs.adjust, jobs.plans, jobs.cancel, daemons.controller, daemons.agent, daemons.relay),
+_GROUPS: Final[dict[str, tuple[Callable[..., None], ...]]] = {
+    "Start": (submit.submit, up.up, up.down, doctor.doctor),
+    "Jobs": (
+        *(jobs.adjust, jobs.cancel, submit.resume, submit.restore),
+        *(checkpoints.checkpoints, checkpoints.export, jobs.rm),
     ),
-    "See": (
-        *(jobs.jobs, jobs.top, jobs.status, records.logs, records.events, checkpoints.checkpoints, records.metrics),
-        *(records.trace, jobs.nodes, daemons.dashboard, simulate.plan, simulate.simulate),
+    "Watch": (
+        *(jobs.jobs, jobs.status, records.logs, jobs.top, daemons.dashboard),
+        *(records.events, jobs.plans, records.metrics, records.trace),
     ),
-    "Keep": (checkpoints.export, jobs.rm, doctor.doctor, doctor.install_etcd, doctor.version),
+    "Cluster": (jobs.nodes, daemons.controller, daemons.agent, daemons.relay, doctor.install_etcd, doctor.version),
+    "Research": (profile.profile, simulate.simulate, simulate.decide),
 }
-"""The commands by their panel in the help text."""
+"""The commands by their panel in the help text; those that a new user meets first stand first."""
 _WITH_MADE_OPTIONS: Final[dict[Callable[..., None], type[TyperCommand]]] = {
     submit.submit: options.JobCommand,
     submit.restore: options.JobCommand,
     jobs.adjust: options.AdjustCommand,
 }
-for panel, commands in _COMMANDS.items():
+for group, commands in _GROUPS.items():
     for command in commands:
-        app.command(rich_help_panel=panel, cls=_WITH_MADE_OPTIONS.get(command))(command)
-app.add_typer(certs.app, name="certs", rich_help_panel="Keep")
+        app.command(rich_help_panel=group, cls=_WITH_MADE_OPTIONS.get(command))(command)
+app.add_typer(certs.app, name="certs", rich_help_panel="Cluster")
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -1,6 +1,6 @@
 """Plans when a step's checkpoint travels: in chunks that fit between the training's own traffic.
 
-The planner behind `atoll plan chunks`, and what workers ask before they send: both rooms read it here.
+The planner behind `atoll decide chunks`, and what workers ask before they send: both rooms read it here.
 
 Source: Gemini (Wang et al., 2023), Algorithm 6.2, with three slips of the print mended: a span
 shrinks by what the chunk placed in it takes, not by what remains to be sent; where no chunk fits, the next span is

@@ -1,6 +1,6 @@
 """Chooses how a sparse tensor is summed over workers: the scheme that takes its links the least time.
 
-The planner behind `atoll plan sparse-scheme`, and what workers ask of the densities that they measure: both rooms
+The planner behind `atoll decide sparse-scheme`, and what workers ask of the densities that they measure: both rooms
 read it here.
 
 Source: Zen (Wang et al., 2023), sections 3.2.4 and 3.2.5, with the bytes of an index and of a value apart, full-duplex

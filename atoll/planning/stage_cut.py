@@ -1,6 +1,6 @@
 """Cuts a model's layers into stages for unequal devices in a given order.
 
-The planner behind `atoll plan stages`, and what workers ask before they build their stages: both rooms read it here.
+The planner behind `atoll decide stages`, and what workers ask before they build their stages: both rooms read it here.
 
 The stages of SDPipe (Miao et al., 2023), which takes the cut as given; the search is ours: dynamic programming over
 prefixes of layers, exact.

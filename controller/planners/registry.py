@@ -1,6 +1,6 @@
 """Registry of planners by name: typed values within the process, JSON for people and records.
 
-`atoll plan NAME` reads a recorded input and prints the recorded answer again, byte for byte."""
+`atoll decide NAME` reads a recorded input and prints the recorded answer again, byte for byte."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Decision(Generic[Given, Plan]):
 
 @dataclass(frozen=True, slots=True)
 class Planner(Generic[Given, Plan]):
-    """A planner. schema: type of its input. example: a valid input, shown by `atoll plan`. omits_none: the JSON of a
+    """A planner. schema: type of its input. example: a valid input, shown by `atoll decide`. omits_none: the JSON of a
     plan leaves out fields that are None."""
 
     name: str

@@ -254,7 +254,7 @@ class RunRecord(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecord(EtcdRecord):
-    """A plan with its planner's input and output as text: `atoll plan PLANNER < input` gives `output`.
+    """A plan with its planner's input and output as text: `atoll decide PLANNER < input` gives `output`.
 
     measured_s: compute time of a step on the slowest rank when this was decided, 0 if nothing was measured yet.
     strategy_params: parameters for the job's strategy. total_batch: 0 for the script's own. learning_rate_factor:
@@ -280,7 +280,7 @@ class PlanRecord(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRecord(EtcdRecord):
-    """The machines of a view that keep copies of each other's state: `atoll plan placement < input` gives `output`."""
+    """Machines of a view that keep copies of each other's state: `atoll decide placement < input` gives `output`."""
 
     run: int
     reason: str
@@ -292,7 +292,7 @@ class PlacementRecord(EtcdRecord):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionRecord(EtcdRecord):
     """A decision of planner `admission` about devices that may join a run, or about its slowest worker, if it changed
-    something: `atoll plan admission < input` gives `output`."""
+    something: `atoll decide admission < input` gives `output`."""
 
     id: int
     run: int

@@ -58,7 +58,7 @@ def test_batches_follow_the_speeds_and_the_user_and_every_sample_counts_once(clu
     decided = cluster.client.plans(job).plans
     for plan in decided[-2:]:
         text = atoll(*controller, "plans", job, "--input", str(plan.plan.id))
-        assert atoll("plan", plan.plan.planner, given=text).strip() == plan.output
+        assert atoll("decide", plan.plan.planner, given=text).strip() == plan.output
     for epoch, counted in epochs_of(out).items():
         assert counted == Counter(range(SAMPLES)), f"epoch {epoch}"
 

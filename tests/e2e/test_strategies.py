@@ -135,7 +135,7 @@ def test_a_compressed_job_is_planned_by_what_its_workers_measured_and_explained(
     assert "groups" in grouped["plan"]["reason"]
     assert "predicted" in grouped["plan"]["reason"]
     again = subprocess.run(
-        [*ATOLL, "plan", "tensor-groups"], input=grouped["input"], capture_output=True, text=True, check=True
+        [*ATOLL, "decide", "tensor-groups"], input=grouped["input"], capture_output=True, text=True, check=True
     )
     assert again.stdout.strip() == grouped["output"]
     assert "EF-sign" in atoll(pair, "status", job).stdout

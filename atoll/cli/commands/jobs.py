@@ -135,7 +135,7 @@ def plans(
         return
     terminal.print_table(views.PLAN_COLUMNS, views.plan_rows(reply))
     newest = reply.plans[-1].plan
-    terminal.note(f"derive one again: atoll plans {job} --input {newest.id} | atoll plan {newest.planner}")
+    terminal.note(f"derive one again: atoll plans {job} --input {newest.id} | atoll decide {newest.planner}")
 
 
 def cancel(context: typer.Context, job: JobName, as_json: Json = False) -> None:

@@ -146,8 +146,9 @@ AdjustCommand: Final = _command_with(_adjusted)
 
 Config = Annotated[Path | None, typer.Option(help="Job file (TOML); flags override it.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Show progress until it ends; Ctrl-C detaches.")]
-Timeout = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="With --follow: stop following then (exit code 124).")
+FollowFor = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="With --follow, detach after this time with exit code 124; the job goes on."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout; JSON lines with --follow.")]
 

@@ -1,4 +1,4 @@
-"""atoll plan, simulate: the planners offline, by hand or in a simulated cluster."""
+"""atoll decide, simulate: the planners offline, by hand or in a simulated cluster."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from atoll.host.documents import did_you_mean
 _MAX_INPUT_BYTES: Final = 64 * 1024 * 1024
 
 
-def plan(
+def decide(
     name: Annotated[str | None, typer.Argument(help="Which planner; all are listed where left out.")] = None,
     as_json: Json = False,
 ) -> None:
     """Run a planner by hand: JSON on stdin, its plan as JSON on stdout.
 
-    atoll plan inverse-time < recorded.json
+    atoll decide inverse-time < recorded.json
     """
     planners = need("atoll.controller.planners.registry", "controller").PLANNERS
 

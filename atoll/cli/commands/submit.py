@@ -38,7 +38,7 @@ def submit(
     *,
     config: options.Config = None,
     follow: options.Follow = False,
-    timeout: options.Timeout = None,
+    follow_for: options.FollowFor = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Run a training script on the cluster.
@@ -53,25 +53,25 @@ def submit(
     if script is not None and ("module" in flags or script.startswith("-")):  # the first word after `--`
         flags |= {"script": None, "args": (script, *(args or ()))}
     spec, bundle = prepare(config, flags)
-    hand_over(context, lambda client: client.submit(spec, bundle.data), follow, timeout, as_json=as_json)
+    hand_over(context, lambda client: client.submit(spec, bundle.data), follow, follow_for, as_json=as_json)
 
 
 def hand_over(
     context: typer.Context,
     send: Send,
     follow: bool,
-    timeout_s: float | None,
+    follow_for_s: float | None,
     *,
     as_json: bool,
 ) -> None:
     """Submit a job, print its id, and follow it if asked to. send: submits and returns the id."""
-    if timeout_s is not None and not timeout_s > 0:
-        raise BadInput(f"--timeout {timeout_s:g} must be positive. Leave it out to follow to the end")
-    if timeout_s is not None and not follow:
-        raise BadInput(f"--timeout {timeout_s:g} is how long to follow, and the job itself has no limit. Add --follow")
+    if follow_for_s is not None and not follow_for_s > 0:
+        raise BadInput(f"--follow-for {follow_for_s:g} must be positive. Leave it out to follow to the end")
+    if follow_for_s is not None and not follow:
+        raise BadInput(f"--follow-for {follow_for_s:g} without --follow does nothing. Add --follow, or leave it out")
     try:
         connection.of(context).run(
-            lambda client: _submit(client, send, follow=follow, timeout_s=timeout_s, as_json=as_json)
+            lambda client: _submit(client, send, follow=follow, follow_for_s=follow_for_s, as_json=as_json)
         )
     except _Detached as detached:
         terminal.note(f"detached; the job goes on: atoll status {detached}")
@@ -116,7 +116,7 @@ async def _submit(
     send: Send,
     *,
     follow: bool,
-    timeout_s: float | None,
+    follow_for_s: float | None,
     as_json: bool,
 ) -> None:
     job_id = await send(client)
@@ -128,7 +128,7 @@ async def _submit(
         terminal.note(f"follow it: atoll logs {job_id} -f    see it: atoll status {job_id}")
         return
     try:
-        last = await _shown(client, job_id, timeout_s, as_json)
+        last = await _shown(client, job_id, follow_for_s, as_json)
     except asyncio.CancelledError:
         raise _Detached(job_id) from None
     from atoll.cli.render.follow import last_words, verdict
@@ -140,16 +140,16 @@ async def _submit(
     verdict(last)
 
 
-async def _shown(client: AsyncClient, job_id: str, timeout_s: float | None, as_json: bool) -> Job:
+async def _shown(client: AsyncClient, job_id: str, follow_for_s: float | None, as_json: bool) -> Job:
     from atoll.cli.render import follow
 
     if as_json:
-        return await follow.follow(client, job_id, follow.JsonScreen(), timeout_s)
+        return await follow.follow(client, job_id, follow.JsonScreen(), follow_for_s)
     if not terminal.is_watched(sys.stderr):
-        return await follow.follow(client, job_id, follow.PlainScreen(), timeout_s)
+        return await follow.follow(client, job_id, follow.PlainScreen(), follow_for_s)
     screen = follow.LiveScreen()
     with screen.live:
-        return await follow.follow(client, job_id, screen, timeout_s)
+        return await follow.follow(client, job_id, screen, follow_for_s)
 
 
 def restore(
@@ -163,7 +163,7 @@ def restore(
     ] = None,
     config: options.Config = None,
     follow: options.Follow = False,
-    timeout: options.Timeout = None,
+    follow_for: options.FollowFor = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Start a new job from a checkpoint, which stays as it is.
@@ -178,7 +178,7 @@ def restore(
     if not wanted.job and not own_code:
         raise BadInput(f"{source} says nothing of the code. Give it with --script train.py, or with --config")
     send = _of_job(wanted, flags) if not own_code else _with_own_code(wanted, config, flags)
-    hand_over(context, send, follow, timeout, as_json=as_json)
+    hand_over(context, send, follow, follow_for, as_json=as_json)
 
 
 def _of_job(wanted: sources.CheckpointSource, flags: dict[str, Any]) -> Send:
@@ -234,7 +234,7 @@ def resume(
     context: typer.Context,
     job: options.JobName,
     follow: options.Follow = False,
-    timeout: options.Timeout = None,
+    follow_for: options.FollowFor = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Go on with a cancelled or failed job, as a new one, from its newest checkpoint.
@@ -250,4 +250,4 @@ def resume(
             raise Conflict(f"job {found.id} is {phase}; only what was cancelled or failed is resumed. {other}")
         return await again(client)
 
-    hand_over(context, send, follow, timeout, as_json=as_json)
+    hand_over(context, send, follow, follow_for, as_json=as_json)

@@ -66,7 +66,7 @@ def submit(runner: CliRunner, controller: ScriptedController, *args: str) -> Res
         (["train.py", "--requirements", "gone.txt"], "error: requirements gone.txt are not there"),
         (["-m", "gone.train"], "error: module gone.train is not in "),
         (["-m", "no-name"], "error: module = 'no-name' is no name of a module"),
-        (["train.py", "--timeout", "0"], "error: --timeout 0 must be positive"),
+        (["train.py", "--follow-for", "0"], "error: --follow-for 0 must be positive"),
         (["train.py", "--lr", "0.1"], "error: No such option: --lr"),
     ],
 )
@@ -267,8 +267,8 @@ def test_following_goes_on_over_a_controller_restart(
     assert [line for line in result.stderr.splitlines() if line.startswith("[0]")] == ["[0] before", "[0] after"]
 
 
-def test_following_stops_at_its_timeout(runner: CliRunner, controller: ScriptedController, script: Path) -> None:
-    result = submit(runner, controller, "train.py", "--follow", "--timeout", "0.3")
+def test_following_stops_after_the_time_given(runner: CliRunner, controller: ScriptedController, script: Path) -> None:
+    result = submit(runner, controller, "train.py", "--follow", "--follow-for", "0.3")
     assert result.exit_code == 124
     assert result.stderr.splitlines()[-1] == (
         "error: train-0000 did not end within 0.3 s. It goes on: atoll status train-0000"
