@@ -55,12 +55,12 @@ class Reached:
 
 
 class Judge:
-    """How good weights are that rank 0 left."""
+    """Measures the accuracy of weights that rank 0 wrote. model: a name in paced_mnist.MODELS."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "cnn") -> None:
         images, labels = mnist()[1].tensors
         self._images, self._labels = images[:IMAGES], labels[:IMAGES]
-        self._model = make(0)
+        self._model = make(0, model)
 
     @torch.no_grad()
     def accuracy(self, weights: np.ndarray) -> float:

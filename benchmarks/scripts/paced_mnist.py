@@ -1,8 +1,9 @@
-"""Submitted by benchmarks/adaptive_batch.py: a small CNN on MNIST, in the time that unequal devices would take.
+"""Train a small model on MNIST in the time that unequal devices would take.
 
-python paced_mnist.py OUT BATCH LEARNING_RATE SEED. Every pass computes the true gradients and then waits until a device
-of SPEEDS[rank] would be done with so many samples: convergence is real, time is that of devices that do not share this
-machine's cores. Rank 0 leaves its weights in OUT every half second, as seconds-since-its-first-step.npy.
+python paced_mnist.py OUT BATCH LEARNING_RATE SEED [MODEL]. adaptive_batch.py and adaptation_pays.py submit it. Every
+pass computes the true gradients and then waits until a device of SPEEDS[rank] would be done with so many samples. So
+convergence is real, and time is that of devices that do not share this machine's cores. Rank 0 writes its weights to
+OUT every half second, as seconds-since-its-first-step.npy. MODEL is one of MODELS.
 """
 
 from __future__ import annotations
@@ -68,21 +69,38 @@ class Pace:
         return self._backward_s + 2 * self._work_s / 3
 
 
-def make(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
+def cnn() -> nn.Module:
+    """Return a network of 9,226 parameters: links do not matter to it."""
     return nn.Sequential(
         *(nn.Conv2d(1, 8, 5, stride=2, padding=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU()),
         *(nn.Flatten(), nn.Linear(16 * 7 * 7, 10)),
     )
 
 
+def mlp() -> nn.Module:
+    """Return a network of 0.67 M parameters, 2.7 MB of gradients in a step."""
+    return nn.Sequential(
+        nn.Flatten(), *(nn.Linear(784, 512), nn.ReLU()), *(nn.Linear(512, 512), nn.ReLU()), nn.Linear(512, 10)
+    )
+
+
+MODELS = {"cnn": cnn, "mlp": mlp}
+OPTIMIZERS = {"cnn": torch.optim.SGD, "mlp": torch.optim.AdamW}
+
+
+def make(seed: int, model: str = "cnn") -> nn.Module:
+    torch.manual_seed(seed)
+    return MODELS[model]()
+
+
 def main() -> None:
     out, batch, learning_rate, seed = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+    name = sys.argv[5] if len(sys.argv) > 5 else "cnn"
     torch.set_num_threads(1)
     run = atoll.init(seed=seed)
     train, _ = mnist()
-    model: Any = make(seed)
-    optimizer: Any = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    model: Any = make(seed, name)
+    optimizer: Any = OPTIMIZERS[name](model.parameters(), lr=learning_rate)
     model, optimizer, loader = run.prepare(model, optimizer, train, batch_size=batch)
     pace, begun_s, kept_s = Pace(SPEEDS[run.rank]), None, 0.0
     for _ in run.epochs(1_000_000):
