@@ -14,6 +14,7 @@ from atoll.controller.planners.batches.goodput import GoodputInput, plan_goodput
 from atoll.controller.planners.batches.optperf import OptPerfInput, plan_optperf
 from atoll.controller.planners.batches.splits import EvenInput, InverseTimeInput, split_by_inverse_time, split_evenly
 from atoll.controller.planners.checkpoint_placement.placement import PlacementInput, plan_placement
+from atoll.controller.planners.islands.clusters import IslandsInput, plan_islands
 from atoll.controller.planners.islands.exchange_density import ExchangeDensityInput, plan_exchange_density
 from atoll.controller.planners.islands.one_island import OneIslandInput, compare_one_island
 from atoll.controller.planners.islands.thin_island import ThinIslandInput, compare_thin_island
@@ -226,6 +227,15 @@ THIN_ISLAND: Final = Planner(
     ThinIslandInput,
     compare_thin_island,
 )
+ISLANDS: Final = Planner(
+    "islands",
+    "which nodes are one island, from measured round-trip times and bandwidths between nodes",
+    '{"nodes": [{"name": "a", "host": "h1"}, {"name": "b", "host": "h2"}, {"name": "c", "host": "h3"}], "pairs": '
+    '[{"from_node": "a", "to_node": "b", "rtt_s": 0.0002, "bandwidth_bps": 940000000.0}, {"from_node": "a", '
+    '"to_node": "c", "rtt_s": 0.02, "bandwidth_bps": 50000000.0, "back_bps": 10000000.0}]}',
+    IslandsInput,
+    plan_islands,
+)
 ALLOCATION: Final = Planner(
     "allocation",
     "which reliable device holds which stage of a pipeline, and which stage each volunteer helps",
@@ -242,6 +252,6 @@ PLANNERS: Final[Mapping[str, Planner[Any, Any]]] = {
     for planner in (
         *(EVEN, INVERSE_TIME, OPTPERF, GNS, GOODPUT, TTA, ADMISSION, PLACEMENT, CHUNKS),
         *(COMPRESSION, FUSION, TENSOR_GROUPS, STAGES, GROUPS, SPARSE_SCHEME, EXCHANGE_DENSITY, ONE_ISLAND, THIN_ISLAND),
-        ALLOCATION,
+        *(ALLOCATION, ISLANDS),
     )
 }

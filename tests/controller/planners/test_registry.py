@@ -24,6 +24,7 @@ MUST_SAY |= {
     "one-island": "sooner",
     "thin-island": "leaves",
     "allocation": "order_cost",
+    "islands": "islands",
 }
 SENSELESS = [None, True, -1, 1e999, 10**400, "1", [], {}, [[]], [None], {"a": 1}, 0.5]
 
