@@ -168,6 +168,16 @@ class Strategy:
     worker: str
     """Makes the worker half."""
 
+    script_check: str = ""
+    """Function from settings and a Script (agent.runtime.strategy_interface.script_checks) that raises BadInput for a
+    model, optimizers or data that the strategy cannot train; empty if `engine` and `sparse_gradients` say all."""
+
+    engine: bool = False
+    """True if it makes passes and updates itself: the script calls run.prepare_pipeline."""
+
+    sparse_gradients: bool = False
+    """True if it sums sparse gradients, which other strategies refuse."""
+
     volunteer: str = ""
     """The volunteer's part, which runs in the worker half's place until it is needed no more; empty if none may
     help. From session, model and EngineParts to an exit code."""

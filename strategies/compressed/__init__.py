@@ -26,6 +26,7 @@ STRATEGY: Final = Strategy(
     relayed=True,
     steps_for_one=1.0,
     worker="atoll.strategies.compressed.worker:build",
+    script_check="atoll.strategies.compressed.script_check:check_script",
     controller="atoll.strategies.compressed.controller:CompressedController",
     simulator="atoll.strategies.compressed.simulate:CompressedSteps",
     view="atoll.strategies.compressed.view:status",

@@ -12,14 +12,12 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from atoll.agent.runtime.model.durable import Origin
-from atoll.agent.runtime.model.inputs import SeveralModels
 from atoll.agent.runtime.model.memory_order import laid_out_as
 from atoll.agent.runtime.model.model_state import plain_parameters
 from atoll.agent.runtime.session.kernel_notice import announce_cpu_kernels
 from atoll.agent.runtime.staging import staging_ring
 from atoll.agent.runtime.step.measures.clock import marks_of
 from atoll.agent.runtime.strategy_interface.capabilities import Pass, Reduction, WorkerContext, WorkerHalf
-from atoll.errors import BadInput
 from atoll.strategies.compressed.algorithms import clip_norm_of, compressor_of, density_at, momentum_of
 from atoll.strategies.compressed.codes.compressors import CodePlace
 from atoll.strategies.compressed.cost_measuring import Measuring
@@ -47,7 +45,7 @@ from atoll.v1.common_pb2 import LEVEL_WARNING
 
 
 def build(context: WorkerContext) -> WorkerHalf:
-    """Build the worker half. Raises BadInput for a model on several devices."""
+    """Build the worker half."""
     reducer = CompressedReducer(context)
     return WorkerHalf(reducer, durable=reducer.state, measures=reducer, learned=reducer.learned)
 
@@ -61,19 +59,11 @@ class CompressedReducer:
         self._muted, self._loss_scale = context.events.muted, context.events.loss_scale
         self._scale = 1.0  # of the gradients of the pass under way; what is kept of them has none
         self._dense = DenseReducer(context.session.group)
-        if isinstance(context.model, SeveralModels):
-            raise BadInput("strategy compressed trains one model; several go with strategy dense")
         trained = [(name, one) for name, one in plain_parameters(context.model) if one.requires_grad]
         trained.reverse()
         self._trained = [one for _, one in trained]
         self._layout = TensorLayout.of([name for name, _ in trained], [one for _, one in trained])
-        devices = {one.device for _, one in trained}
-        if len(devices) > 1:
-            raise BadInput(
-                f"strategy compressed takes models on one device; this one's parameters are on {len(devices)}: "
-                f"{', '.join(sorted(map(str, devices)))}"
-            )
-        self._device = devices.pop() if devices else torch.device("cpu")
+        self._device = self._trained[0].device if self._trained else torch.device("cpu")
         announce_cpu_kernels(context.session, self._device)
         self._ring = staging_ring(self._device)  # of the thread that compresses
         self._compressor = compressor_of(context.settings, context.session.seed)

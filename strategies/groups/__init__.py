@@ -31,6 +31,8 @@ STRATEGY: Final = Strategy(
     ),
     exchanges=True,
     worker="atoll.strategies.groups.worker:build",
+    script_check="atoll.strategies.groups.replica_state:check_script",
+    engine=True,
     scheduler="atoll.strategies.groups.scheduler:GroupScheduler",
     view="atoll.strategies.groups.view:status",
 )

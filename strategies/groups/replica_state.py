@@ -23,7 +23,10 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from atoll.agent.runtime.strategy_interface.script_checks import Script
 from atoll.errors import BadInput
+from atoll.strategies.declaration import StrategySettings
+from atoll.strategies.groups.averaging import MAX_MEMBERS
 
 F32 = npt.NDArray[np.float32]
 
@@ -32,11 +35,27 @@ REMOVED: Final = "variance_removed"  # (1 - 1/k) V, as of the last average
 ADAM: Final = (torch.optim.Adam, torch.optim.AdamW)
 
 
+def check_script(settings: StrategySettings, script: Script) -> None:
+    """Raise BadInput for too many replicas, and for state that cannot be averaged."""
+    parts = script.engine_parts
+    if parts is not None and parts.place.pipelines > MAX_MEMBERS:
+        raise BadInput(f"strategy groups takes at most {MAX_MEMBERS} replicas")
+    for name, one in [*script.model.named_parameters(), *script.model.named_buffers()]:
+        if one.is_floating_point() and one.dtype != torch.float32:
+            raise BadInput(f"strategy groups averages float32, and {name} is {one.dtype}. Use torch.autocast for less")
+    for optimizer in script.optimizers:
+        if not isinstance(optimizer, (torch.optim.SGD, *ADAM)):
+            raise BadInput(
+                f"strategy groups cannot average what {type(optimizer).__name__} keeps. Use SGD, Adam or AdamW"
+            )
+        if any(group.get("amsgrad") or group.get("dampening") for group in optimizer.param_groups):
+            raise BadInput("strategy groups cannot average the state of amsgrad or dampening. Leave them out")
+
+
 class ReplicaState:
-    """`read` and `write` between two updates. Raises BadInput at once for what cannot be averaged."""
+    """`read` and `write` between two updates, of a checked script."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._check(model, optimizer)
         self._optimizer = optimizer
         self._groups = optimizer.param_groups
         self._adam = isinstance(optimizer, ADAM)
@@ -138,21 +157,6 @@ class ReplicaState:
                 gradient = gradient.add(parameter, alpha=group["weight_decay"])
             state[MEAN].lerp_(gradient, 1 - beta_2)
             state[REMOVED].mul_(beta_2)
-
-    @staticmethod
-    def _check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        for name, one in [*model.named_parameters(), *model.named_buffers()]:
-            if one.is_floating_point() and one.dtype != torch.float32:
-                raise BadInput(
-                    f"strategy groups averages float32, and {name} is {one.dtype}. Use torch.autocast for less"
-                )
-        if not isinstance(optimizer, (torch.optim.SGD, *ADAM)):
-            raise BadInput(
-                f"strategy groups cannot average what {type(optimizer).__name__} keeps. Use SGD, Adam or AdamW"
-            )
-        for group in optimizer.param_groups:
-            if group.get("amsgrad") or group.get("dampening"):
-                raise BadInput("strategy groups cannot average the state of amsgrad or dampening. Leave them out")
 
 
 def _remove_variance(state: dict[str, torch.Tensor], beta_2: float, replicas: float) -> None:

@@ -20,8 +20,8 @@ from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.pipeline.executor import MicroBatch, StageExecutor, clip_over_stages
 from atoll.agent.runtime.pipeline.wire import FIRST_PURPOSE, StageLinks, StageMailbox
 from atoll.agent.runtime.strategy_interface.capabilities import EngineParts, WorkerContext, WorkerHalf
-from atoll.errors import BadInput, PeerLost
-from atoll.strategies.groups.averaging import F32, MAX_MEMBERS, Average, Averaging, Grouped, distance
+from atoll.errors import PeerLost
+from atoll.strategies.groups.averaging import F32, Average, Averaging, Grouped, distance
 from atoll.strategies.groups.claims import CLAIM, Claims
 from atoll.strategies.groups.ledger import Answer, Say
 from atoll.strategies.groups.mailbox import ROUND_ENDS, START_OF_RUN, PartMailbox
@@ -31,12 +31,8 @@ from atoll.strategies.groups.signals import Signals
 
 
 def build(context: WorkerContext) -> WorkerHalf:
-    parts = context.engine_parts
-    if parts is None:
-        raise BadInput("strategy groups makes the updates itself: call run.prepare_pipeline in place of run.prepare")
-    if parts.place.pipelines > MAX_MEMBERS:
-        raise BadInput(f"strategy groups takes at most {MAX_MEMBERS} replicas")
-    engine = RoundEngine(context, parts)
+    assert context.engine_parts is not None  # or check_script had refused it
+    engine = RoundEngine(context, context.engine_parts)
     return WorkerHalf(engine, measures=engine)
 
 

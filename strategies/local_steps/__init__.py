@@ -22,6 +22,7 @@ STRATEGY: Final = Strategy(
     steps_for_one=1.0,
     steps_of_plan="atoll.strategies.local_steps.controller:steps_of_plan",
     worker="atoll.strategies.local_steps.worker:build",
+    script_check="atoll.strategies.shared_params.layout:check_script",
     controller="atoll.strategies.local_steps.controller:LocalStepsController",
     view="atoll.strategies.local_steps.view:status",
 )

@@ -15,10 +15,12 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from atoll.agent.runtime.model.memory_order import flat_view
 from atoll.agent.runtime.model.model_state import plain_parameters
+from atoll.agent.runtime.strategy_interface.script_checks import Script
 from atoll.errors import BadInput
 from atoll.kernels.compress import BLOCK_ENTRIES, block_count
 from atoll.kernels.exchange_engine import Rule
 from atoll.kernels.pages import use_huge_pages
+from atoll.strategies.declaration import StrategySettings
 
 MAX_ENTRIES: Final = 2**31  # of one tensor: a residual or moment of more is beyond what one kernel call takes
 LIVE_TYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -53,7 +55,7 @@ class Layer:
     def live(self) -> torch.Tensor:
         """Return the parameter's own memory as it is now, flat, [N]."""
         view = flat_view(self.parameter if self.aside is None else self.aside)
-        assert view is not None  # or lay_out had refused it
+        assert view is not None  # or check_script had refused it
         return view
 
     @property
@@ -70,12 +72,20 @@ class Layer:
         return flat.as_strided(self.parameter.shape, self.parameter.stride())
 
 
-def lay_out_for_updates(model: nn.Module) -> list[Layer]:
-    """Lay out every trained parameter with a fresh shared parameter.
+def check_script(settings: StrategySettings, script: Script) -> None:
+    """Raise BadInput for a parameter that cannot be flattened, or that the exchange's kernels do not take."""
+    for name, parameter in trained(script.model):
+        if flat_view(parameter) is None or parameter.dtype not in LIVE_TYPES or parameter.numel() >= MAX_ENTRIES:
+            raise BadInput(
+                f"parameter {name} is {parameter.dtype}, {parameter.numel()} entries, strides {parameter.stride()}; "
+                "an exchange of sparse parts needs dense float32, float16 or bfloat16 memory of less than 2^31 entries"
+            )
 
-    Raises BadInput for parameters that cannot be flattened."""
+
+def lay_out_for_updates(model: nn.Module) -> list[Layer]:
+    """Lay out every trained parameter of a checked model with a fresh shared parameter."""
     return [
-        Layer(name=name, parameter=parameter, order=order, shared_param=shared_param_of(name, parameter))
+        Layer(name=name, parameter=parameter, order=order, shared_param=shared_param_of(parameter))
         for order, (name, parameter) in enumerate(trained(model))
     ]
 
@@ -87,14 +97,10 @@ def trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             yield name, parameter
 
 
-def shared_param_of(name: str, parameter: nn.Parameter) -> torch.Tensor:
-    """Return a fresh shared parameter, flat, float32. Raises BadInput for a parameter that cannot be flattened."""
+def shared_param_of(parameter: nn.Parameter) -> torch.Tensor:
+    """Return a fresh shared parameter, flat, float32."""
     flat = flat_view(parameter)
-    if flat is None or parameter.dtype not in LIVE_TYPES or parameter.numel() >= MAX_ENTRIES:
-        raise BadInput(
-            f"parameter {name} is {parameter.dtype}, {parameter.numel()} entries, strides {parameter.stride()}; "
-            "an exchange of sparse parts needs dense float32, float16 or bfloat16 memory of less than 2^31 entries"
-        )
+    assert flat is not None  # or check_script had refused it
     return zeros(flat.numel()).copy_(flat)
 
 

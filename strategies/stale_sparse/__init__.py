@@ -21,6 +21,7 @@ STRATEGY: Final = Strategy(
     relayed=True,
     steps_for_one=1.1,
     worker="atoll.strategies.stale_sparse.worker:build",
+    script_check="atoll.strategies.stale_sparse.optimizer_rules:check_script",
     trial_settings={"staleness": 1},
     simulator="atoll.strategies.stale_sparse.simulate:StaleSparseSteps",
     controller="atoll.strategies.stale_sparse.controller:StaleSparseController",

@@ -43,12 +43,6 @@ class GradientExchange(SharedParamsUpdate):
     flush_changes = False
 
     def __init__(self, context: WorkerContext, settings: StaleSparse, options: ExchangeOptions, pace: PaceOf) -> None:
-        """Raises BadInput for what cannot be trained so."""
-        if len(context.optimizers) > 1:
-            raise BadInput(
-                'several optimizers with exchange = "gradients": what a pass gives to parameters of another one leaves '
-                'before its zero_grad(). Use exchange = "updates", strategy dense, or one optimizer with several groups'
-            )
         self._only = context.optimizers[0]
         self._rates = Rates(self._only)
         layers = lay_out_for_gradients(context.model, self._only, self._rates, lazy=settings.momentum == "lazy")

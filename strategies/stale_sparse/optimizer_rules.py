@@ -10,10 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from atoll.agent.runtime.strategy_interface.script_checks import Script
 from atoll.errors import BadInput
 from atoll.kernels.compress import block_count
 from atoll.kernels.exchange_engine import Rule
+from atoll.strategies.declaration import StrategySettings
+from atoll.strategies.shared_params import layout
 from atoll.strategies.shared_params.layout import Layer, shared_param_of, trained, zeros
+from atoll.strategies.stale_sparse.settings import StaleSparse
 
 GroupRates = tuple[float, float, float, float, float]  # lr, weight decay, momentum or beta1, beta2, epsilon
 
@@ -96,18 +100,31 @@ def _rule(optimizer: torch.optim.Optimizer, index: int, group: dict[str, Any]) -
     return "adamw" if decoupled else "adam"
 
 
+def check_script(settings: StrategySettings, script: Script) -> None:
+    """Raise BadInput for parameters that the exchange does not take, and for optimizers without a sparse form."""
+    assert isinstance(settings, StaleSparse)
+    if settings.exchange == "gradients":
+        if len(script.optimizers) > 1:
+            raise BadInput(
+                'several optimizers with exchange = "gradients": what a pass gives to parameters of another one leaves '
+                'before its zero_grad(). Use exchange = "updates", strategy dense, or one optimizer with several groups'
+            )
+        Rates(script.optimizers[0])
+    layout.check_script(settings, script)
+
+
 def lay_out_for_gradients(
     model: nn.Module, optimizer: torch.optim.Optimizer, rates: Rates, *, lazy: bool
 ) -> list[Layer]:
-    """Lay out every trained parameter with fresh shared parameters, residuals and moments. lazy: with last_step.
+    """Lay out every trained parameter of a checked model with fresh shared parameters, residuals and moments.
 
-    Raises BadInput for parameters that cannot be flattened."""
+    lazy: with last_step."""
     groups = {id(one): index for index, group in enumerate(optimizer.param_groups) for one in group["params"]}
     layers: list[Layer] = []
     for name, parameter in trained(model):
         group = groups[id(parameter)]
         moments = rates.moments(group)
-        shared_param = shared_param_of(name, parameter)
+        shared_param = shared_param_of(parameter)
         layers.append(
             Layer(
                 name=name,

@@ -27,6 +27,8 @@ STRATEGY: Final = Strategy(
     ),
     exchanges=True,
     worker="atoll.strategies.volunteer.worker:build",
+    script_check="atoll.strategies.volunteer.stage_passes:check_script",
+    engine=True,
     volunteer="atoll.strategies.volunteer.answering:help_out",
     view="atoll.strategies.volunteer.view:status",
 )

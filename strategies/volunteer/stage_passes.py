@@ -20,7 +20,9 @@ from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.backward.batch_statistics import batch_statistics_layers
 from atoll.agent.runtime.step.state.randomness import seed_step
 from atoll.agent.runtime.strategy_interface.capabilities import EngineParts
+from atoll.agent.runtime.strategy_interface.script_checks import Script
 from atoll.errors import BadInput
+from atoll.strategies.declaration import StrategySettings
 
 UNREACHED: Final = -0.0
 """The gradient of a parameter that a pass did not reach. Sums keep it: -0.0 + -0.0 is -0.0, and -0.0 + x is x. No
@@ -46,6 +48,28 @@ class StagePass:
     @property
     def samples(self) -> int:
         return self.end - self.begin
+
+
+def check_script(settings: StrategySettings, script: Script) -> None:
+    """Raise BadInput for a model that `check_stage` refuses."""
+    check_stage(script.model, script.device)
+
+
+def check_stage(stage: nn.Module, device: torch.device) -> None:
+    """Raise BadInput for a model whose gradient is not a sum over samples, or that float32 does not hold."""
+    if layers := batch_statistics_layers(stage):
+        raise BadInput(
+            f"strategy volunteer adds up gradients that are computed apart, and {type(layers[0]).__name__} needs "
+            "all of a batch together. Use GroupNorm or LayerNorm, or freeze it with eval()"
+        )
+    if device.type == "cuda" and any(_drops_out_in_cudnn(one) for one in stage.modules()):
+        raise BadInput(
+            "strategy volunteer computes passes again with the same random numbers, and cuDNN's dropout between "
+            "the layers of an RNN takes them from a state of its own. Use dropout=0 there, and nn.Dropout around it"
+        )
+    for one in stage.parameters():
+        if one.requires_grad and one.dtype not in FLOATS:
+            raise BadInput(f"strategy volunteer sends weights as float32, and a parameter is {one.dtype}")
 
 
 class StagePasses:
@@ -77,19 +101,7 @@ class StagePasses:
         self._of: tuple[int, int] | None = None  # step and attempt that these are of
         self.drew = False
         """Whether the last pass drew random numbers (dropout) from the device's generator."""
-        if layers := batch_statistics_layers(stage):
-            raise BadInput(
-                f"strategy volunteer adds up gradients that are computed apart, and {type(layers[0]).__name__} needs "
-                "all of a batch together. Use GroupNorm or LayerNorm, or freeze it with eval()"
-            )
-        if session.device.type == "cuda" and any(_drops_out_in_cudnn(one) for one in stage.modules()):
-            raise BadInput(
-                "strategy volunteer computes passes again with the same random numbers, and cuDNN's dropout between "
-                "the layers of an RNN takes them from a state of its own. Use dropout=0 there, and nn.Dropout around it"
-            )
-        for one in self.parameters:
-            if one.dtype not in FLOATS:
-                raise BadInput(f"strategy volunteer sends weights as float32, and a parameter is {one.dtype}")
+        check_stage(stage, session.device)
 
     def weights(self) -> torch.Tensor:
         """[P]."""

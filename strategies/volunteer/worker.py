@@ -38,8 +38,7 @@ COUNTED: Final = ("volunteers", "waiting", "answered", "returned", "late", "refu
 
 
 def build(context: WorkerContext) -> WorkerHalf:
-    if context.engine_parts is None:
-        raise BadInput("strategy volunteer computes the step itself: call run.prepare_pipeline in place of run.prepare")
+    assert context.engine_parts is not None  # or check_script had refused it
     engine = VolunteerEngine(context, context.engine_parts)
     return WorkerHalf(engine, measures=engine, links=engine.links, learned=engine)
 

@@ -22,6 +22,7 @@ STRATEGY: Final = Strategy(
     relayed=True,
     steps_for_one=1.0,
     worker="atoll.strategies.zen.worker:build",
+    sparse_gradients=True,
     simulator="atoll.strategies.zen.simulate:ZenSteps",
     view="atoll.strategies.zen.view:status",
 )

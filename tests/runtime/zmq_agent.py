@@ -125,6 +125,8 @@ class Volunteers:
 class FakeAgent:
     """Answers Hello, records everything, and sends what a test asks for. Owns its thread and the workers it starts."""
 
+    strategy_is_automatic = False
+
     def __init__(
         self,
         directory: Path,
@@ -532,6 +534,7 @@ class FakeAgent:
             else None,
             joins=beside,
             helping=helping,
+            strategy_is_automatic=self.strategy_is_automatic,
         )
         return SupervisorMessage(
             welcome=Welcome(

@@ -88,6 +88,7 @@ def join(
         links=links,
         view=0 if joins else 1,
         helping=launch.helping if launch is not None and launch.HasField("helping") else None,
+        strategy_is_automatic=launch is not None and launch.strategy_is_automatic,
         keys=launch.keys if launch is not None and launch.HasField("keys") else None,
     )
 

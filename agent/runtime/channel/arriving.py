@@ -27,6 +27,8 @@ class Plans:
     def take(self) -> None:
         """Take the plans that came since the last call."""
         for plan in self._session.link.take_plans(self._session.view) if self._session.link is not None else ():
+            if self._session.plans_of_another:
+                plan.strategy_params = ""
             try:
                 self._schedule.add(plan.id, plan.from_step, planned_from_wire(plan, self._strategy))
             except BadInput as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,7 @@ from atoll.agent.runtime.session.probe import Probe
 from atoll.agent.runtime.session.throttle import Throttle
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.agent.runtime.transport.relayed_links import RelayedLinks
+from atoll.strategies import registry
 from atoll.strategies.declaration import StrategySettings
 from atoll.v1.agents_pb2 import DataKeys, Helping, Member, ShardHolder
 from atoll.v1.common_pb2 import Level
@@ -91,6 +92,8 @@ class Session:
     keys: DataKeys | None = None  # likewise
     links: RelayedLinks | None = None  # of the view; None where nobody says how others are reached
     helping: Helping | None = None  # of a volunteer, which is no rank: whom it helps
+    strategy_is_automatic: bool = False  # the controller chose it, not the job's user
+    plans_of_another: bool = False  # plans of the view have parameters of a strategy that the script does not allow
 
     @property
     def incarnation(self) -> int:
@@ -106,6 +109,12 @@ class Session:
     def joins(self) -> bool:
         """True if this worker is still to be admitted to a view."""
         return self.view == 0
+
+    def fall_back(self, strategy: StrategySettings) -> None:
+        """Train by another strategy than the view's, whose plans count without their strategy's parameters."""
+        self.strategy, self.plans_of_another = strategy, True
+        if self.first is not None:
+            self.first = replace(self.first, params=registry.of(strategy).plan_parameters())
 
     def notice(self, level: Level.ValueType, text: str) -> None:
         """Notify the user: in this worker's output, and through the agent in the job's events."""

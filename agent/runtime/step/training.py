@@ -35,6 +35,7 @@ from atoll.agent.runtime.step.drivers.build import build_driver
 from atoll.agent.runtime.step.drivers.evaluated_model import EvaluatedModel
 from atoll.agent.runtime.step.drivers.step_driver import CurrentView, StepParts
 from atoll.agent.runtime.step.measures.clock import StepClock, marks_of
+from atoll.agent.runtime.step.measures.gradient_density import GradientDensity
 from atoll.agent.runtime.step.measures.non_finite import NonFinite
 from atoll.agent.runtime.step.optimizers.dry_run import DryRunSteps
 from atoll.agent.runtime.step.optimizers.scaled_steps import ScaledSteps
@@ -46,6 +47,7 @@ from atoll.agent.runtime.step.state.state_keeper import StateKeeper
 from atoll.agent.runtime.step.state.step_reporter import Silent, StepReporter
 from atoll.agent.runtime.step.update_hooks import UpdateHooks, UpdateParts
 from atoll.agent.runtime.strategy_interface.capabilities import EngineParts, StepEvents
+from atoll.agent.runtime.strategy_interface.script_checks import AllowedStrategies, Script
 from atoll.errors import AtollError
 from atoll.v1.agents_pb2 import Prepared
 from atoll.v1.common_pb2 import LinkSample
@@ -67,11 +69,15 @@ class Training:
         """engine_parts: where the script calls `step` in place of its own passes and updates."""
         self._session, self._engine_parts = session, engine_parts
         self._prepared: Prepared | None = None  # as the agent was told
+        model.to(session.device)
+        script = Script(model=model, optimizers=optimizers, engine_parts=engine_parts, device=session.device)
+        self._allowed = AllowedStrategies(session, script)
         if layers := batch_statistics_layers(model):
             settings = replace(settings, min_local_batch=2)
         self.model = self._model = model
         self._optimizers, self._settings, self._tracked = optimizers, settings, tracked
         self._trained = [one for one in model.parameters() if one.requires_grad]
+        self._density: GradientDensity | None = None  # until it is measured
         place = session.place
         self._schedule = PlanSchedule(place.world_size, session.first, samples=known_count(settings))
         self.loader: Loader[Any] = Loader(
@@ -83,7 +89,6 @@ class Training:
             handed_out=self._handed_out,
             device=session.device,
         )
-        model.to(session.device)
         self._clock = StepClock(marks_of(session.device), throttle=session.throttle)
         self._reporter = StepReporter(session.link.outbox) if session.link is not None else Silent()
         self._muted, self._non_finite = DryRunSteps(session.probe), NonFinite(session)
@@ -188,6 +193,8 @@ class Training:
         self.state.start(self.loader.position)
         if session.link is not None:
             self._prepared = prepared(self._model, self._optimizers, self.loader, trains, self.state.bytes)
+            self._allowed.add_facts(self._prepared)
+            self._density = GradientDensity(self._model)
             session.link.outbox.add(prepared=self._prepared)
         seed_step(session.seed, session.place.rank, self.loader.position.step)
         torch.clear_autocast_cache()
@@ -220,7 +227,7 @@ class Training:
         self.calls.epochs = total
         self._tell(epochs=max(total, 0))
 
-    def _tell(self, **changed: int) -> None:
+    def _tell(self, **changed: float) -> None:
         """Report what changed of what the controller knows of the script."""
         if self._session.link is not None and self._prepared is not None:
             for name, value in changed.items():
@@ -333,6 +340,9 @@ class Training:
 
     def _at_boundary(self) -> None:
         self._boundary.run()
+        if self._density is not None and (density := self._density.take()) is not None:
+            self._tell(gradient_density=density)
+            self._density = None
 
     def _handed_out(self) -> None:
         """Note what the step of the batch needs from its plan, as the script gets the batch."""

@@ -31,7 +31,10 @@ parser.add_argument("--adam", action="store_true", help="an optimizer that keeps
 parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
 parser.add_argument("--often", action="store_true", help="a generation in memory every step")
 parser.add_argument("--stream", action="store_true", help="the same samples as a stream, in an order drawn per epoch")
+parser.add_argument("--float64", action="store_true", help="parameters that sparse exchanges do not take")
 options = parser.parse_args()
+if options.float64:
+    torch.set_default_dtype(torch.float64)
 
 SAMPLES, BATCH = 100, 12  # 8 whole batches and one of 4 in each epoch
 

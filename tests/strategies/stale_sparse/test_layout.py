@@ -5,9 +5,16 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.model.memory_order import flat_view
+from atoll.agent.runtime.strategy_interface.script_checks import Script
 from atoll.errors import BadInput
 from atoll.strategies.shared_params.engine_tensors import EngineTensor, forward_tensors
-from atoll.strategies.stale_sparse.optimizer_rules import Rates, adopt_optimizer_state, lay_out_for_gradients
+from atoll.strategies.stale_sparse.optimizer_rules import (
+    Rates,
+    adopt_optimizer_state,
+    check_script,
+    lay_out_for_gradients,
+)
+from atoll.strategies.stale_sparse.settings import StaleSparse
 from atoll.strategies.stale_sparse.worker import pace_of
 
 
@@ -75,7 +82,7 @@ def test_a_parameter_with_gaps_is_refused_by_name() -> None:
     model = nn.Linear(2, 2)
     model.weight = nn.Parameter(torch.zeros(4, 4)[:2, :2])
     with pytest.raises(BadInput, match="parameter weight is torch.float32, 4 entries, strides"):
-        laid_out(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        check_script(StaleSparse(), Script(model=model, optimizers=[], engine_parts=None, device=torch.device("cpu")))
 
 
 def test_moments_of_a_checkpoint_are_gone_on_from_and_seen_in_the_optimizers_state() -> None:

@@ -13,16 +13,14 @@ from atoll.agent.runtime.step.drivers.local_update_step import LocalUpdateStep
 from atoll.agent.runtime.step.drivers.reduced_step import ReducedStep
 from atoll.agent.runtime.step.drivers.single_step import SingleStep
 from atoll.agent.runtime.step.drivers.step_driver import StepDriver, StepParts
-from atoll.agent.runtime.step.optimizers.sparse_gradients import refuse_dense_optimizers, refuse_sparse_modules
 from atoll.agent.runtime.strategy_interface.capabilities import (
     Engine,
     EngineParts,
     LocalUpdate,
-    SeparateReducer,
     WorkerContext,
     WorkerHalf,
 )
-from atoll.errors import BadInput
+from atoll.agent.runtime.strategy_interface.script_checks import Script, check_script
 from atoll.strategies import registry
 from atoll.strategies.declaration import load
 
@@ -36,6 +34,8 @@ def build_driver(
     half of the view before. Raises BadInput for what the strategy cannot train."""
     session, model = parts.session, parts.model
     group, strategy = session.group, registry.of(session.strategy)
+    script = Script(model=model, optimizers=parts.optimizers, engine_parts=engine_parts, device=session.device)
+    check_script(session.strategy, script)
     channel = Channel(session, parts.links_busy)
     context = WorkerContext(
         session=session,
@@ -50,15 +50,6 @@ def build_driver(
     )
     half: WorkerHalf = load(strategy.worker)(context)
     capability = half.capability
-    if engine_parts is not None and not isinstance(capability, Engine):
-        raise BadInput(
-            f"run.prepare_pipeline needs a strategy with an engine of its own, and {strategy.name} has none. Use "
-            'strategy "groups", or run.prepare'
-        )
-    if isinstance(capability, SeparateReducer):
-        refuse_dense_optimizers(model, parts.optimizers)
-    else:
-        refuse_sparse_modules(model)
     local = isinstance(capability, LocalUpdate)
     proposals: ProposalExchange | None = None
     if group is not None:
