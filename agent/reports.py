@@ -54,6 +54,7 @@ def status_of(worker: Worker) -> common_pb2.WorkerStatus:
         status.exit_code = worker.exit.code
         status.exit_kind = common_pb2.ExitKind.Value(f"EXIT_KIND_{worker.exit.kind.name}")
         status.reason = " ".join(worker.exit.reason.split())[:MAX_REASON]
+        status.overflow_batch = worker.local_batch if worker.exit.out_of_memory else 0
     return status
 
 

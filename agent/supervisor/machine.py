@@ -87,6 +87,7 @@ class Worker:
     progress: Progress = field(default_factory=Progress)
     step: int = 0
     plan: int = 0
+    local_batch: int = 0
     trained: bool = False
     view: ViewReport | None = None
     volunteer_port: int = 0
@@ -154,6 +155,7 @@ def _of_worker(
                 progress=progress,
                 step=alive.step,
                 plan=alive.plan,
+                local_batch=alive.local_batch,
                 trained=alive.trained,
                 view=alive.view if alive.HasField("view") else None,
                 volunteer_port=alive.volunteer_port,

@@ -47,13 +47,13 @@ def explore_batch(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | No
     policy, total = given.policy, sum(rank.local_batch for rank in ranks)
     if given.current.total_batch or not total or not policy.initial_batch or not given.profile.sampled_steps:
         return None
-    other = min(math.ceil(total * EXPLORATION_FACTOR), policy.max_batch)
+    other = int(min(math.ceil(total * EXPLORATION_FACTOR), policy.max_batch, given.most_samples))
     if other <= total:
         other = max(int(total / EXPLORATION_FACTOR), policy.min_batch, len(ranks))
     if other == total:
         return None
     times = [rank.compute_s / max(rank.local_batch, 1) for rank in ranks]
-    decision = by_time(times, other)
+    decision = by_time(times, other, given.bounds)
     return plan_after(
         given,
         decision,
@@ -129,7 +129,9 @@ def _decide(
             candidates=tuple(candidates),
             initial_batch=given.policy.initial_batch,
             noise_scale=scale,
-            nodes=tuple(node_model(estimate, 1) for estimate in estimates),
+            nodes=tuple(
+                node_model(estimate, 1, high or None) for estimate, high in zip(estimates, given.bounds, strict=True)
+            ),
             rule=_rule(given),
             batches_per_update=given.policy.batches_per_update,
             gamma=overlap.gamma,
@@ -154,6 +156,7 @@ def _plan(given: Given, decision: Decision[GoodputInput, GoodputPlan], promise: 
         f"gradient noise scale {decision.given.noise_scale:.0f}: "
         f"{changed('batch', sum(before), planned.total_batch)}, "
         f"local batches {listed(before)} → {listed(planned.batches)}, learning rate x {factor:.3g}, {promise}"
+        f"{given.bound_in_words(planned.batches)}"
     )
     return plan_after(
         given,
@@ -170,7 +173,7 @@ def _plan(given: Given, decision: Decision[GoodputInput, GoodputPlan], promise: 
 def _candidates(given: Given, total: int) -> list[int]:
     policy = given.policy
     low = max(policy.min_batch, math.ceil(total / MAX_BATCH_CHANGE), given.world_size)
-    high = min(policy.max_batch, math.floor(total * MAX_BATCH_CHANGE))
+    high = int(min(policy.max_batch, math.floor(total * MAX_BATCH_CHANGE), given.most_samples))
     between = candidates_between(low, high, MAX_CANDIDATES) if low <= high else ()
     return sorted({*between, total})
 

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from atoll.controller.deciding.words import changed, listed, ratios
 from atoll.controller.planners.batches.splits import EvenInput, InverseTimeInput, InverseTimePlan, TimedNode
+from atoll.controller.planners.batches.water_filling import Bounds
 from atoll.controller.planners.registry import EVEN, INVERSE_TIME, Decision
-from atoll.controller.state.records import JobPins, PlanRecord
+from atoll.controller.state.records import DeviceMemory, JobPins, PlanRecord
 
 MAX_EQUAL_RATIO: Final = 1.2
 """Largest ratio of times that counts as equal: a benchmark of a fraction of a second cannot tell more."""
-NOMINAL_BATCH: Final = 1000
-"""Total batch of a first plan before the script has reported its own; only the ratios of shares count then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Device of a rank. speed: as set for its agent, 1.0 = full. work_per_s: measured on a fixed calculation, 0 if not
-    measured."""
+    measured. memory: what the job knows of its memory, None if it has not trained there."""
 
     node: str
     device: int
     speed: float
     work_per_s: float = 0.0
+    memory: DeviceMemory | None = None
+
+    @property
+    def max_batch(self) -> int:
+        """Return the most samples that its memory holds, 0 if that is not known."""
+        return self.memory.max_batch if self.memory else 0
 
     @property
     def name(self) -> str:
@@ -38,16 +44,38 @@ def first_plan(
 ) -> PlanRecord:
     """Return a run's first plan, from its devices' speeds in earlier runs, else from their set speeds.
 
-    learned: seconds per sample by "node/device". total_batch: 0 if no earlier run reported it.
+    A device whose memory is not known gets no more than the even share. learned: seconds per sample by "node/device".
+    total_batch: 0 if no earlier run reported it.
     """
-    if split == "even":
-        return _even(run, len(places), total_batch)
+    if split == "even" or not total_batch:
+        return _even(run, places, total_batch)
     times, why = _times(places, learned)
     if max(times) <= MAX_EQUAL_RATIO * min(times):
-        return _even(run, len(places), total_batch)
-    decision = by_time(times, total_batch or NOMINAL_BATCH)
+        return _even(run, places, total_batch)
+    decision = by_time(times, total_batch, memory_bounds(places, learned, total_batch))
     shares = decision.plan.batches if total_batch >= len(places) else decision.plan.continuous
-    return first_record(run, shares, decision, f"{why}: {ratios(times)}")
+    return first_record(run, shares, decision, f"{why}: {ratios(times)}{_bound_by_memory(places, shares)}")
+
+
+def memory_bounds(places: Sequence[Place], learned: Collection[str], total_batch: int) -> list[int]:
+    """Return the most samples of each device: what its memory holds; where that is not known, the even share or what it
+    trained.
+
+    learned: devices whose speed is known. If all together hold less than the batch, they share it in proportion to
+    what they hold."""
+    even = math.ceil(total_batch / len(places))
+    bounds = []
+    for place in places:
+        trained = place.memory.trained if place.memory else total_batch if place.name in learned else 0
+        bounds.append(place.max_batch or max(even, trained))
+    held = sum(bounds)
+    return bounds if held >= total_batch else [math.ceil(total_batch * bound / held) for bound in bounds]
+
+
+def _bound_by_memory(places: Sequence[Place], shares: Sequence[float]) -> str:
+    """Name the devices whose share is what their memory holds; empty if there is none."""
+    bound = [place.name for place, share in zip(places, shares, strict=True) if 0 < place.max_batch <= share]
+    return f"; the memory of {', '.join(bound[:4])} bounds its share" if bound else ""
 
 
 def first_record(run: int, shares: Sequence[float], decision: Decision[Any, Any], reason: str) -> PlanRecord:
@@ -82,17 +110,35 @@ def least_batch(total_batch: int, ranks: int) -> int:
     return 1 if total_batch >= ranks else 0
 
 
-def by_time(times: Sequence[float], total_batch: int) -> Decision[InverseTimeInput, InverseTimePlan]:
-    """Split the batch by speed. times: seconds per sample, by rank."""
+def by_time(
+    times: Sequence[float], total_batch: int, max_batches: Sequence[int] = ()
+) -> Decision[InverseTimeInput, InverseTimePlan]:
+    """Split the batch by speed. times: seconds per sample, by rank. max_batches: 0 or left out: not bounded."""
     low = least_batch(total_batch, len(times))
-    nodes = tuple(TimedNode.of_measured(min_batch=low, seconds_per_sample=time_s) for time_s in times)
+    nodes = tuple(
+        TimedNode.of_measured(min_batch=low, seconds_per_sample=time_s, **bound_of(high, low))
+        for time_s, high in zip(times, max_batches or [0] * len(times), strict=True)
+    )
     return INVERSE_TIME.decide(InverseTimeInput(total_batch=total_batch, nodes=nodes))
 
 
-def _even(run: int, ranks: int, total_batch: int) -> PlanRecord:
-    decision = EVEN.decide(EvenInput(total_batch=max(total_batch, ranks), nodes=ranks))
+def bound_of(max_batch: int, min_batch: int = 0) -> dict[str, int]:
+    """Return a planner's fields for the most samples of a node; none where it is 0, which is not bounded."""
+    return {"max_batch": max(max_batch, min_batch)} if max_batch else {}
+
+
+def _even(run: int, places: Sequence[Place], total_batch: int) -> PlanRecord:
+    ranks, total = len(places), max(total_batch, len(places))
+    nodes: int | tuple[Bounds, ...] = ranks
+    if total_batch and any(place.max_batch and place.max_batch < math.ceil(total / ranks) for place in places):
+        names = [place.name for place in places]  # the devices of unknown memory take what is left
+        nodes = tuple(Bounds(max_batch=high) for high in memory_bounds(places, names, total))
+    decision = EVEN.decide(EvenInput(total_batch=total, nodes=nodes))
+    batches = decision.plan.batches
     reason = "one worker" if ranks == 1 else f"the same for all {ranks} workers"
-    return first_record(run, decision.plan.batches, decision, reason)
+    if len(set(batches)) > 1 and not isinstance(nodes, int):
+        reason = f"as equal as memory allows{_bound_by_memory(places, batches)}"
+    return first_record(run, batches, decision, reason)
 
 
 def pinned_plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
@@ -93,7 +94,8 @@ class Policy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
     """State of one run. now_s, planned_s: monotonic clock; `current` was issued at planned_s. islands: by rank, empty
-    if there is only one."""
+    if there is only one. max_batches: samples that the memory of each rank's device holds, by rank, 0 where nothing
+    bounds them; empty if nothing bounds any."""
 
     now_s: float
     planned_s: float
@@ -101,10 +103,26 @@ class Given:
     profile: Profile
     policy: Policy
     islands: tuple[str, ...] = ()
+    max_batches: tuple[int, ...] = ()
 
     @property
     def world_size(self) -> int:
         return len(self.current.shares)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Return max_batches, one for each rank."""
+        return self.max_batches or (0,) * self.world_size
+
+    @property
+    def most_samples(self) -> float:
+        """Return the largest total batch that all devices together hold; infinite if one is not bounded."""
+        return sum(self.bounds) if all(self.bounds) else math.inf
+
+    def bound_in_words(self, batches: Sequence[int]) -> str:
+        """Name the ranks whose batch is what their memory holds; empty if there is none."""
+        bound = [rank for rank, (high, batch) in enumerate(zip(self.bounds, batches, strict=True)) if 0 < high <= batch]
+        return f"; memory bounds the share of rank {', '.join(map(str, bound[:8]))}" if bound else ""
 
     def ranks(self) -> list[RankProfile] | None:
         """Return all ranks as measured under the present plan, None while one is not measured."""

@@ -80,7 +80,7 @@ def _by_inverse_time(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord |
     times = [rank.compute_s / rank.local_batch for rank in ranks]
     if is_near_best([rank.compute_s for rank in ranks], total / sum(1 / time for time in times), MIN_GAIN):
         return None
-    decision = by_time(times, total)
+    decision = by_time(times, total, given.bounds)
     batches = decision.plan.batches
     before = [rank.local_batch for rank in ranks]
     old_s = expected_step_s(ranks, [rank.compute_s for rank in ranks])
@@ -90,7 +90,7 @@ def _by_inverse_time(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord |
         return None
     reason = (
         f"device speeds {ratios(times)}: local batches {listed(before)} → {listed(batches)}, "
-        f"step {old_s:.3g} → {new_s:.3g} s predicted"
+        f"step {old_s:.3g} → {new_s:.3g} s predicted{given.bound_in_words(batches)}"
     )
     return plan_after(
         given,
@@ -123,7 +123,10 @@ def _by_optperf(given: Given, ranks: Sequence[RankProfile], estimates: Sequence[
         decision = OPTPERF.decide(
             OptPerfInput.of_measured(
                 total_batch=sum(before),
-                nodes=tuple(_within(max_change, low, e, b) for e, b in zip(estimates, before, strict=True)),
+                nodes=tuple(
+                    _within(max_change, low, e, b, high)
+                    for e, b, high in zip(estimates, before, given.bounds, strict=True)
+                ),
                 gamma=overlap.gamma,
                 t_o=overlap.t_o,
                 t_u=overlap.t_u,
@@ -144,6 +147,7 @@ def _by_optperf(given: Given, ranks: Sequence[RankProfile], estimates: Sequence[
         f"device speeds {ratios([e.compute_s(sum(before) / len(ranks)) for e in estimates])}: local batches "
         f"{listed(before)} → {listed(batches)}, step {old_s:.3g} → {new_s:.3g} s predicted"
         + (f" ({bound} of {len(ranks)} ranks wait for communication)" if bound else "")
+        + given.bound_in_words(batches)
     )
     return plan_after(
         given,
@@ -155,10 +159,10 @@ def _by_optperf(given: Given, ranks: Sequence[RankProfile], estimates: Sequence[
     )
 
 
-def _within(max_change: float | None, low: int, estimate: NodeEstimate, batch: int) -> NodeModel:
-    """Return the rank's model, its batch within the factor `max_change` of the present one."""
+def _within(max_change: float | None, low: int, estimate: NodeEstimate, batch: int, held: int) -> NodeModel:
+    """Return the rank's model, its batch within the factor `max_change` of the present one and what memory holds."""
     if max_change is None:
-        return node_model(estimate, low)
-    return node_model(
-        estimate, max(min(low, batch), math.floor(batch / max_change)), max(low, math.ceil(batch * max_change))
-    )
+        return node_model(estimate, low, max(held, low) if held else None)
+    least = max(min(low, batch), math.floor(batch / max_change))
+    most = max(low, math.ceil(batch * max_change))
+    return node_model(estimate, least, max(min(most, held or most), least))

@@ -103,6 +103,25 @@ class Standby(EtcdRecord):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory(EtcdRecord):
+    """Samples that a device holds at once in a job; 0 where that is not known. trained: the most that it trained.
+    measured: the most by its measured peak memory. failed: the fewest for which its memory did not suffice; allowed:
+    the most that plans may give it since. repeated: it failed again with as many as before."""
+
+    trained: int = 0
+    measured: int = 0
+    failed: int = 0
+    allowed: int = 0
+    repeated: bool = False
+
+    @property
+    def max_batch(self) -> int:
+        """Return the most samples that plans may give the device; 0 if nothing bounds them."""
+        known = max(self.measured, self.trained) if self.measured else 0
+        return min(known or self.allowed, self.allowed or known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Growth(EtcdRecord):
     """Speed of a job when it last admitted devices, until it is known whether they helped.
 
@@ -160,8 +179,9 @@ class JobLearned(EtcdRecord):
     initial_batch: the script's own total batch. optimizer: family of its optimizers. batches_per_update: batches that
     an update adds up. workload_fingerprint: of what its script prepared. shared_bytes, own_bytes: state of all ranks,
     and of each. adapted: the controller's last decision, for the first plan of the next run. By "node/device":
-    speeds, seconds per sample; learned_at, the work_per_s that those devices measured then; standby, the devices that
-    the job leaves out. one_island: None while no island is known to train faster alone."""
+    speeds, seconds per sample; learned_at, the work_per_s that those devices measured then; memory, the samples that
+    they hold; standby, the devices that the job leaves out. one_island: None while no island is known to train faster
+    alone."""
 
     total_batch: int = 0
     initial_batch: int = 0
@@ -173,6 +193,7 @@ class JobLearned(EtcdRecord):
     adapted: Adapted | None = None
     speeds: Mapping[str, float] = field(default_factory=dict)
     learned_at: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, DeviceMemory] = field(default_factory=dict)
     standby: Mapping[str, Standby] = field(default_factory=dict)
     growth: Growth | None = None
     one_island: OneIsland | None = None
@@ -209,7 +230,7 @@ class JobRecord(EtcdRecord):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitRecord(EtcdRecord):
     """The recorded end of a worker. order: counts the exits of its run as they were recorded, from 0. uses_atoll: the
-    worker had called atoll.init."""
+    worker had called atoll.init. overflow_batch: samples of its step for which its memory did not suffice, else 0."""
 
     kind: WorkerExitKind
     code: int = 0
@@ -217,6 +238,7 @@ class ExitRecord(EtcdRecord):
     step: int = 0
     order: int = 0
     uses_atoll: bool = False
+    overflow_batch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

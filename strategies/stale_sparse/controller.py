@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from atoll.controller.deciding.cost_model import change_uncertainty_s, expected_step_s, predicted_step_s
-from atoll.controller.deciding.first import least_batch
+from atoll.controller.deciding.first import bound_of, least_batch
 from atoll.controller.deciding.given import MAX_BATCH_CHANGE, MIN_GAIN, Given, plan_after
 from atoll.controller.deciding.words import changed, listed, mbit, percent
 from atoll.controller.estimators.saturation import SaturationEstimate, curve_of
@@ -105,7 +105,10 @@ def _ask(given: Given, ranks: Sequence[RankProfile], value_bytes: float, converg
     if len(islands) > 1 and any(name not in profile.links for name in islands):
         return None
     asked = TtaInput.of_measured(
-        devices=tuple(_device(given, rank, islands.index(given.islands[i]), total) for i, rank in enumerate(ranks)),
+        devices=tuple(
+            _device(given, rank, islands.index(given.islands[i]), total, given.bounds[i])
+            for i, rank in enumerate(ranks)
+        ),
         bandwidths=tuple(
             USED * profile.links[name].bandwidth_bps / 8 if name in profile.links else 1e12 for name in islands
         ),
@@ -133,13 +136,17 @@ def _totals(given: Given, total: int, ranks: int) -> tuple[int, int]:
     if not policy.adapts_batch or policy.surrogate is None:
         return total, total
     low = max(policy.min_batch, math.ceil(total / MAX_BATCH_CHANGE), math.ceil(policy.surrogate.batches[0]), ranks)
-    high = min(policy.max_batch, math.floor(total * MAX_BATCH_CHANGE), math.floor(policy.surrogate.batches[-1]))
+    most = (policy.max_batch, total * MAX_BATCH_CHANGE, policy.surrogate.batches[-1], given.most_samples)
+    high = math.floor(min(most))
     return (low, high) if low <= high else (total, total)
 
 
-def _device(given: Given, rank: RankProfile, island: int, total: int) -> MeasuredDevice | SaturatingDevice:
-    """Return a rank's step times: its estimate, else in proportion to the batch. A fixed split becomes bounds."""
-    bounds = {"min_batch": least_batch(total, given.world_size)}
+def _device(given: Given, rank: RankProfile, island: int, total: int, held: int) -> MeasuredDevice | SaturatingDevice:
+    """Return a rank's step times: its estimate, else in proportion to the batch. A fixed split becomes bounds.
+
+    held: samples that its memory holds, 0 if nothing bounds them."""
+    low = least_batch(total, given.world_size)
+    bounds = {"min_batch": low, **bound_of(held, low)}
     if given.policy.fixed_split:
         bounds = {"min_batch": rank.local_batch, "max_batch": rank.local_batch}
     curve = curve_of(rank)

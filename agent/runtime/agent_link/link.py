@@ -60,7 +60,7 @@ class AgentLink:
         self.on_overdue: Callable[[Stop], None] | None = None
         self.on_strategy: Callable[[str], None] | None = None
         self.on_view: Callable[[View], None] | None = None
-        self.step, self.plan, self.trained = 0, 0, False  # what Alive says
+        self.step, self.plan, self.local_batch, self.trained = 0, 0, 0, False  # what Alive says
         self.volunteer_port = 0  # likewise: where this worker takes volunteers' help
         self.obeyed = False  # the training thread is carrying the stop out
         self._world_size = place.world_size
@@ -234,6 +234,7 @@ class AgentLink:
         alive = Alive(
             step=self.step,
             plan=self.plan,
+            local_batch=self.local_batch,
             trained=self.trained,
             saving=progress.saving,
             saved_bytes=progress.own_bytes + progress.peer_bytes,

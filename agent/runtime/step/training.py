@@ -349,6 +349,8 @@ class Training:
         torch.clear_autocast_cache()  # the boundary may have changed weights: others' updates, a restored state
         batch = self.loader.current
         assert batch is not None
+        if self._session.link is not None:
+            self._session.link.local_batch = batch.local
         self.passes.muted = self._muted()
         self.passes.params = self._schedule.planned_at(batch.step).params
         self.passes.learning_rate_factor = self.learning_rate_factor

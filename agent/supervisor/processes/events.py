@@ -29,6 +29,8 @@ class Exit:
     code: int
     """Exit code; negative: the signal. 0 for a worker that never was a process."""
     reason: str
+    out_of_memory: bool = False
+    """The memory of its device or machine did not suffice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,10 @@ _RANK: Final = re.compile(r"^\[rank\d+\]: ")
 """Prefix that torch puts before each line of a traceback inside a process group."""
 _RAISED: Final = re.compile(r"(\w+\.)*[A-Z]\w*(:|$)")
 """An exception's line. Other last lines are no reason by themselves."""
+_OUT_OF_MEMORY: Final = re.compile(
+    r"OutOfMemoryError|MemoryError\b|CUDA out of memory|[Cc]an(no|')t allocate memory|CUBLAS_STATUS_ALLOC_FAILED"
+)
+"""Exceptions of torch on GPUs and CPUs, of Python and numpy, where an allocation failed."""
 _MISSING_FILE: Final = re.compile(r"FileNotFoundError: \[Errno 2\] .*: '([^']*)'$")
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])")
 _CONTROL: Final = re.compile(r"[^\t\x20-\x7e\xa0-\U0010ffff]")
@@ -37,9 +41,12 @@ def classify(ended: Ended, kill: tuple[ExitKind, str] | None) -> Exit:
     if kill is not None:
         return Exit(kill[0], code, kill[1])
     if code < 0:
-        return Exit(ExitKind.SIGNALLED, code, f"killed by {signal_name(-code)}{_memory_hint(ended)}")
+        killed = code == -signal.SIGKILL and ended.out_of_memory
+        hint = ": the kernel ran out of memory meanwhile. Fewer workers on this node need less" if killed else ""
+        return Exit(ExitKind.SIGNALLED, code, f"killed by {signal_name(-code)}{hint}", killed)
     if _RAISED.match(words):
-        return Exit(ExitKind.FAILED, code, f"{words}{_travel_hint(words)}"[:MAX_REASON])
+        overflow = _OUT_OF_MEMORY.search(words) is not None
+        return Exit(ExitKind.FAILED, code, f"{words}{_travel_hint(words)}"[:MAX_REASON], overflow)
     said = f"its last line: {words}"[: MAX_REASON // 2] if words else "without a word"
     return Exit(ExitKind.FAILED, code, f"exit code {code}, {said}")
 
@@ -50,12 +57,6 @@ def signal_name(number: int) -> str:
         return f"signal {number} ({signal.Signals(number).name})"
     except ValueError:  # a real-time signal
         return f"signal {number}"
-
-
-def _memory_hint(ended: Ended) -> str:
-    if ended.exit_code == -signal.SIGKILL and ended.out_of_memory:
-        return ": the kernel ran out of memory meanwhile. Use smaller batches or fewer workers on this node"
-    return ""
 
 
 def _travel_hint(words: str) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from atoll.controller.deciding.cost_model import NO_OVERLAP, rank_times
+from atoll.controller.deciding.first import bound_of
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.planners.batches.admission import AdmissionInput, AdmissionPlan, Offer
 from atoll.controller.planners.batches.goodput import candidates_between
@@ -44,10 +45,12 @@ _WORK_AT_ONCE: Final = 16_000  # workers times offers: 0.15 s of planning
 
 @dataclass(frozen=True, slots=True, order=True)
 class RatedDevice:
-    """A device by "node/device", with what its agent measured; 0 where it did not."""
+    """A device by "node/device", with what its agent measured; 0 where it did not. max_batch: samples that its memory
+    holds, 0 if not known."""
 
     name: str
     work_per_s: float
+    max_batch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,22 +105,23 @@ def answer(question: AdmissionQuestion) -> AdmissionAnswer | None:
     models = _models(question.profile, len(question.workers))
     if models is None:
         return None
-    predicted = {offer.name: _predicted(question, models, offer) for offer in question.offers}
-    unknown = tuple(name for name, model in predicted.items() if model is None)
+    predicted = [(offer, _predicted(question, models, offer)) for offer in question.offers]
+    unknown = tuple(offer.name for offer, model in predicted if model is None)
     batch = question.profile.total_batch / (len(models) + 1)
-    known = [(name, model) for name, model in predicted.items() if model is not None]
-    known.sort(key=lambda pair: (pair[1].per_sample_s(batch), pair[0]))
+    known = [(offer, model) for offer, model in predicted if model is not None]
+    known.sort(key=lambda pair: (pair[1].per_sample_s(batch), pair[0].name))
     known = known[: max(4, min(MAX_JUDGED, _WORK_AT_ONCE // len(models)))]
     if not known:
         return AdmissionAnswer({}, {}, unknown)
     overlap, larger = _overlaps(question.profile, models)
     uncertainty = _uncertainty(question.profile, models)
+    bounded = [(model, worker.max_batch) for model, worker in zip(models, question.workers, strict=True)]
     try:
         decision = ADMISSION.decide(
-            _planner_input(question, models, known, overlap=overlap, larger=larger, uncertainty=uncertainty)
+            _planner_input(question, bounded, known, overlap=overlap, larger=larger, uncertainty=uncertainty)
         )
     except NoFeasiblePlan as error:
-        return AdmissionAnswer({}, {name: str(error) for name, _ in known}, unknown)
+        return AdmissionAnswer({}, {offer.name: str(error) for offer, _ in known}, unknown)
     reasons = {verdict.name: verdict.reason.partition(": ")[2] for verdict in decision.plan.verdicts}
     admitted = {name: reasons[name] for name in decision.plan.admitted}
     waiting = {name: reason for name, reason in reasons.items() if name not in admitted}
@@ -142,9 +146,9 @@ def dispensable(question: AdmissionQuestion) -> Dispensable | None:
     if models is None or ranks < 2:
         return None
     rank = max(range(ranks), key=lambda r: (models[r].per_sample_s(profile.ranks[r].local_batch), r))
-    others = [model for r, model in enumerate(models) if r != rank]
+    others = [(model, question.workers[r].max_batch) for r, model in enumerate(models) if r != rank]
     overlap, _ = _overlaps(profile, models)
-    slowest = (question.workers[rank].name, models[rank])
+    slowest = (question.workers[rank], models[rank])
     uncertainty = _uncertainty(profile, models)
     asked = _planner_input(question, others, [slowest], overlap=overlap, larger=overlap, uncertainty=uncertainty)
     try:
@@ -160,19 +164,20 @@ def dispensable(question: AdmissionQuestion) -> Dispensable | None:
 
 def _planner_input(
     question: AdmissionQuestion,
-    models: Sequence[_Model],
-    offers: Sequence[tuple[str, _Model]],
+    models: Sequence[tuple[_Model, int]],
+    offers: Sequence[tuple[RatedDevice, _Model]],
     *,
     overlap: Overlap,
     larger: Overlap,
     uncertainty: float,
 ) -> AdmissionInput:
-    """overlap, larger: of the run, and with an offer. uncertainty: of the run's predicted step."""
+    """models: with the samples that each holds. overlap, larger: of the run, and with an offer. uncertainty: of the
+    run's predicted step."""
     profile = question.profile
     low, high = question.batch_range or (profile.total_batch, profile.total_batch)
     return AdmissionInput.of_measured(
         candidates=candidates_between(low, high, CANDIDATES if high > low else 1),
-        nodes=tuple(NodeModel.of_measured(**_node(model)) for model in models),
+        nodes=tuple(NodeModel.of_measured(**_node(model, held)) for model, held in models),
         gamma=overlap.gamma,
         t_o=overlap.t_o,
         t_u=overlap.t_u,
@@ -180,8 +185,14 @@ def _planner_input(
         initial_batch=profile.total_batch,
         batches_per_update=question.batches_per_update,
         offers=tuple(
-            Offer.of_measured(name=name, uncertainty=model.error, t_o=larger.t_o, t_u=larger.t_u, **_node(model))
-            for name, model in offers
+            Offer.of_measured(
+                name=offer.name,
+                uncertainty=model.error,
+                t_o=larger.t_o,
+                t_u=larger.t_u,
+                **_node(model, offer.max_batch),
+            )
+            for offer, model in offers
         ),
         uncertainty=uncertainty,
         cost=min(question.restart_s / PAYBACK_S, 1.0),
@@ -189,9 +200,9 @@ def _planner_input(
     )
 
 
-def _node(model: _Model) -> dict[str, Any]:
+def _node(model: _Model, held: int) -> dict[str, Any]:
     # Every rank gets a sample: an idle one would never be measured again.
-    return {"q": model.q, "s": model.s, "k": model.k, "m": model.m, "min_batch": 1}
+    return {"q": model.q, "s": model.s, "k": model.k, "m": model.m, "min_batch": 1, **bound_of(held, 1)}
 
 
 def _models(profile: Profile, ranks: int) -> list[_Model] | None:

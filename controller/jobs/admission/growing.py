@@ -22,6 +22,7 @@ from atoll.controller.jobs.admission.admitting import (
     answer,
     dispensable,
 )
+from atoll.controller.jobs.model.device_memory import UNKNOWN, name_of
 from atoll.controller.jobs.model.observed import GROW_STABLE_S, ObservedJob, PassClock
 from atoll.controller.jobs.model.policy import policy_of
 from atoll.controller.jobs.model.start import FreeDevice, same_work
@@ -184,7 +185,7 @@ def _question(
     return AdmissionQuestion(
         profile=profile,
         workers=_workers(observed, run),
-        offers=[RatedDevice(d.name, d.work_per_s) for d in free],
+        offers=[RatedDevice(d.name, d.work_per_s, _held(observed, d.name)) for d in free],
         learned=known,
         split=observed.job.spec.split,
         batch_range=(policy.min_batch, policy.max_batch) if policy.adapts_batch else None,
@@ -195,7 +196,14 @@ def _question(
 
 def _workers(observed: ObservedJob, run: RunRecord) -> list[RatedDevice]:
     devices = [(member, observed.device_of(member)) for member in run.members]
-    return [RatedDevice(f"{m.node}/{m.device}", device.work_per_s if device else 0.0) for m, device in devices]
+    return [
+        RatedDevice(name_of(m), device.work_per_s if device else 0.0, _held(observed, name_of(m)))
+        for m, device in devices
+    ]
+
+
+def _held(observed: ObservedJob, name: str) -> int:
+    return observed.job.learned.memory.get(name, UNKNOWN).max_batch
 
 
 def _unmeasured(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice], clock: PassClock) -> AdmissionAnswer:

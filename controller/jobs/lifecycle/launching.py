@@ -69,7 +69,8 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
         data_seed=observed.data_seed,
         recovery=recovery_at_launch(last_run, decision.members, clock),
     )
-    places = [Place(d.node, d.index, d.speed, d.work_per_s) for d in decision.devices]
+    memory = job.learned.memory
+    places = [Place(d.node, d.index, d.speed, d.work_per_s, memory.get(d.name)) for d in decision.devices]
     plan = begun_with(job, first_plan(number, job.spec.split, places, wanted.learned, wanted.total_batch))
     started = advance(job, JobPhase.STARTING, decision.reason, clock.unix_s)
     started = replace(started, status=replace(started.status, run=number, view=1, retry_delay_s=0.0))

@@ -22,6 +22,7 @@ from atoll.controller.jobs.membership import joining
 from atoll.controller.jobs.membership.life import move_view
 from atoll.controller.jobs.membership.next_view import left_out, next_view
 from atoll.controller.jobs.membership.proposing import ViewStep
+from atoll.controller.jobs.model.device_memory import UNKNOWN, name_of, with_overflows
 from atoll.controller.jobs.model.exits import exit_events, in_words, record_exits
 from atoll.controller.jobs.model.failures import (
     GOOD_RUN_S,
@@ -63,13 +64,14 @@ def next_step(observed: ObservedJob, clock: PassClock) -> JobStep:
         return JobStep(job, observed.run)
     run = record_exits(observed, observed.run, clock)
     events = tuple(exit_events(observed.run, run))
+    observed, overflows = _overflowed(observed, run)
     run, recovered = close_recovery(observed, run, clock)
     observed, refused = _recognised(observed)
     observed, advised = advise(observed, run, clock)
     step = {JobPhase.STARTING: _starting, JobPhase.RUNNING: _running, JobPhase.STOPPING: _stopping}[job.status.phase](
         observed, run, clock
     )
-    events = (*events, *recovered, *refused, *advised, *step.events)
+    events = (*events, *overflows, *recovered, *refused, *advised, *step.events)
     return replace(step, events=events, actions=(*orders.forgets(observed), *step.actions))
 
 
@@ -148,6 +150,16 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
         *joining.stops(observed, run, clock),
     )
     return replace(step, actions=actions)
+
+
+def _overflowed(observed: ObservedJob, run: RunRecord) -> tuple[ObservedJob, tuple[NewEvent, ...]]:
+    """Lower the bounds of devices whose memory did not suffice. run: with the newest ends of its workers."""
+    if observed.run is None or run is observed.run:
+        return observed, ()
+    learned, events = with_overflows(with_learned(observed, observed.job).learned, observed.run, run)
+    if not events:
+        return observed, ()
+    return replace(observed, job=replace(observed.job, learned=learned)), events
 
 
 def _recognised(observed: ObservedJob) -> tuple[ObservedJob, tuple[NewEvent, ...]]:
@@ -237,13 +249,15 @@ def _replan(observed: ObservedJob, clock: PassClock) -> tuple[PlanRecord | None,
         return None, ()
     if observed.views.newest is not None and observed.views.newest.view != current.view:
         return None, ()
+    job, members = with_learned(observed, observed.job), members_of(observed.run, observed.views.newest)
     given = Given(
         now_s=clock.now_s,
         planned_s=observed.plans.planned_s,
         current=current,
         profile=training.profile,
-        policy=policy_of(with_learned(observed, observed.job), training.samples),
-        islands=tuple(m.island for m in members_of(observed.run, observed.views.newest)),
+        policy=policy_of(job, training.samples),
+        islands=tuple(member.island for member in members),
+        max_batches=tuple(job.learned.memory.get(name_of(member), UNKNOWN).max_batch for member in members),
     )
     try:
         plan = next_plan(given)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.jobs.membership.life import move_view
+from atoll.controller.jobs.model.device_memory import name_of
 from atoll.controller.jobs.model.members import by_position, in_order
 from atoll.controller.jobs.model.observed import ObservedJob, PassClock
 from atoll.controller.jobs.model.policy import begun_with, planned_total, with_learned
@@ -110,11 +111,11 @@ def _first_plan(
     observed: ObservedJob, job: JobRecord, run: RunRecord, view: ViewRecord, current: PlanRecord
 ) -> PlanRecord:
     members = by_position(run, view).members
-    places = []
+    places, memory = [], job.learned.memory
     for member in members:
         device = observed.device_of(member)
         speed, work_per_s = (device.speed, device.work_per_s) if device else (1.0, 0.0)
-        places.append(Place(member.node, member.device, speed, work_per_s))
+        places.append(Place(member.node, member.device, speed, work_per_s, memory.get(name_of(member))))
     total = planned_total(job) or job.learned.total_batch
     plan = begun_with(job, first_plan(run.run, job.spec.split, places, job.learned.speeds, total))
     return replace(plan, id=current.id + 1, view=view.view)

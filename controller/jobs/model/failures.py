@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from atoll.controller.jobs.model.device_memory import UNKNOWN, name_of
 from atoll.controller.jobs.model.observed import START_DEADLINE_S
 from atoll.controller.state.records import (
     Cause,
@@ -88,6 +89,8 @@ def judge(job: JobRecord, run: RunRecord) -> RunJudgement:
         return _script_failure(job, run.why, ExitRecord(kind=WorkerExitKind.FINISHED, reason="left early", step=step))
     member, exit = found
     where = f"rank {member.rank} on {member.node}"
+    if exit.overflow_batch and (overflow := _out_of_memory(job, member, exit)):
+        return overflow
     if exit.kind is WorkerExitKind.FAILED or crashed(exit):
         return _script_failure(job, f"{where} failed: {exit.reason or f'exit code {exit.code}'}", exit)
     if exit.kind is WorkerExitKind.NOT_STARTED:
@@ -114,6 +117,21 @@ def judge(job: JobRecord, run: RunRecord) -> RunJudgement:
     if run.cause is Cause.LATE:
         return _outside(job, run.why, replace(exit, kind=WorkerExitKind.STOPPED, reason=run.why))
     return RunJudgement(JobPhase.QUEUED, run.why or f"{where} stopped")
+
+
+def _out_of_memory(job: JobRecord, member: RunMember, exit: ExitRecord) -> RunJudgement | None:
+    """Judge a worker whose memory did not suffice. Return None where its plan kept to no smaller batch than before."""
+    known = job.learned.memory.get(name_of(member), UNKNOWN)
+    said = f"rank {member.rank} on {member.node} ran out of memory with {exit.overflow_batch} samples ({exit.reason})"
+    if exit.overflow_batch == 1:
+        text = (
+            f"{said}: {name_of(member)} does not hold a single one. Use a device with more memory, a smaller model or "
+            "sample, or cut the model into stages (run.prepare_pipeline)"
+        )
+        return RunJudgement(JobPhase.FAILED, text, abs(exit.code) or 1, counts=True)
+    if known.repeated:
+        return None
+    return RunJudgement(JobPhase.QUEUED, f"{said}; the next run gives it at most {known.max_batch}")
 
 
 def has_recovered(job: JobRecord, trained_s: float, newest_step: int) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.controller.deciding.given import Policy, controller_half
+from atoll.controller.jobs.model.device_memory import UNKNOWN, after_training
 from atoll.controller.jobs.model.members import by_position
 from atoll.controller.jobs.model.observed import ObservedJob
 from atoll.controller.jobs.model.offline_profile import offline_profile
@@ -98,11 +99,17 @@ def with_learned(observed: ObservedJob, job: JobRecord) -> JobRecord:
         for rank, known in ranks.items()
         if rank in places and known.local_batch
     }
+    memory = {
+        places[rank]: after_training(job.learned.memory.get(places[rank], UNKNOWN), known)
+        for rank, known in ranks.items()
+        if rank in places
+    }
     work = {f"{name}/{d.index}": d.work_per_s for name, node in observed.nodes.items() for d in node.record.devices}
     learned = replace(
         job.learned,
         speeds={**job.learned.speeds, **measured},
         learned_at={**job.learned.learned_at, **{name: work.get(name, 0.0) for name in measured}},
+        memory={**job.learned.memory, **memory},
         total_batch=training.total_batch or job.learned.total_batch,
         initial_batch=training.batch_size or job.learned.initial_batch,
         optimizer=training.optimizer or job.learned.optimizer,

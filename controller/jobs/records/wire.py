@@ -44,6 +44,7 @@ def worker_from_wire(status: common_pb2.WorkerStatus) -> ObservedWorker:
             reason=status.reason[:MAX_REASON],
             step=status.step,
             uses_atoll=status.uses_atoll,
+            overflow_batch=status.overflow_batch,
         )
     return ObservedWorker(
         phase, status.step, status.plan, status.uses_atoll, exit, status.trained, _view_report(status.view)

@@ -14,8 +14,13 @@ from atoll.controller.deciding.given import Given, Policy, lead_steps
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.estimators.profile import OverlapEstimate
 from atoll.controller.planners.registry import PLANNERS
-from atoll.controller.state.records import JobPins, PlanRecord
+from atoll.controller.state.records import DeviceMemory, JobPins, PlanRecord
 from atoll.step_estimators.estimates import NodeEstimate, RankProfile
+
+
+def holds(samples: int) -> DeviceMemory:
+    return DeviceMemory(trained=1, measured=samples)
+
 
 UNEQUAL = (0.001, 0.00164, 0.00263)
 
@@ -169,7 +174,7 @@ def test_shares_are_positive_where_no_batch_is_known() -> None:
 
 def test_a_device_that_is_new_to_the_job_is_placed_by_its_benchmark() -> None:
     """a and b trained at 1 and 2 ms a sample; c does as much work a second as b."""
-    places = [Place("a", 0, 1.0, 100.0), Place("b", 0, 1.0, 50.0), Place("c", 0, 1.0, 50.0)]
+    places = [Place(name, 0, 1.0, work, holds(500)) for name, work in (("a", 100.0), ("b", 50.0), ("c", 50.0))]
     known = first_plan(2, "auto", places, {"a/0": 0.001, "b/0": 0.002}, 200)
     assert (known.shares, known.reason) == (
         (100.0, 50.0, 50.0), "speeds learned in earlier runs, new devices by their benchmark: 1.00 : 0.50 : 0.50",
@@ -177,6 +182,31 @@ def test_a_device_that_is_new_to_the_job_is_placed_by_its_benchmark() -> None:
     assert first_plan(1, "auto", places, {}, 200).reason == "the devices' benchmarks: 1.00 : 0.50 : 0.50"
     nearly = [replace(place, work_per_s=100.0 + i) for i, place in enumerate(places)]
     assert first_plan(1, "auto", nearly, {}, 200).planner == "even"
+
+
+def test_a_device_of_unknown_memory_begins_with_the_even_share_or_less() -> None:
+    """Speeds of 1 : 0.5 and a batch of 256: nobody knows yet whether the faster one holds 171."""
+    fast, slow = Place("a", 0, 1.0, 100.0), Place("b", 0, 1.0, 50.0)
+    assert first_plan(1, "auto", [fast, slow], {}, 0).shares == (1.0, 1.0)
+    assert first_plan(1, "auto", [fast, slow], {}, 256).shares == (128.0, 128.0)
+    bound = first_plan(2, "auto", [replace(fast, memory=holds(149)), slow], {}, 256)
+    assert bound.shares == (149.0, 107.0)
+    assert bound.reason == "the devices' benchmarks: 1.00 : 0.50; the memory of a/0 bounds its share"
+    free = first_plan(2, "auto", [replace(fast, memory=holds(400)), slow], {}, 256)
+    assert free.shares == (171.0, 85.0)
+
+
+def test_an_even_split_keeps_to_what_memory_holds() -> None:
+    places = [Place("a", 0, 1.0), Place("b", 0, 1.0, memory=holds(40)), Place("c", 0, 1.0)]
+    plan = first_plan(1, "even", places, {}, 240)
+    assert (plan.shares, plan.planner) == ((100.0, 40.0, 100.0), "even")
+    assert plan.reason == "as equal as memory allows; the memory of b/0 bounds its share"
+
+
+def test_a_batch_that_all_together_do_not_hold_is_split_by_what_each_holds() -> None:
+    places = [Place("a", 0, 1.0, 1.0, memory=holds(60)), Place("b", 0, 1.0, 2.0, memory=holds(20))]
+    assert first_plan(1, "auto", places, {}, 160).shares == (120.0, 40.0)
+    assert first_plan(1, "even", places, {}, 160).shares == (120.0, 40.0)
 
 
 def test_one_worker_needs_no_plan() -> None:

@@ -1,0 +1,74 @@
+"""Reads and adds to what a job knows of its devices' memory: how many samples each of them holds at once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from atoll.controller.state.events import EventKind, NewEvent
+from atoll.controller.state.records import DeviceMemory, JobLearned, Level, RunMember, RunRecord
+from atoll.step_estimators.estimates import RankProfile
+
+MAX_OF_FAILED: Final = 0.9
+"""Largest share of a batch that did not fit which may be tried next."""
+UNKNOWN: Final = DeviceMemory()
+
+
+def name_of(member: RunMember) -> str:
+    """Return the name of a member's device, as the job's records have it."""
+    return f"{member.node}/{member.device}"
+
+
+def after_training(known: DeviceMemory, profile: RankProfile) -> DeviceMemory:
+    """Return what is known of a device once it has trained under this profile."""
+    batches = (profile.local_batch, *(point.local_batch for point in profile.points))
+    return replace(known, trained=max(known.trained, *batches))
+
+
+def after_overflow(known: DeviceMemory, batch: int) -> DeviceMemory:
+    """Return what is known of a device once its memory did not suffice for `batch` samples, at least 1.
+
+    Next it may get as many as it trained, or half way from there to `batch`. A batch of a size that it trained before
+    was of larger samples: then less by a tenth."""
+    trained = known.trained if known.trained < batch else 0
+    allowed = int(MAX_OF_FAILED * batch) if known.trained >= batch else (trained + batch) // 2
+    allowed = max(trained, min(allowed, int(MAX_OF_FAILED * batch)))
+    return DeviceMemory(
+        trained=trained,
+        measured=known.measured,
+        failed=min(known.failed or batch, batch),
+        allowed=max(min(known.allowed or allowed, allowed), 1),
+        repeated=bool(known.failed) and batch >= known.failed,
+    )
+
+
+def with_overflows(learned: JobLearned, before: RunRecord, after: RunRecord) -> tuple[JobLearned, tuple[NewEvent, ...]]:
+    """Lower the bounds of devices whose workers ended for lack of memory, with an event for each.
+
+    before, after: the run without and with the newest ends of workers."""
+    memory, events = dict(learned.memory), []
+    for member, batch in _overflows(before, after):
+        memory[name_of(member)] = known = after_overflow(memory.get(name_of(member), UNKNOWN), batch)
+        events.append(_event(member, batch, known))
+    return (replace(learned, memory=memory), tuple(events)) if events else (learned, ())
+
+
+def _overflows(before: RunRecord, after: RunRecord) -> Iterator[tuple[RunMember, int]]:
+    if after is before:
+        return
+    for old, new in zip(before.members, after.members, strict=True):
+        if old.exit is None and new.exit is not None and new.exit.overflow_batch:
+            yield new, new.exit.overflow_batch
+
+
+def _event(member: RunMember, batch: int, known: DeviceMemory) -> NewEvent:
+    text = (
+        f"{name_of(member)} ran out of memory with {batch} samples: plans give it at most {known.max_batch} from now on"
+    )
+    return NewEvent(kind=EventKind.NOTICE, level=Level.WARNING, cause=text)
+
+
+def known_batches(memory: Mapping[str, DeviceMemory]) -> dict[str, int]:
+    """Return the most samples of each device that plans may give it, where something bounds them."""
+    return {name: known.max_batch for name, known in memory.items() if known.max_batch}
