@@ -134,6 +134,16 @@ class Scheduler(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Traffic of a strategy's step, for planner `strategy`. kind: what workers exchange (its ExchangeKind).
+    value_bytes: of a value on the wire. density: share of the values that is sent."""
+
+    kind: Literal["gradients", "compressed-gradients", "nonzeros", "updates", "differences"]
+    value_bytes: float = 4.0
+    density: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
     """Inputs of a strategy's view of a job. planned: of the newest plan, None before the first. metrics: summaries
     of workers' reports, empty before their first step."""
@@ -187,8 +197,14 @@ class Strategy:
     is to decide."""
 
     steps_for_one: float = 0.0
-    """Steps to a loss for one of `dense`, at the least and by the default settings, as benchmarks/race.py measured
-    (docs/performance.md); by other settings it is taken to be 1. 0: such steps cannot be compared."""
+    """Steps to a loss for one of `dense`, by the default settings, as benchmarks/race.py measured: the middle of its
+    tasks (docs/planners.md). 0: such steps cannot be compared."""
+
+    steps_range: tuple[float, float] = (1.0, 1.0)
+    """The least and the most of these steps that a task took."""
+
+    exchange: Traffic | None = None
+    """Traffic of a step by the default settings; None: a controller does not choose this strategy."""
 
     steps_of_plan: str = ""
     """Function from settings and the newest plan's parameters (None before the first) to the number of its steps

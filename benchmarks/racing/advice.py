@@ -48,7 +48,7 @@ def asked(lap: Lap, strategy: str, network: Network, step_s: float) -> OneIsland
                 bandwidth=min(network.up_bps, network.down_bps) / 8,
                 hidden=1 if first.due > first.after + 1 else first.overlap,
             ),
-            steps=registry.find(strategy).steps_for_one,
+            steps=max(1.0, registry.find(strategy).steps_range[0]),
         )
     )
 

@@ -20,6 +20,8 @@ from atoll.controller.planners.islands.one_island import OneIslandInput, compare
 from atoll.controller.planners.islands.thin_island import ThinIslandInput, compare_thin_island
 from atoll.controller.planners.pipelines.allocation import AllocationInput, plan_allocation
 from atoll.controller.planners.pipelines.groups import GroupsInput, plan_groups
+from atoll.controller.planners.strategy_choice.facts import StrategyInput
+from atoll.controller.planners.strategy_choice.strategy import plan_strategy
 from atoll.controller.planners.tensor_compression.compression import CompressionInput, plan_compression
 from atoll.controller.planners.tensor_compression.fusion import FusionInput, plan_fusion
 from atoll.controller.planners.tensor_compression.tensor_groups import GroupingPlan, plan_grouping
@@ -246,12 +248,23 @@ ALLOCATION: Final = Planner(
     AllocationInput,
     plan_allocation,
 )
+STRATEGY: Final = Planner(
+    "strategy",
+    "the strategy that reaches a loss soonest, from measured computing, links and what a step teaches",
+    '{"islands": [{"name": "home", "ranks": [{"compute_s": 0.5, "batch": 64}]}, {"name": "lab", "ranks": '
+    '[{"compute_s": 0.4, "batch": 64}]}], "links": [{"source": "home", "target": "lab", "bandwidth_bps": 100000000, '
+    '"rtt_s": 0.02}], "entries": 25000000, "candidates": [{"name": "dense", "exchange": "gradients"}, '
+    '{"name": "local-steps", "exchange": "differences", "value_bytes": 0.2578125, "density": 0.2, "steps": 1.08, '
+    '"least_steps": 0.92, "most_steps": 1.3}]}',
+    StrategyInput,
+    plan_strategy,
+)
 
 PLANNERS: Final[Mapping[str, Planner[Any, Any]]] = {
     planner.name: planner
     for planner in (
         *(EVEN, INVERSE_TIME, OPTPERF, GNS, GOODPUT, TTA, ADMISSION, PLACEMENT, CHUNKS),
         *(COMPRESSION, FUSION, TENSOR_GROUPS, STAGES, GROUPS, SPARSE_SCHEME, EXCHANGE_DENSITY, ONE_ISLAND, THIN_ISLAND),
-        *(ALLOCATION, ISLANDS),
+        *(ALLOCATION, ISLANDS, STRATEGY),
     )
 }

@@ -9,7 +9,7 @@ from typing import Final
 from atoll.strategies.compressed.costs.measured import MeasuredCosts
 from atoll.strategies.compressed.plan import CompressedPlan
 from atoll.strategies.compressed.settings import Compressed
-from atoll.strategies.declaration import Metric, Strategy
+from atoll.strategies.declaration import Metric, Strategy, Traffic
 
 STRATEGY: Final = Strategy(
     name="compressed",
@@ -25,6 +25,8 @@ STRATEGY: Final = Strategy(
     exchanges=True,
     relayed=True,
     steps_for_one=1.0,
+    steps_range=(1.0, 1.03),
+    exchange=Traffic(kind="compressed-gradients", value_bytes=2.0),
     worker="atoll.strategies.compressed.worker:build",
     script_check="atoll.strategies.compressed.script_check:check_script",
     controller="atoll.strategies.compressed.controller:CompressedController",

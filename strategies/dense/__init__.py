@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from atoll.strategies.declaration import Strategy
+from atoll.strategies.declaration import Strategy, Traffic
 from atoll.strategies.dense.settings import Dense
 
 STRATEGY: Final = Strategy(
@@ -12,6 +12,7 @@ STRATEGY: Final = Strategy(
     summary="every step all-reduces whole gradients: for a fast network",
     settings=Dense,
     steps_for_one=1.0,
+    exchange=Traffic(kind="gradients"),
     worker="atoll.strategies.dense.worker:build",
     simulator="atoll.strategies.dense.simulate:DenseSteps",
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from atoll.strategies.declaration import Strategy
+from atoll.strategies.declaration import Strategy, Traffic
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import LocalSteps
 from atoll.strategies.shared_params.measures import METRICS
@@ -19,7 +19,9 @@ STRATEGY: Final = Strategy(
     metrics=METRICS,
     exchanges=True,
     relayed=True,
-    steps_for_one=1.0,
+    steps_for_one=1.08,
+    steps_range=(0.92, 1.3),
+    exchange=Traffic(kind="differences", value_bytes=0.2578125, density=0.2),
     steps_of_plan="atoll.strategies.local_steps.controller:steps_of_plan",
     worker="atoll.strategies.local_steps.worker:build",
     script_check="atoll.strategies.shared_params.layout:check_script",

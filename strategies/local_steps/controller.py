@@ -39,8 +39,6 @@ SURE: Final = 1.25
 SPARE: Final = 0.15
 """Share of a step by which an exchange must be shorter than it may be before it counts as shorter for good."""
 NOTHING_SEEN: Final = ExchangeEstimate(cost=None, drift=None)
-LATE: Final = 0.05
-"""Share of a step that is lost for each step by which others' updates come later than one."""
 _TOLD_FROM: Final = 1.05
 _MOST_TOLD: Final = 4.6  # a hundred times
 _WHY: Final = {
@@ -229,7 +227,7 @@ def steps_for_one(pace: LocalSteps) -> float:
 
     The race measured it (docs/performance.md, "Late updates and turns") on one small model, so it is rather too low
     than too high."""
-    return steps_for_one_at(pace.density / pace.every) * (1 + LATE * max(0, pace.staleness - 1))
+    return steps_for_one_at(pace.density / pace.every, pace.staleness)
 
 
 def told(pace: LocalSteps) -> list[str]:

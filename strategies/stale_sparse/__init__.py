@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from atoll.strategies.declaration import Strategy
+from atoll.strategies.declaration import Strategy, Traffic
 from atoll.strategies.shared_params.measures import METRICS
 from atoll.strategies.stale_sparse.plan import StaleSparsePlan
 from atoll.strategies.stale_sparse.settings import StaleSparse
@@ -19,7 +19,9 @@ STRATEGY: Final = Strategy(
     metrics=METRICS,
     exchanges=True,
     relayed=True,
-    steps_for_one=1.1,
+    steps_for_one=1.3,
+    steps_range=(1.1, 1.5),
+    exchange=Traffic(kind="updates", value_bytes=0.2578125, density=0.2),
     worker="atoll.strategies.stale_sparse.worker:build",
     script_check="atoll.strategies.stale_sparse.optimizer_rules:check_script",
     trial_settings={"staleness": 1},

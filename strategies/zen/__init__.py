@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from atoll.strategies.declaration import Metric, Strategy
+from atoll.strategies.declaration import Metric, Strategy, Traffic
 from atoll.strategies.zen.settings import Zen
 
 STRATEGY: Final = Strategy(
@@ -21,6 +21,7 @@ STRATEGY: Final = Strategy(
     exchanges=True,
     relayed=True,
     steps_for_one=1.0,
+    exchange=Traffic(kind="nonzeros"),
     worker="atoll.strategies.zen.worker:build",
     sparse_gradients=True,
     simulator="atoll.strategies.zen.simulate:ZenSteps",

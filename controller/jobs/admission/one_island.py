@@ -18,7 +18,7 @@ from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import JobPhase, JobRecord, Level, OneIsland, PlanRecord, RunMember, RunRecord
 from atoll.step_estimators.estimates import RankProfile
 from atoll.strategies import registry
-from atoll.strategies.declaration import load
+from atoll.strategies.declaration import Strategy, load
 
 BESIDE_S: Final = 0.01
 """Stands for a step's boundary and its word to the agent, which nobody measures alone: rather too much."""
@@ -130,9 +130,14 @@ def _steps(job: JobRecord, plan: PlanRecord) -> float:
     if settings != declared.settings():
         return 1.0
     if not declared.steps_of_plan:
-        return declared.steps_for_one
+        return _least_steps(declared)
     more: float = load(declared.steps_of_plan)(settings, declared.plan_parameters(**plan.strategy_params))
-    return declared.steps_for_one * more
+    return _least_steps(declared) * more
+
+
+def _least_steps(declared: Strategy) -> float:
+    """Return the least steps for one of `dense`: fewer than one would be an advantage that no other task confirmed."""
+    return max(1.0, declared.steps_range[0])
 
 
 def _says_the_same(before: OneIsland, decision: OneIslandDecision) -> bool:

@@ -59,6 +59,10 @@ STEPS_BY_DENSITY: Final = ((0.2, 1.0), (0.146, 1.0), (0.045, 1.29), (0.014, 1.71
 """Pairs of a density and the steps to the target for one at density 0.2, in the race: medians of three seeds
 (docs/performance.md, "What a link bears")."""
 
+LATE: Final = 0.05
+"""Share of a step that is lost for each step by which others' updates come later than one (docs/performance.md, "Late
+updates and turns")."""
+
 HeldBy = Literal["links", "devices", "learning", "drift", "given"]
 
 
@@ -149,9 +153,13 @@ def plan_exchange_density(given: ExchangeDensityInput) -> ExchangeDensityPlan:
     )
 
 
-def steps_for_one_at(density: float) -> float:
-    """Return the steps that teach as much as one with density 0.2: between and below the measurements a straight line
-    over the density's logarithm."""
+def steps_for_one_at(density: float, staleness: int = 1) -> float:
+    """Return the steps that teach as much as one with density 0.2 and staleness 1: between and below the measured
+    densities a straight line over the density's logarithm."""
+    return _steps_by_density(density) * (1 + LATE * max(0, staleness - 1))
+
+
+def _steps_by_density(density: float) -> float:
     if density >= STEPS_BY_DENSITY[0][0]:
         return 1.0
     (above, more), (below, most) = next(

@@ -25,6 +25,7 @@ MUST_SAY |= {
     "thin-island": "leaves",
     "allocation": "order_cost",
     "islands": "islands",
+    "strategy": "reason",
 }
 SENSELESS = [None, True, -1, 1e999, 10**400, "1", [], {}, [[]], [None], {"a": 1}, 0.5]
 
