@@ -19,6 +19,9 @@ from atoll.errors import BadInput, SettingError
 MAX_JSON_BYTES: Final = 16 * 1024
 """Size limit of settings, plan parameters or a message as JSON."""
 
+ADJUSTABLE: Final = "adjustable"
+"""Mark of a plan parameter that users may set while a job runs, by `atoll adjust`."""
+
 Summary: TypeAlias = Literal["newest", "mean", "share of the step"]
 DeclaredT = TypeVar("DeclaredT", bound="Declared")
 
@@ -51,7 +54,9 @@ class Declared(BaseModel):
 
 
 class StrategySettings(Declared):
-    """Base of a strategy's settings: its table in a job file, what a worker gets, and the manual's table."""
+    """Base of a strategy's settings: its table in a job file, its options of `atoll submit`, and the manual's table.
+
+    The docstring below a field is its text in the help and in the manual: sentences that begin with a verb."""
 
     @property
     def stages_of_model(self) -> int:
@@ -66,30 +71,21 @@ class StrategySettings(Declared):
 
 class PlanParameters(Declared):
     """Base of what a plan tells a strategy. A field that is None is as in the plan before. What users may set, pin or
-    leave to the controller carries a Flag; the rest is between a strategy's two halves."""
+    leave to the controller is ADJUSTABLE and a setting of the same name; the rest is between a strategy's two halves.
+    """
 
     FOLLOWS: ClassVar[tuple[str, ...]] = ()
     """Settings among those that the controller decides unless the job sets them."""
 
     @classmethod
     def adjustable(cls) -> tuple[str, ...]:
-        """The fields with a Flag."""
-        return tuple(
-            name for name, field in cls.model_fields.items() if any(isinstance(one, Flag) for one in field.metadata)
-        )
+        """Return the names of the ADJUSTABLE fields."""
+        return tuple(name for name, field in cls.model_fields.items() if ADJUSTABLE in field.metadata)
 
     def over(self, before: Self) -> Self:
         """These, and where they say nothing those of the plan before."""
         said = self.model_dump(exclude_none=True)
         return self.model_copy(update={name: value for name, value in before if name not in said})
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """Marks a setting that `atoll submit` takes as an option of its own, named like the setting."""
-
-    metavar: str
-    help: str
 
 
 @dataclass(frozen=True, slots=True)

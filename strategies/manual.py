@@ -18,9 +18,11 @@ def strategies_table() -> str:
 
 def settings_table(strategy: Strategy) -> str:
     """Every setting, its meaning and its default."""
-    meanings = _meanings(strategy.settings)
+    meaning = meanings(strategy.settings)
+    changes = " `atoll adjust` changes it while the job runs, on all workers from the same step."
+    adjusted = dict.fromkeys(strategy.plan_parameters.adjustable(), changes)
     rows = [
-        f"| `{name}` | {' '.join(meanings[name].split())} | {_default(field.default)} |"
+        f"| `{name}` | {meaning[name]}{adjusted.get(name, '')} | {_default(field.default)} |"
         for name, field in strategy.settings.model_fields.items()
     ]
     return "\n".join(["| setting | | default |", "|---|---|---|", *rows])
@@ -32,9 +34,9 @@ def metrics_table(strategy: Strategy) -> str:
     return "\n".join(["| of a step | unit | | in all |", "|---|---|---|---|", *rows])
 
 
-def _meanings(settings: type[StrategySettings]) -> dict[str, str]:
-    """Return the docstring below each field, by the field's name. Only the manual needs them: pydantic would read every
-    class's source in every process."""
+def meanings(settings: type[StrategySettings]) -> dict[str, str]:
+    """Return the docstring below each field on one line, by the field's name. Only manual and help need them: pydantic
+    would read every class's source in every process."""
     found = {}
     for declared in (each for each in reversed(settings.__mro__) if issubclass(each, Declared)):
         (definition,) = ast.parse(inspect.getsource(declared)).body
@@ -42,7 +44,7 @@ def _meanings(settings: type[StrategySettings]) -> dict[str, str]:
         for field, below in pairwise(definition.body):
             match field, below:
                 case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(meaning))):
-                    found[name] = meaning
+                    found[name] = " ".join(meaning.split())
     return found
 
 

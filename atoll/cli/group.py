@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import typer
-from typer.core import TyperGroup
 
+from atoll.cli.render.help import TidyGroup
 from atoll.cli.render.terminal import complain, note, printable
 from atoll.errors import AtollError
 from atoll.errors.exit_codes import INTERRUPTED
@@ -37,7 +37,7 @@ def hoist(args: Sequence[str]) -> list[str]:
     return [*front, *rest]
 
 
-class AtollGroup(TyperGroup):
+class AtollGroup(TidyGroup):
     """The root command."""
 
     def main(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from atoll.cli.commands import (
     up,
 )
 from atoll.cli.group import AtollGroup
+from atoll.cli.render.help import TidyCommand
 from atoll.host.ports import DEFAULT_ADDRESS
 
 app = typer.Typer(
@@ -49,15 +51,26 @@ def root(
     context: typer.Context,
     *,
     controller: Annotated[
-        str, typer.Option(envvar="ATOLL_CONTROLLER", metavar="HOST:PORT[,...]", help="Whom to ask; any that leads.")
+        str,
+        typer.Option(
+            envvar="ATOLL_CONTROLLER",
+            metavar="HOST:PORT[,...]",
+            help="Connect to this controller; of several, to the one that leads.",
+        ),
     ] = DEFAULT_ADDRESS,
     tls_ca: Annotated[
-        Path | None, typer.Option(help="The cluster's CA. ATOLL_TLS_DIR names a folder with ca.pem, cert.pem, key.pem.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Trust this authority of the cluster. ATOLL_TLS_DIR names a folder with ca.pem, cert.pem and key.pem.",
+        ),
     ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Your certificate.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Connect with this certificate.")] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Use this private key of the certificate.")
+    ] = None,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long to look for a leading controller.")
+        float, typer.Option(metavar="SECONDS", help="Give up after this time without a leading controller.")
     ] = 10.0,
     show_version: Annotated[bool, typer.Option("--version", help="Print Atoll's version.")] = False,
 ) -> None:
@@ -87,12 +100,14 @@ _GROUPS: Final[dict[str, tuple[Callable[..., None], ...]]] = {
 """The commands by their panel in the help text; those that a new user meets first stand first."""
 _WITH_MADE_OPTIONS: Final[dict[Callable[..., None], type[TyperCommand]]] = {
     submit.submit: options.JobCommand,
-    submit.restore: options.JobCommand,
+    submit.restore: options.RestoreCommand,
     jobs.adjust: options.AdjustCommand,
 }
+_CONNECTS: Final = "--controller, --timeout and the --tls options of `atoll --help` may follow this command too."
 for group, commands in _GROUPS.items():
     for command in commands:
-        app.command(rich_help_panel=group, cls=_WITH_MADE_OPTIONS.get(command))(command)
+        epilog = _CONNECTS if "context" in inspect.signature(command).parameters else None
+        app.command(rich_help_panel=group, epilog=epilog, cls=_WITH_MADE_OPTIONS.get(command, TidyCommand))(command)
 app.add_typer(certs.app, name="certs", rich_help_panel="Cluster")
 
 

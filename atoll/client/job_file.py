@@ -257,6 +257,7 @@ def with_flags(job: JobFile, flags: Mapping[str, Any]) -> JobFile:
     """
     merged: dict[str, Any] = job.model_dump(exclude_unset=True)
     chosen = str(flags.get("strategy") or job.strategy)
+    _check_owners(flags, chosen, named=chosen if flags.get("strategy") else str(merged.get("strategy", "none")))
     if (
         flags.get("strategy") is not None and chosen in registry.strategies()
     ):  # what the file says of other strategies does not count then
@@ -273,7 +274,7 @@ def with_flags(job: JobFile, flags: Mapping[str, Any]) -> JobFile:
             continue
         section, _, key = field.rpartition(".")
         if section == "settings":
-            section = _section_with(key, chosen)
+            section = chosen.replace("-", "_")
         if section:
             merged[section] = {**(merged.get(section) or {}), key: value}
         else:
@@ -284,10 +285,22 @@ def with_flags(job: JobFile, flags: Mapping[str, Any]) -> JobFile:
         raise BadInput(explain(JobFile, error.errors(include_url=False)[:1])) from error
 
 
-def _section_with(setting: str, strategy: str) -> str:
-    """Return the table of a strategy's settings, for a flag. Raises BadInput if it has no such setting."""
-    found = registry.strategies().get(strategy)
-    if found is not None and setting not in found.settings.model_fields:
-        having = [each.name for each in registry.strategies().values() if setting in each.settings.model_fields]
-        raise BadInput(f"strategy = '{strategy}' has no setting {setting}. Say --strategy {having[0]}, or leave it out")
-    return found.section if found is not None else next(iter(_STRATEGY_SECTIONS))
+def _check_owners(flags: Mapping[str, Any], chosen: str, named: str) -> None:
+    """Check that all flags of strategies belong to the chosen one. Raises BadInput naming the strategies of the first
+    that does not. named: the strategy that the user named, or "none"."""
+    if chosen not in (*registry.strategies(), "auto"):
+        return  # the job file's check names it
+    for field in (field for field, value in flags.items() if value is not None):
+        section, _, key = field.rpartition(".")
+        if section == "settings":
+            owners = [each.name for each in registry.strategies().values() if key in each.settings.model_fields]
+        elif section == "adapt" and key in _PLAN_PARAMETERS:
+            owners = [s.name for s in registry.strategies().values() if key in s.plan_parameters.adjustable()]
+        else:
+            continue
+        if chosen not in owners:
+            flag = f"--{'adapt-' if section == 'adapt' else ''}{key.replace('_', '-')}"
+            raise BadInput(
+                f"`{flag}` belongs to strategy {' or '.join(owners)}; you chose {named}. "
+                f"Say --strategy {owners[0]}, or leave it out"
+            )

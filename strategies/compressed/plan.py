@@ -17,10 +17,10 @@ class CompressedPlan(PlanParameters):
     """Groups of tensors and their ways, valid from the plan's first step on all workers."""
 
     ways: list[str] | None = None
-    """the ways to synchronise that `groups` name by their places here"""
+    """Ways to synchronise, which `groups` name by their places here."""
 
     groups: list[_Pair] | None = None
-    """(number of tensors, place of their way) of each group, in the order of the backward pass"""
+    """Number of tensors and place of their way, of each group, in the order of the backward pass."""
 
     @model_validator(mode="after")
     def _belong_together(self) -> CompressedPlan:

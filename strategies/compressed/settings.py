@@ -17,32 +17,32 @@ class Compressed(StrategySettings):
     Source: Espresso and Cupcake (Wang, 2023) for what is compressed, where, and what is fused."""
 
     algorithm: Algorithm = "float16"
-    """code of a compressed gradient: `float16` halves it; `int8` and `int4` have so many bits for an entry and a scale
-    for 16 of them; `dgc` its largest entries, `random-k` some at random, `threshold` those beyond a magnitude;
-    `ef-sign` a bit for each and a mean for 1,024 of them, `one-bit` two means; `power` a product of two thin
-    matrices"""
+    """Compress gradients by this code. `float16` halves them. `int8` and `int4` keep so many bits of each entry, with a
+    scale for 16 entries. `dgc` sends the largest entries, `random-k` random ones, `threshold` those beyond a magnitude.
+    `ef-sign` sends a bit of each entry and a mean for 1,024 of them, `one-bit` a bit and two means. `power` sends a
+    product of two thin matrices."""
 
     density: Annotated[float, Field(gt=0, le=1)] = 0.01
-    """share of the entries that `dgc` and `random-k` send"""
+    """Send this share of the entries, with `dgc` and `random-k`."""
 
     threshold: Annotated[float, Field(ge=0)] = 0.001
-    """magnitude beyond which `threshold` sends an entry of a worker's part of the gradient"""
+    """Send the entries of a worker's gradient that exceed this magnitude, with `threshold`."""
 
     rank: Annotated[int, Field(ge=1, le=64)] = 4
-    """columns of the matrices of `power`"""
+    """Use matrices of so many columns, with `power`."""
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """momentum of `dgc`: each worker's own, of all gradients, added up before the largest are chosen; take it off the
-    optimizer then"""
+    """Let each worker add up this momentum of all its gradients before it chooses the largest, with `dgc`. Take the
+    momentum off the optimizer then."""
 
     clip_norm: Annotated[float, Field(ge=0)] = 0.0
-    """of `dgc`: the norm of the whole gradient of a tensor to which each worker clips its part; 0: none"""
+    """Clip each worker's part of a tensor's gradient to this norm of the whole gradient, with `dgc`; 0: never."""
 
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """of `dgc`: so many steps long the density falls from 0.25 to `density`"""
+    """Lower the density from 0.25 to `density` within so many first steps, with `dgc`."""
 
     min_bytes: Annotated[int, Field(ge=0)] = 65_536
-    """until a plan says which: gradients of so many bytes are compressed, smaller ones are not"""
+    """Compress gradients of at least so many bytes until a plan says which tensors to compress."""
 
 
 WORDS: Final[Mapping[Algorithm, str]] = {
@@ -56,4 +56,4 @@ WORDS: Final[Mapping[Algorithm, str]] = {
     "threshold": "threshold",
     "power": "low rank",
 }
-"""For people."""
+"""Names of the algorithms in sentences."""

@@ -1,4 +1,4 @@
-"""StrategySettings of strategy `dense`."""
+"""Settings of strategy `dense`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StrategySettings of strategy `groups`."""
+"""Settings of strategy `groups`."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ class Groups(StrategySettings):
     """Local updates, averaged in groups of replicas that are ready at the same time; all together at a round's end."""
 
     stages: Annotated[int, Field(ge=1, le=256)] = 1
-    """parts that the model is cut into: so many workers are a pipeline and hold it together, and the job's workers are
-    a multiple of it"""
+    """Cut the model into so many parts. So many workers form a pipeline, and the job's workers are a multiple of it."""
 
     grouping: Literal["scheduled", "all", "pairs", "static"] = "scheduled"
-    """rule of who averages after a local update: `scheduled` replicas that are ready in the same window (SDPipe);
-    for comparison `all` (all-reduce in every iteration), `pairs` (each with a random partner, AD-PSGD), `static`
-    (fixed groups)"""
+    """Average after a local update by this rule. `scheduled` averages replicas that are ready in the same window
+    (SDPipe). For comparison: `all` all-reduces in every iteration, `pairs` takes a random partner (AD-PSGD), `static`
+    has fixed groups."""
 
     window_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
-    """longest wait of a ready replica for others with `scheduled`, but where groups must connect, in seconds; 0: an
-    iteration's time divided by the number of replicas"""
+    """Let a ready replica wait for others at most so many seconds, with `scheduled`; longer only where groups must
+    connect all replicas. 0 is an iteration's time divided by the number of replicas."""
 
     history: Annotated[int, Field(ge=1, le=1000)] = 10
-    """number of consecutive groups that connect all replicas, with `scheduled`"""
+    """Connect all replicas within so many consecutive groups, with `scheduled`."""
 
     group_size: Annotated[int, Field(ge=2, le=1024)] = 2
-    """replicas of a group, with `static`"""
+    """Put so many replicas into a group, with `static`."""
 
     thin_links: Literal["float32", "bfloat16", "int8"] = "float32"
-    """the form in which float32 activations and their gradients travel between stages on different islands: rounding
-    makes them 2 or 3.8 times smaller, and losses are not those of one process any more"""
+    """Send float32 activations and their gradients in this form between stages on different islands. `bfloat16` makes
+    them 2 times smaller and `int8` 3.8 times; losses then differ from those of one process."""
 
     @property
     def overlaps(self) -> bool:

@@ -1,4 +1,4 @@
-"""StrategySettings of strategy `stale-sparse`."""
+"""Settings of strategy `stale-sparse`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from atoll.strategies.declaration import Flag, StrategySettings
+from atoll.strategies.declaration import StrategySettings
 
 MAX_SPARSITY: Final = 0.9999
 AS_PUBLISHED: Final = {"sparsity": 0.99, "values": "float16"}
@@ -19,34 +19,33 @@ class StaleSparse(StrategySettings):
 
     Source: StellaTrain, SIGCOMM 2024, section 3. Raises SettingError when made."""
 
-    sparsity: Annotated[Sparsity, Flag("SHARE", "of each gradient left out of a step, e.g. 0.9")] = 0.8
-    """share of the entries a step leaves behind, 0 to 0.9999; `atoll adjust JOB --sparsity S` changes it on the run, on
-    all workers from the same step; left out with `exchange = "gradients"`, 0.99"""
+    sparsity: Sparsity = 0.8
+    """Leave this share of the entries out of a step, 0 to 0.9999. The default with exchange `gradients` is 0.99."""
 
     staleness: Annotated[int, Field(ge=0, le=1)] = 1
-    """0: a forward pass waits for the round before it; 1: for the one before that"""
+    """Let a forward pass wait for the round before it (0), or for the one before that (1)."""
 
     exchange: Literal["updates", "gradients"] = "updates"
-    """`updates`: of each rank's own optimizer, so that it sees its own gradients at once; any optimizer. `gradients`:
-    the method as published, with sparse optimizers on the sums; SGD and Adam families"""
+    """Exchange `updates` of each rank's own optimizer, which may be any and sees its own gradients at once; or
+    `gradients`, as published, with sparse optimizers of the SGD and Adam families on the sums."""
 
     selection: Literal["threshold", "topk", "random"] = "threshold"
-    """how blocks are chosen: by a threshold that adapts, exactly (`topk`), or at random (the same on all ranks)"""
+    """Choose blocks by a `threshold` that adapts, exactly (`topk`), or at `random`, the same on all ranks."""
 
     values: Literal["float16", "bfloat16", "float32", "int8", "int4", "int2"] = "int2"
-    """rounding of the chosen values on the wire: `int8` and `int4` with a scale for each 16, `int2` is a sign
-    and one of two magnitudes; what rounding takes away stays in the residual; left out with
-    `exchange = "gradients"`, `float16`"""
+    """Round the chosen values on the wire to this type. `int8` and `int4` have a scale for each 16 values. `int2` is a
+    sign and one of two magnitudes. What rounding takes away stays in the residual. The default with exchange
+    `gradients` is `float16`."""
 
     digest_every: Annotated[int, Field(ge=1, lt=2**32)] = 100
-    """rounds between comparisons of all workers' weights"""
+    """Compare the weights of all workers once in so many rounds."""
 
     momentum: Literal["lazy", "as-is"] = "lazy"
-    """moments with `exchange = "gradients"`: `lazy` decays those of a block for the steps in which it was not touched,
-    `as-is` leaves them alone"""
+    """Decay the moments of a block for the steps that did not touch it (`lazy`), or leave them alone (`as-is`), with
+    exchange `gradients`."""
 
     error_feedback: bool = True
-    """with `exchange = "gradients"`: whether what was not sent is added to the next step's gradient"""
+    """Add what was not sent to the next step's gradient, with exchange `gradients`."""
 
     @model_validator(mode="before")
     @classmethod

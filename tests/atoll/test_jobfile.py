@@ -249,7 +249,7 @@ def test_a_flag_for_dense_leaves_the_files_other_strategy_out(tmp_path: Path) ->
     assert with_flags(job, {"strategy": "dense"}).to_spec("a.py").strategy_settings == ""
     with pytest.raises(BadInput, match="strategy = 'dense' takes no stale_sparse settings"):
         with_flags(JobFile(), {"stale_sparse.sparsity": 0.9})
-    with pytest.raises(BadInput, match="strategy = 'dense' has no setting sparsity. Say --strategy stale-sparse"):
+    with pytest.raises(BadInput, match="`--sparsity` belongs to strategy stale-sparse; you chose none"):
         with_flags(JobFile(), {"settings.sparsity": 0.9})
 
 

@@ -85,12 +85,12 @@ def test_command_line_job_file_and_simulator_know_it(tmp_path: Path) -> None:
         (tmp_path / f"{strength}.toml").write_text(f"{scenario}\n[toy]\nstrength = {strength}\n")
     simulations = [("simulate", str(tmp_path / f"{strength}.toml"), "--policy", "even") for strength in ("0.5", "5")]
     (_, submit), (_, adjust), (code, said), (wrong_code, why), *refused = atoll(
-        ("submit", "--help"), ("adjust", "--help"), *simulations, *submits
+        ("submit", "--strategy", "toy", "--help"), ("adjust", "--help"), *simulations, *submits
     )
     assert code == 0, said
     assert (wrong_code, "toy" in why and "strength = 5" in why) == (2, True), why
-    assert "dense|stale-sparse|local-steps|zen|groups|compressed|volunteer|toy" in submit
-    assert "toy: how hard it plays" in submit
+    assert "toy. `--strategy NAME --help`" in submit
+    assert "Play so hard, 0 to 1." in submit
     assert "--adapt-strength" in submit
     assert "--strength" in adjust
     for (code, said), (_, wrong) in zip(refused, files, strict=True):

@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli.render import terminal
+from atoll.cli.render.help import TidyCommand, TidyGroup
 from atoll.errors import BadInput
 
 if TYPE_CHECKING:
     from atoll.security.certificates import Role
 
-app = typer.Typer(no_args_is_help=True, help="Make the certificates and the join token of a cluster.")
+app = typer.Typer(cls=TidyGroup, no_args_is_help=True, help="Make the certificates and the join token of a cluster.")
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The authority's folder. Keep ca-key.pem in it safe.")]
+_command = app.command(cls=TidyCommand)
+
+Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Folder of the authority. Keep the file ca-key.pem in it safe.")
+]
 
 
-@app.command()
+@_command
 def init(folder: Folder) -> None:
     """Make the authority (10 years) and the token that agents join with."""
     from atoll.security import certificates
@@ -33,10 +38,12 @@ def init(folder: Folder) -> None:
     )
 
 
-@app.command()
+@_command
 def server(
     folder: Folder,
-    host: Annotated[list[str], typer.Option(help="Name or address that the controller is reached by; repeatable.")],
+    host: Annotated[
+        list[str], typer.Option(metavar="HOST", help="Certify this name or address of the controller; repeatable.")
+    ],
 ) -> None:
     """Make a controller's certificate (1 year) for all the given hosts."""
     if not host:
@@ -45,21 +52,23 @@ def server(
     _issue(folder, "controller", name[:50], host, "atoll controller --listen HOST:PORT --token-file TOKEN")
 
 
-@app.command()
-def client(folder: Folder, name: Annotated[str, typer.Argument(metavar="NAME", help="Who will submit jobs.")]) -> None:
-    """Make a user's certificate (1 year). Whoever holds it runs code on every node."""
+@_command
+def client(
+    folder: Folder, name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the user who will submit jobs.")]
+) -> None:
+    """Make a user's certificate (1 year), with which one may run code on every node."""
     _issue(folder, "client", name, [], "atoll --controller HOST:PORT jobs")
 
 
-@app.command()
-def agent(folder: Folder, node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]) -> None:
-    """Make a node's certificate (1 year). It joins with the token file too."""
+@_command
+def agent(folder: Folder, node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")]) -> None:
+    """Make a node's certificate (1 year), with which and with the token file it may join."""
     _issue(folder, "agent", node, [], f"atoll agent --name {node} --token-file TOKEN --controller HOST:PORT")
 
 
-@app.command()
-def volunteer(folder: Folder, node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]) -> None:
-    """Make a volunteer's certificate (1 year) and its join token. With them a node can help, and nothing else."""
+@_command
+def volunteer(folder: Folder, node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")]) -> None:
+    """Make a volunteer's certificate (1 year) and its join token, with which a node can only help."""
     from atoll.security import certificates
 
     own = certificates.issue_volunteer(folder.expanduser(), node, _now())
@@ -70,12 +79,14 @@ def volunteer(folder: Folder, node: Annotated[str, typer.Argument(metavar="NODE"
     )
 
 
-@app.command()
+@_command
 def revoke(
     folder: Folder,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="As its folder is named: client-alice, agent-node7.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the certificate's folder, e.g. client-alice or agent-node7.")
+    ],
 ) -> None:
-    """Have all certificates count no more that someone has by now. Controllers cut their holder off."""
+    """Revoke all certificates made so far for a name, and cut their holders off."""
     from atoll.security import certificates
 
     listed, added = certificates.revoke(folder.expanduser(), name, _now())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def checkpoints(context: typer.Context, job: JobName, as_json: Json = False) -> None:
-    """List a job's checkpoints: in which tier, of which step, how much of them is there, and whether they are sound."""
+    """List a job's checkpoints, and whether they are complete and sound."""
     reply = connection.of(context).run(lambda client: client.checkpoints(job))
     if as_json:
         terminal.print_json(wire.to_plain(reply))
@@ -38,15 +38,17 @@ def checkpoints(context: typer.Context, job: JobName, as_json: Json = False) -> 
 def export(
     context: typer.Context,
     source: SourceName,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Written whole or not at all.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Write to this file, whole or not at all.")
+    ],
     *,
     step: StepNumber = None,
     safetensors: Annotated[
-        bool, typer.Option("--safetensors", help="In the safetensors format; else what torch.load reads.")
+        bool, typer.Option("--safetensors", help="Write the safetensors format, in place of what torch.load reads.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """Write the model of a checkpoint as a plain PyTorch state dict, without optimizer and everything else.
+    """Write the model of a checkpoint as a plain PyTorch state dict.
 
     atoll export vit-3f9a -o model.pt        then: model.load_state_dict(torch.load("model.pt", weights_only=True))
     """

@@ -39,37 +39,57 @@ again, without cycles."""
 def controller(
     context: typer.Context,
     *,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to be reached.")] = DEFAULT_ADDRESS,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Listen at this address.")] = DEFAULT_ADDRESS,
     advertise: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="What others are told, where it differs from --listen.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Tell others this address.", show_default="--listen")
     ] = None,
     etcd: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT[,...]", help="An etcd cluster; a private etcd where left out.")
+        str | None,
+        typer.Option(metavar="HOST:PORT[,...]", help="Keep state in this etcd cluster.", show_default="a private etcd"),
     ] = None,
-    etcd_ca: Annotated[Path | None, typer.Option(help="CA of that etcd, PEM.")] = None,
-    etcd_cert: Annotated[Path | None, typer.Option(help="Certificate towards that etcd, PEM.")] = None,
-    etcd_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
-    data_dir: Annotated[Path, typer.Option(help="Private etcd and logs of workers.")] = Path("~/.atoll/controller"),
+    etcd_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Trust this authority of the etcd cluster (PEM).")
+    ] = None,
+    etcd_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Connect to etcd with this certificate (PEM).")
+    ] = None,
+    etcd_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Use this private key of the certificate (PEM).")
+    ] = None,
+    data_dir: Annotated[
+        Path, typer.Option(metavar="DIR", help="Keep the private etcd and the workers' logs in this folder.")
+    ] = Path("~/.atoll/controller"),
     token_file: Annotated[
-        Path | None, typer.Option(help="What agents must present: `atoll certs init` makes it.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Require this join token of agents; `atoll certs init` makes it."),
     ] = None,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Without certificates beyond this machine, to etcd too: anyone may run code."),
+        typer.Option(
+            "--insecure", help="Serve other machines, and use etcd, without certificates. Anyone may run code."
+        ),
     ] = False,
     relay: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="A relay for nodes behind NAT.", show_default="its own")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Send nodes behind NAT to this relay.", show_default="its own"),
     ] = None,
-    relay_secret_file: Annotated[Path | None, typer.Option(help="The secret of that relay.")] = None,
-    metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus.")] = None,
+    relay_secret_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Read the secret of that relay from this file.")
+    ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus at this address.")
+    ] = None,
     dashboard: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Serve the page of `atoll dashboard` too.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve the page of `atoll dashboard` at this address.")
     ] = None,
     dashboard_identity: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The client's certificate with which the page asks.")
+        Path | None, typer.Option(metavar="DIR", help="Give the page the client's certificate in this folder.")
     ] = None,
 ) -> None:
-    """Run a controller: the daemon on the head node. Several may run on one etcd; one leads."""
+    """Run a controller, the daemon on the head node.
+
+    Several controllers may share one etcd; one of them leads.
+    """
     need_linux()
     reached = connection.of(context)  # before gRPC is imported, which reads its variables then
     settings = need("atoll.controller.settings", "controller")
@@ -100,39 +120,60 @@ def controller(
 def agent(
     context: typer.Context,
     *,
-    name: Annotated[str | None, typer.Option(help="Of this node.", show_default="the host's name")] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name this node.", show_default="the host's name")
+    ] = None,
     island: Annotated[
-        str | None, typer.Option(help="Nodes with a fast network between them share one.", show_default="default")
+        str | None,
+        typer.Option(metavar="NAME", help="Put this node into the island of this name.", show_default="default"),
     ] = None,
-    rack: Annotated[str, typer.Option(help="What fails together inside the island.", show_default="none")] = "",
+    rack: Annotated[
+        str, typer.Option(metavar="NAME", help="Name the part of the island that fails together.", show_default="none")
+    ] = "",
     address: Annotated[
-        str | None, typer.Option(help="Where other nodes reach this one.", show_default="found out")
+        str | None,
+        typer.Option(metavar="HOST", help="Let other nodes reach this one here.", show_default="found out"),
     ] = None,
-    state_dir: Annotated[Path, typer.Option(help="Code, logs and sockets of workers.")] = Path("~/.atoll/agent"),
+    state_dir: Annotated[
+        Path, typer.Option(metavar="DIR", help="Keep code, logs and sockets of workers in this folder.")
+    ] = Path("~/.atoll/agent"),
     jobs_dir: Annotated[
-        Path | None, typer.Option(help="Checkpoints; a folder that all nodes share lets any of them go on.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep checkpoints in this folder. If all nodes share it, any of them can continue a job.",
+            show_default="in --state-dir",
+        ),
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="The cluster's join token, or a volunteer's.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Join with this token, the cluster's or a volunteer's.")
+    ] = None,
     behind_nat: Annotated[
         bool,
-        typer.Option("--behind-nat", help="Other islands cannot dial it: links to them go through the relay."),
+        typer.Option("--behind-nat", help="Link to other islands through the relay, since they cannot dial this node."),
     ] = False,
     volunteer: Annotated[
         bool,
-        typer.Option("--volunteer", help="It may vanish at any moment: help jobs of strategy volunteer, hold nothing."),
+        typer.Option(
+            "--volunteer", help="Help jobs of strategy volunteer, and no others; this node may leave at any moment."
+        ),
     ] = False,
     hours: Annotated[
         list[str] | None,
-        typer.Option(metavar="HH:MM-HH:MM", help="Volunteers: help then alone, by this machine's clock; repeatable."),
+        typer.Option(
+            metavar="HH:MM-HH:MM", help="Help only in these hours of this machine's clock, as a volunteer; repeatable."
+        ),
     ] = None,
     pause: Annotated[
-        str, typer.Option(metavar="COMMAND", help="Volunteers: rest while this succeeds; asked every 2 s.")
+        str,
+        typer.Option(metavar="COMMAND", help="Pause while this command succeeds, as a volunteer; it runs every 2 s."),
     ] = "",
     uplink_mbps: Annotated[
-        float | None, typer.Option(help="Volunteers: what answers take of the line, Mbit/s.", show_default="all")
+        float | None,
+        typer.Option(metavar="MBIT/S", help="Answer with at most this bandwidth, as a volunteer.", show_default="all"),
     ] = None,
     speed: Annotated[
-        float, typer.Option(help="Use this part of the devices, (0, 1]: of a friend's, or for tests and demos.")
+        float, typer.Option(metavar="PART", help="Use this part of the devices, above 0 and at most 1.")
     ] = 1.0,
     share_gpu: Annotated[
         int | None,
@@ -140,16 +181,22 @@ def agent(
             metavar="N",
             min=2,
             max=MAX_SHARERS,
-            help="Share each of its GPUs among N agents.",
+            help="Share each GPU among so many agents.",
             show_default="no",
         ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads of each worker.", show_default="cores / devices")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Give each worker so many CPU threads.", show_default="cores / devices"),
     ] = None,
-    metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus at this address.")
+    ] = None,
 ) -> None:
-    """Run an agent: the daemon on each machine with devices. It dials out and comes back for ever."""
+    """Run an agent, the daemon on each machine with devices.
+
+    It connects to the controller, and again after every interruption.
+    """
     need_linux()
     reached = connection.of(context)
     token = read_token(token_file) if token_file else ""
@@ -280,13 +327,24 @@ def _etcd_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> ob
 
 def relay(
     *,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where agents reach it.")] = "0.0.0.0:7701",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Listen for agents at this address.")
+    ] = "0.0.0.0:7701",
     secret_file: Annotated[
-        Path, typer.Option(help="At least 32 characters that the controller has too (--relay-secret-file).")
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Read the secret, at least 32 characters, from this file. The controller has the same secret.",
+        ),
     ],
-    metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus at this address.")
+    ] = None,
 ) -> None:
-    """Run a relay: joins links to nodes behind NAT. A controller starts one by itself; this is for another machine."""
+    """Run a relay, which joins links to nodes behind NAT.
+
+    A controller starts a relay of its own; this command starts one on another machine.
+    """
     need_linux()
     server = need("atoll.relay.server", "controller")
     exposition = need("atoll.telemetry.prometheus", "controller")
@@ -314,13 +372,16 @@ def dashboard(
     context: typer.Context,
     *,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where, on this machine; port 0: any that is free.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Serve the page at this address of this machine; port 0 takes any free one."
+        ),
     ] = "127.0.0.1:8265",
-    browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Show jobs, curves, plans, nodes and links in a browser, until Ctrl-C.
 
-    It asks the cluster with your certificate; the address that it prints has a token, for you alone.
+    The page has the rights of your certificate. Keep the printed address to yourself: it holds a token.
     """
     reached = connection.of(context)
     server = need("atoll.dashboard.serve", "dashboard")

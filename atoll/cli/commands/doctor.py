@@ -15,10 +15,13 @@ from atoll.errors import BadInput
 
 def doctor(
     context: typer.Context,
-    data_dir: Annotated[Path, typer.Option(help="The folder whose disk is looked at.")] = Path("~/.atoll"),
+    data_dir: Annotated[Path, typer.Option(metavar="DIR", help="Check the disk of this folder.")] = Path("~/.atoll"),
     as_json: Json = False,
 ) -> None:
-    """Look at this machine and at the cluster; say what is wrong and what to do. Exit code 1 if something is broken."""
+    """Check this machine and the cluster, and say what to fix.
+
+    The exit code is 1 if something is broken.
+    """
     from atoll.cli.checks.cluster import check_certificates, check_cluster
     from atoll.cli.checks.machine import check_machine
     from atoll.cli.render.findings import show
@@ -32,12 +35,13 @@ def doctor(
 
 def install_etcd(
     package: Annotated[
-        Path | None, typer.Argument(metavar="FILE.deb", help="The package, where this machine reaches no mirror.")
+        Path | None, typer.Argument(metavar="FILE.deb", help="Package of Debian, for a machine that reaches no mirror.")
     ] = None,
 ) -> None:
-    """Put an etcd that keeps its data beside Atoll: the binary of Debian's package, checked by its digest.
+    """Install an etcd that keeps its data: Debian's, checked by its digest.
 
-    Controllers without --etcd start it, unless a newer one is on PATH."""
+    A controller without --etcd starts it, unless a newer one is on PATH.
+    """
     from atoll.controller.state import etcd_binary
     from atoll.controller.state.etcd_binary import INSTALLED
 

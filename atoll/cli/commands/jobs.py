@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def jobs(
     context: typer.Context,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Also those that are over.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="List ended jobs too.")] = False,
     as_json: Json = False,
 ) -> None:
     """List jobs."""
@@ -43,7 +43,7 @@ def jobs(
 
 
 def status(context: typer.Context, job: JobName, as_json: Json = False) -> None:
-    """Show one job: phase and reason, progress, and what each worker does."""
+    """Show one job: its phase and why, its progress, and its workers."""
     found = connection.of(context).run(lambda client: client.get(job))
     if as_json:
         terminal.print_json(wire.to_plain(found))
@@ -69,16 +69,29 @@ def adjust(
     job: JobName,
     *,
     total_batch: Annotated[
-        int, typer.Option("--total-batch", metavar="N", min=0, help="Samples of a step of all workers together.")
+        int,
+        typer.Option(
+            "--total-batch",
+            metavar="N",
+            min=0,
+            help="Train so many samples a step, of all workers together; 0 changes nothing.",
+        ),
     ] = 0,
-    shares: Annotated[str, typer.Option(metavar="A:B:...", help="Of the batch, one for each rank, e.g. 3:2:1.")] = "",
+    shares: Annotated[
+        str, typer.Option(metavar="A:B:...", help="Split the batch by these shares, one for each rank, e.g. 3:2:1.")
+    ] = "",
     unpin: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Leave to the controller again: total-batch, shares, sparsity."),
+        typer.Option(metavar="NAME", help="Let the controller decide this again, e.g. total-batch; repeatable."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Change how a job trains while it runs. What is set here is pinned: the controller decides it no more."""
+    """Change how a job trains while it runs.
+
+    The controller no longer changes what is set here, until --unpin leaves it to the controller again.
+
+    atoll adjust vit-3f9a --total-batch 512
+    """
     given = parse_shares(shares)
     params = options.given(context)
     found = connection.of(context).run(
@@ -106,15 +119,18 @@ def parse_shares(text: str) -> list[float]:
 def plans(
     context: typer.Context,
     job: JobName,
-    run: Annotated[int, typer.Option(metavar="N", min=0, help="Of this run; 0: the newest.")] = 0,
+    run: Annotated[int, typer.Option(metavar="N", min=0, help="List the plans of this run; 0 is the newest.")] = 0,
     of: Annotated[
         str,
-        typer.Option("--input", metavar="PLAN", help="Print what this plan was decided from, nothing else."),
+        typer.Option("--input", metavar="PLAN", help="Print only the input from which this plan was decided."),
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """List a job's plans: what was decided when, why, and how the steps it predicted turned out; as a1, a2, … what was
-    decided about devices that would take part; and as placement whose memory holds copies of whose state."""
+    """List a job's plans: what the controller decided, when and why.
+
+    A plan's row compares predicted and measured seconds of a step. Rows a1, a2, … decide which devices take part; row
+    placement decides which machines keep copies of the state of others.
+    """
     reply = connection.of(context).run(lambda client: client.plans(job, run))
     placement = reply.placement if reply.HasField("placement") else None
     if of:
@@ -139,7 +155,10 @@ def plans(
 
 
 def cancel(context: typer.Context, job: JobName, as_json: Json = False) -> None:
-    """Stop a job: its workers are gone within 5 s, or when they have saved. Repeating it is harmless."""
+    """Stop a job.
+
+    Its workers end within 5 s, or when they have saved. Repeating the command is harmless.
+    """
     found = connection.of(context).run(lambda client: client.cancel(job))
     if as_json:
         terminal.print_json(wire.to_plain(found))
@@ -166,14 +185,15 @@ def rm(
     context: typer.Context,
     job: JobName,
     keep_checkpoints: Annotated[
-        bool, typer.Option("--keep-checkpoints", help="On disk and in the object store they stay where they are.")
+        bool, typer.Option("--keep-checkpoints", help="Leave the checkpoints on disk and in the object store.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove the job without asking.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove a job that is over: its checkpoints on all nodes and in its object store, its logs, events and records.
+    """Remove an ended job: its checkpoints, logs, events and records.
 
-    Says what there is, and asks."""
+    The command lists what there is on all nodes and in the object store, and asks.
+    """
     from atoll.client.client import ENDED
 
     connected = connection.of(context)
@@ -206,7 +226,7 @@ _ANSWER_S: Final = 2.0
 
 
 def top(context: typer.Context) -> None:
-    """Show jobs and nodes, live, until Ctrl-C; in a pipe once."""
+    """Show jobs and nodes live, until Ctrl-C; in a pipe, once."""
     connected = connection.of(context)
     if not sys.stdout.isatty():
         connected.run(_print_once)

@@ -5,24 +5,29 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args, get_origin
 
 import typer
 import typer.main
 from typer.core import TyperCommand
 
 from atoll.cli.cluster import connection
+from atoll.cli.render.help import TidyCommand, tidy
 from atoll.errors import AtollError, BadInput
 from atoll.host.ports import DEFAULT_ADDRESS
 
 if TYPE_CHECKING:
-    from atoll.strategies.declaration import Declared
+    from atoll.strategies.declaration import Strategy
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 _COMPLETE_WITHIN_S: Final = 1.0
+_MAX_WORDS: Final = 24
+"""Characters of a setting's words that still fit beside its option."""
 
 
 def _ids(context: typer.Context, incomplete: str) -> list[str]:
@@ -41,20 +46,129 @@ def _ids(context: typer.Context, incomplete: str) -> list[str]:
 
 JobName = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="Its id, or its name (then the newest of that name).", autocompletion=_ids),
+    typer.Argument(
+        metavar="JOB", help="Id of the job, or its name: then the newest job of that name.", autocompletion=_ids
+    ),
 ]
 
 
 SourceName = Annotated[
-    str, typer.Argument(metavar="JOB|DIRECTORY|URL", help="Whose checkpoint: a job's, or what lies there.")
+    str,
+    typer.Argument(metavar="JOB|DIRECTORY|URL", help="Job whose checkpoint is taken, or the place of a checkpoint."),
 ]
 StepNumber = Annotated[
-    int | None, typer.Option("--step", metavar="N", min=0, help="Of this step; the newest sound one else.")
+    int | None,
+    typer.Option(
+        "--step",
+        metavar="N",
+        min=0,
+        rich_help_panel="Checkpoint",
+        help="Take the checkpoint of this step.",
+        show_default="the newest sound one",
+    ),
 ]
 
 
-_KEPT: Final = "atoll.strategy"
+JOB, STRATEGY, ADAPT, CHECKPOINT, OUTPUT = PANELS = ("Job", "Strategy", "Adapt", "Checkpoint", "Output")
+"""Panels of a job's options, in the order of the help."""
+
+_KEPT: Final = "atoll.options"
 """Key under which a click context keeps the values that were given, by field."""
+
+_CHOSEN: Final = "atoll.strategy"
+"""Key under which a click context keeps the strategy that the command line names."""
+
+MadeOption: TypeAlias = "tuple[str, Any, Any]"
+"""The field that an option sets, its annotated type, and the default to show; None shows none."""
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", rich_help_panel=JOB, help="Read the job from this TOML file; other options override it."
+    ),
+]
+Follow = Annotated[
+    bool,
+    typer.Option(
+        "--follow", "-f", rich_help_panel=OUTPUT, help="Show progress until the job ends; Ctrl-C detaches from it."
+    ),
+]
+FollowFor = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        rich_help_panel=OUTPUT,
+        help="Detach after this time, with exit code 124; the job goes on. Needs --follow.",
+        show_default="until the job ends",
+    ),
+]
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json", rich_help_panel=OUTPUT, help="Print one JSON document on stdout, with --follow one on each line."
+    ),
+]
+
+
+def _option(panel: str, kind: Any, name: str, metavar: str, text: str, **more: Any) -> Any:
+    names = (name, *more.pop("also", ()))
+    return Annotated[kind | None, typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, **more)]
+
+
+_OPTIONS: Final[dict[str, Any]] = {
+    "module": _option(
+        JOB, str, "--module", "NAME", "Run this module as `python -m` does, in place of a script.", also=("-m",)
+    ),
+    "name": _option(JOB, str, "--name", "NAME", "Name the job.", show_default="the script's"),
+    "workers": _option(
+        JOB, str, "--workers", "N|MIN:MAX", "Train on so many devices, or on as many as are free between MIN and MAX."
+    ),
+    "standby": _option(JOB, int, "--standby", "N", "Keep so many free devices to take the places of lost ones."),
+    "seed": _option(
+        JOB, int, "--seed", "N", "Seed weights, order of samples and dropout; 0 leaves the seed to the script."
+    ),
+    "max_restarts": _option(
+        JOB, int, "--max-restarts", "N", "Start the script again after it fails, at most so many times in a row."
+    ),
+    "env": _option(JOB, list[str], "--env", "K=V", "Set an environment variable of the workers; repeatable."),
+    "secrets": _option(
+        JOB, list[str], "--secret", "NAME", "Give the workers a variable of yours that nobody is shown; repeatable."
+    ),
+    "workdir": _option(
+        JOB, str, "--workdir", "DIR", "Send this whole folder to the nodes.", show_default="*.py in the script's folder"
+    ),
+    "requirements": _option(
+        JOB,
+        str,
+        "--requirements",
+        "FILE",
+        "Install the packages that this file lists, as pip takes it, for the workers.",
+    ),
+    "split": _option(ADAPT, str, "--split", "RULE", "Split the batch by this rule: auto, inverse-time or even."),
+    "adapt.batch": _option(
+        ADAPT, str, "--adapt-batch", "MIN:MAX", "Let the controller choose the total batch in this range."
+    ),
+    "checkpoint.every_steps": _option(
+        CHECKPOINT, int, "--checkpoint-every", "STEPS", "Save once in so many steps; 0 saves only at the end."
+    ),
+    "checkpoint.directory": _option(
+        CHECKPOINT,
+        str,
+        "--checkpoint-dir",
+        "DIR|URL",
+        "Save to this absolute path on the nodes, or to an object store.",
+        show_default="the agent's folder",
+    ),
+    "checkpoint.keep": _option(CHECKPOINT, int, "--keep", "N", "Keep so many complete checkpoints."),
+    "checkpoint.keep_every_steps": _option(
+        CHECKPOINT,
+        int,
+        "--keep-every",
+        "STEPS",
+        "Keep the first checkpoint at or after each multiple of this for good.",
+    ),
+}
+"""Options by field of the job file; `checkpoint.keep` is field `keep` of its section."""
 
 
 def given(context: typer.Context) -> dict[str, Any]:
@@ -62,35 +176,80 @@ def given(context: typer.Context) -> dict[str, Any]:
     return dict(context.meta.get(_KEPT, {}))
 
 
-def submitted() -> Iterator[tuple[str, Any]]:
-    """Yield the options of `--strategy` and of every strategy's settings, each with the field that it sets."""
+def _of_job(chosen: str) -> Iterator[MadeOption]:
+    """Yield the options of a job. Those of strategies other than the chosen one are hidden: they say whose they are."""
+    from atoll.jobs.job_spec import Checkpoint, JobSpec
     from atoll.strategies import registry
 
-    names = "|".join(registry.strategies())
-    yield "strategy", Annotated[str | None, typer.Option(metavar=names, help="How workers exchange gradients.")]
-    for each in registry.strategies().values():
-        yield from _flags(each.name, each.settings, "settings.")
+    names = list(registry.strategies())
+    how = f"Exchange gradients by this strategy: {', '.join(names)}. `--strategy NAME --help` shows its settings."
+    strategy = _option(STRATEGY, str, "--strategy", "NAME", how, autocompletion=lambda: names)
+    fields = {f"checkpoint.{name}": field for name, field in Checkpoint.model_fields.items()} | JobSpec.model_fields
+    fields["workers"] = fields["max_workers"]
+    for name, kind in {**_OPTIONS, "strategy": strategy}.items():
+        known = fields.get(name)
+        yield (
+            name,
+            kind,
+            None if known is None or known.is_required() or known.default in ("", (), {}) else known.default,
+        )
+    for each in sorted(registry.strategies().values(), key=lambda each: each.name != chosen):
+        shown = each.name == chosen
+        yield from _of_settings(each, each.settings.model_fields, "settings.", STRATEGY, shown=shown)
         for name in each.plan_parameters.adjustable():
-            help_text = f"{each.name}: let the controller choose the {name}."
-            yield f"adapt.{name}", Annotated[bool | None, typer.Option(f"--adapt-{name}", help=help_text)]
+            text = f"Let the controller change --{name} while the job trains."
+            by_itself = f"on, unless --{name} is given" if name in each.plan_parameters.FOLLOWS else False
+            option = typer.Option(
+                f"--adapt-{name}", help=text, hidden=not shown, show_default=by_itself, rich_help_panel=ADAPT
+            )
+            yield f"adapt.{name}", Annotated[bool | None, option], None
 
 
-def _adjusted() -> Iterator[tuple[str, Any]]:
+def _adjusted(chosen: str) -> Iterator[MadeOption]:
+    """Yield the settings that a running job may change: those of the chosen strategy, or of all, each in its panel."""
     from atoll.strategies import registry
 
     for each in registry.strategies().values():
-        yield from _flags(each.name, each.plan_parameters, "")
+        names, shown = each.plan_parameters.adjustable(), chosen in ("", each.name)
+        yield from _of_settings(each, names, "", f"Strategy {each.name}", shown=shown)
 
 
-def _flags(strategy: str, model: type[Declared], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield the options of a strategy's model, each with its field behind `prefix`."""
-    from atoll.strategies.declaration import Flag
+def _of_settings(
+    strategy: Strategy, names: Iterable[str], prefix: str, panel: str, *, shown: bool
+) -> Iterator[MadeOption]:
+    """Yield options of a strategy's settings, each with its field behind `prefix`."""
+    from atoll.strategies.manual import meanings
 
-    for name, field in model.model_fields.items():
-        for flag in field.metadata:
-            if isinstance(flag, Flag):
-                option = typer.Option(f"--{name}", metavar=flag.metavar, help=f"{strategy}: {flag.help}")
-                yield f"{prefix}{name}", Annotated[_plain(field.annotation) | None, option]
+    texts = meanings(strategy.settings) if shown else {}
+    for name in names:
+        field = strategy.settings.model_fields[name]
+        flag = f"--{name.replace('_', '-')}"
+        kind = _plain(field.annotation)
+        by_words = not shown and kind is not bool  # job file or controller know the strategy, and so the type
+        option = typer.Option(
+            f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+            metavar=_metavar(field.annotation, kind),
+            help=_text(texts.get(name, ""), field.annotation),
+            hidden=not shown,
+            parser=_value if by_words else None,
+            rich_help_panel=panel,
+        )
+        yield f"{prefix}{name}", Annotated[kind | None, option], field.default if shown else None
+
+
+def _text(meaning: str, annotation: Any) -> str:
+    """Return a setting's meaning with those of its words that the meaning does not list."""
+    words = get_args(annotation) if get_origin(annotation) is Literal else ()
+    unsaid = any(f"`{word}`" not in meaning for word in words)
+    return f"{meaning} One of {', '.join(words)}." if unsaid else meaning
+
+
+def _value(text: str) -> int | float | str:
+    """Return a number if the text is one."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _plain(annotation: Any) -> Any:
@@ -100,127 +259,85 @@ def _plain(annotation: Any) -> Any:
     return str if isinstance(annotation, str) else annotation
 
 
-def options(listed: Callable[[], Iterator[tuple[str, Any]]]) -> list[Any]:
-    """Make click's options of fields and annotated types; one that several strategies have comes once."""
+def _metavar(annotation: Any, kind: Any) -> str:
+    if get_origin(annotation) is Literal and len(words := "|".join(get_args(annotation))) <= _MAX_WORDS:
+        return words
+    return {int: "N", float: "NUMBER"}.get(kind, "WORD")
+
+
+def _made(listed: Iterable[MadeOption], *, defaults: bool) -> list[Any]:
+    """Make click's options; of those that set the same field the first counts. defaults: show them."""
 
     def holder() -> None: ...
 
-    found: dict[str, tuple[str, Any]] = {}
-    for field, kind in listed():
-        found.setdefault(field.replace("-", "_").replace(".", "_"), (field, kind))
-    annotated = {name: kind for name, (_, kind) in found.items()}
-    holder.__annotations__ = annotated
+    found: dict[str, MadeOption] = {}
+    for made in listed:
+        found.setdefault(re.sub(r"[-.]", "_", made[0]), made)
+    holder.__annotations__ = {name: kind for name, (_, kind, _) in found.items()}
     holder.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=a) for n, a in annotated.items()]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for name, (_, kind, default) in found.items()
+        ]
     )
     app = typer.Typer(add_completion=False)
     app.command()(holder)
     params: list[Any] = typer.main.get_command(app).params
-    for param, (field, _) in zip(params, found.values(), strict=True):
+    for param, (field, _, _) in zip(params, found.values(), strict=True):
         param.expose_value, param.callback = False, _keeper(field)
-    return params
+        param.show_default = defaults and param.show_default
+    return tidy(params)
 
 
 def _keeper(field: str) -> Callable[[Any, Any, Any], None]:
     def keep(context: Any, param: Any, value: Any) -> None:
-        if value is not None and value != ():
+        if value is not None and context.get_parameter_source(param.name).name == "COMMANDLINE":
             context.meta.setdefault(_KEPT, {})[field] = value
 
     return keep
 
 
-def _command_with(listed: Callable[[], Iterator[tuple[str, Any]]]) -> type[TyperCommand]:
-    """Return a kind of command whose further options are made when it is first asked for."""
-    made = cache(lambda: options(listed))
+def _command_with(listed: Callable[[str], Iterable[MadeOption]], *, defaults: bool) -> type[TyperCommand]:
+    """Return a kind of command whose further options are made when it is first asked for. `listed` gets the strategy
+    that the command line names, empty if none."""
+    made = cache(lambda chosen: _made(listed(chosen), defaults=defaults))
 
-    class OptionsCommand(TyperCommand):
+    class OptionsCommand(TidyCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            ctx.meta[_CHOSEN] = _chosen(args)
+            parsed: list[str] = super().parse_args(ctx, args)
+            return parsed
+
         def get_params(self, ctx: Any) -> list[Any]:
             *own, asking_for_help = super().get_params(ctx)
-            return [*own, *made(), asking_for_help]
+            params = [*own, *made(ctx.meta.get(_CHOSEN, ""))]
+            if any(param.rich_help_panel == OUTPUT for param in params):
+                asking_for_help.rich_help_panel = OUTPUT
+            panels = {panel: place for place, panel in enumerate(PANELS)}
+            return sorted([*params, asking_for_help], key=lambda param: panels.get(param.rich_help_panel, -1))
 
     return OptionsCommand
 
 
-AdjustCommand: Final = _command_with(_adjusted)
-"""`atoll adjust`, with the parameters that plans give a strategy."""
-
-Config = Annotated[Path | None, typer.Option(help="Job file (TOML); flags override it.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Show progress until it ends; Ctrl-C detaches.")]
-FollowFor = Annotated[
-    float | None,
-    typer.Option(metavar="SECONDS", help="With --follow, detach after this time with exit code 124; the job goes on."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout; JSON lines with --follow.")]
-
-_OPTIONS: Final[dict[str, Any]] = {
-    "module": Annotated[
-        str | None,
-        typer.Option("--module", "-m", metavar="NAME", help="In place of a script, as `python -m` takes it."),
-    ],
-    "name": Annotated[
-        str | None, typer.Option("--name", help="Name of the job; by default the script's, or the restored job's.")
-    ],
-    "workers": Annotated[str | None, typer.Option("--workers", metavar="N|MIN:MAX", help="How many devices.")],
-    "standby": Annotated[
-        int | None, typer.Option("--standby", metavar="N", help="Free devices kept to take the places of lost ones.")
-    ],
-    "env": Annotated[list[str] | None, typer.Option("--env", metavar="K=V", help="Environment of the workers.")],
-    "secrets": Annotated[
-        list[str] | None,
-        typer.Option(
-            "--secret", metavar="NAME", help="A variable of yours that the workers get and nobody is shown; repeatable."
-        ),
-    ],
-    "checkpoint.every_steps": Annotated[
-        int | None, typer.Option("--checkpoint-every", metavar="STEPS", help="0 = only at the end.")
-    ],
-    "checkpoint.directory": Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoint-dir", metavar="DIR|URL", help="Absolute path on the nodes, or an object store's URL."
-        ),
-    ],
-    "checkpoint.keep": Annotated[int | None, typer.Option("--keep", help="Complete checkpoints kept.")],
-    "checkpoint.keep_every_steps": Annotated[
-        int | None,
-        typer.Option("--keep-every", metavar="STEPS", help="The first at or after each multiple stays for good."),
-    ],
-    "max_restarts": Annotated[
-        int | None, typer.Option("--max-restarts", help="Failures of the script in a row that are retried.")
-    ],
-    "split": Annotated[
-        str | None, typer.Option("--split", metavar="auto|inverse-time|even", help="Split of the batch.")
-    ],
-    "adapt.batch": Annotated[
-        str | None,
-        typer.Option(
-            "--adapt-batch", metavar="MIN:MAX", help="Let the controller choose the total batch in this range."
-        ),
-    ],
-    "seed": Annotated[int | None, typer.Option("--seed", help="Seed of the order of samples.")],
-    "workdir": Annotated[
-        str | None,
-        typer.Option("--workdir", metavar="DIR", help="Ship this whole folder; else *.py under the script's."),
-    ],
-    "requirements": Annotated[
-        str | None,
-        typer.Option(
-            "--requirements",
-            metavar="FILE",
-            help="As pip takes it: what workers import beside what the nodes have.",
-        ),
-    ],
-}
-"""Options by field of the job file; `checkpoint.keep` is field `keep` of its section."""
+def _chosen(args: Iterable[str]) -> str:
+    """Return the strategy that the words before `--` name; empty if none."""
+    chosen = ""
+    words = takewhile(lambda word: word != "--", args)
+    for word in words:
+        option, _, value = word.partition("=")
+        if option == "--strategy":
+            chosen = value or next(words, "")
+    return chosen
 
 
-def _listed() -> Iterator[tuple[str, Any]]:
-    yield from _OPTIONS.items()
-    yield from submitted()
+AdjustCommand: Final = _command_with(_adjusted, defaults=False)
+"""`atoll adjust`, with the settings that a running job may change."""
 
-
-JobCommand: Final = _command_with(_listed)
+JobCommand: Final = _command_with(_of_job, defaults=True)
 """A command that starts a job, with the options of the job and of its strategy."""
+
+RestoreCommand: Final = _command_with(_of_job, defaults=False)
+"""`atoll restore`, whose options are by default those of the job before."""
 
 
 def flags(context: typer.Context) -> dict[str, Any]:

@@ -24,24 +24,34 @@ MAX_WORKERS: Final = 64
 
 
 def profile(
-    script: Annotated[Path | None, typer.Argument(help="The training script. Its own arguments follow `--`.")] = None,
+    script: Annotated[
+        Path | None, typer.Argument(metavar="SCRIPT", help="Training script. Its own arguments follow after `--`.")
+    ] = None,
     args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")] = None,
     *,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File of the profile.", show_default="SCRIPT.profile.json")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the profile to this file.", show_default="SCRIPT.profile.json"),
     ] = None,
-    probes: Annotated[int, typer.Option(help="Trials with compression and staleness.")] = 30,
-    samples: Annotated[int | None, typer.Option(help="Samples of each trial.", show_default="half the dataset")] = None,
+    probes: Annotated[int, typer.Option(metavar="N", help="Run so many trials with compression and staleness.")] = 30,
+    samples: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Train so many samples in each trial.", show_default="half the dataset"),
+    ] = None,
     batch: Annotated[
         str | None,
-        typer.Option(metavar="MIN:MAX", help="Total batches.", show_default="the script's / 4 to * 4"),
+        typer.Option(
+            metavar="MIN:MAX", help="Try total batches in this range.", show_default="the script's / 4 to * 4"
+        ),
     ] = None,
-    workers: Annotated[int, typer.Option(help="Processes of a trial, all on this machine.")] = 2,
+    workers: Annotated[
+        int, typer.Option(metavar="N", help="Train each trial with so many processes on this machine.")
+    ] = 2,
     uniform: Annotated[
         bool, typer.Option("--uniform", help="Draw sparsities uniformly from 0 to 0.999, as published.")
     ] = False,
     config: Annotated[
-        Path | None, typer.Option(help="Job file (TOML): gives script, args, env, seed and the strategy's settings.")
+        Path | None, typer.Option(metavar="FILE", help="Read script, args, env, seed and settings from this job file.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -49,7 +59,7 @@ def profile(
 
     atoll profile train.py --probes 30 -- --lr 0.1
 
-    Runs the script again and again on this machine. Interrupted, the same command goes on.
+    The command runs the script many times on this machine. After an interruption, the same command continues.
     """
     from atoll.profiling import document as documents
     from atoll.profiling.profiler import ProfileRequest

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from atoll.v1.common_pb2 import Event
     from atoll.v1.jobs_pb2 import Job
 
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")]
-JsonLines = Annotated[bool, typer.Option("--json", help="JSON lines on stdout; one document without --follow.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job has ended.")]
+JsonLines = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on stdout, with --follow one on each line.")
+]
 
 
 def logs(
@@ -35,12 +37,15 @@ def logs(
     *,
     follow: Follow = False,
     rank: Annotated[
-        int | None, typer.Option(min=0, help="Only this worker's, as it wrote it. All ranks where left out.")
+        int | None,
+        typer.Option(metavar="N", min=0, help="Print the output of this worker, as it wrote it.", show_default="all"),
     ] = None,
-    tail: Annotated[int, typer.Option(min=0, help="Only the newest lines; 0 = all that is kept.")] = 0,
+    tail: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Print so many newest lines; 0 prints all that are kept.")
+    ] = 0,
     as_json: JsonLines = False,
 ) -> None:
-    """Print what the workers wrote."""
+    """Print the output of a job's workers."""
     document: list[dict[str, object]] = []
     write: Callable[[str], None] = partial(print, flush=follow)
 
@@ -76,7 +81,9 @@ def logs(
 
 def events(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Those of a job; of the cluster where left out.")] = "",
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="Id or name of a job.", show_default="the whole cluster")
+    ] = "",
     follow: Follow = False,
     as_json: JsonLines = False,
 ) -> None:
@@ -103,20 +110,23 @@ def metrics(
     context: typer.Context,
     job: JobName,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Of these numbers; all that it reports else.")
+        list[str] | None, typer.Argument(metavar="NAME...", help="Names of the numbers to show.", show_default="all")
     ] = None,
     *,
     points: Annotated[
-        int, typer.Option(metavar="N", min=0, help="At most so many of each curve, spread evenly; 0: all.")
+        int,
+        typer.Option(metavar="N", min=0, help="Show at most so many points of each curve, spread evenly; 0 shows all."),
     ] = 0,
-    plot: Annotated[bool, typer.Option("--plot", help="Draw them on the terminal.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="A line a point: name, step, run, unix_s, value.")] = False,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw the curves on the terminal.")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print a line for each point: name, step, run, unix_s, value.")
+    ] = False,
     as_json: Json = False,
     tensorboard: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write event files for TensorBoard there.")
+        Path | None, typer.Option(metavar="FOLDER", help="Write event files for TensorBoard to this folder.")
     ] = None,
 ) -> None:
-    """Show the numbers that a job's script reports (run.report), over its steps.
+    """Show the numbers that a job's script reports with run.report, over its steps.
 
     atoll metrics vit-3f9a loss --plot
     """
@@ -150,19 +160,20 @@ def trace(
         str | None,
         typer.Option(
             metavar="URL",
-            help="The collector's, without /v1/traces. Else as OTEL_EXPORTER_OTLP_ENDPOINT and its like say.",
+            help="Send to this collector, named without /v1/traces. OTEL_EXPORTER_OTLP_ENDPOINT may name it instead.",
             show_default="http://localhost:4318",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write OTLP JSON there; send nothing.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write OTLP JSON to this file and send nothing."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="OTLP JSON on stdout; send nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print OTLP JSON on stdout and send nothing.")] = False,
     follow: Follow = False,
 ) -> None:
-    """Send what happened to a job to an OpenTelemetry collector, as a trace from its submit to its end.
+    """Send a job's events to an OpenTelemetry collector, as a trace.
 
-    It is made of the job's events, so it costs the training nothing; sent again it is the same trace.
+    The command makes the trace from recorded events, so training does not slow down. Sent twice, it is the same trace.
 
     atoll trace vit-3f9a --endpoint http://localhost:4318
     """

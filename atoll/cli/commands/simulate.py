@@ -18,10 +18,12 @@ _MAX_INPUT_BYTES: Final = 64 * 1024 * 1024
 
 
 def decide(
-    name: Annotated[str | None, typer.Argument(help="Which planner; all are listed where left out.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="PLANNER", help="Planner to run. Without one, the command lists all.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run a planner by hand: JSON on stdin, its plan as JSON on stdout.
+    """Run a planner by hand: JSON on stdin, its decision as JSON on stdout.
 
     atoll decide inverse-time < recorded.json
     """
@@ -54,16 +56,25 @@ def _summary(planner: object) -> str:
 
 
 def simulate(
-    scenario: Annotated[Path | None, typer.Argument(help="A TOML file: devices, links, changes, learning.")] = None,
+    scenario: Annotated[
+        Path | None, typer.Argument(metavar="SCENARIO", help="TOML file with devices, links, changes and learning.")
+    ] = None,
     *,
     policy: Annotated[
-        list[str] | None, typer.Option(help="Policy to simulate; may be repeated. Default: those of the scenario.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Simulate this policy; repeatable.", show_default="those of the scenario"),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all noise. Default: the scenario's.")] = None,
-    list_presets: Annotated[bool, typer.Option("--list-presets", help="Devices, models, clusters, policies.")] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Seed all noise with this number.", show_default="the scenario's"),
+    ] = None,
+    list_presets: Annotated[
+        bool,
+        typer.Option("--list-presets", help="List the devices, models, clusters and policies that scenarios may name."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Simulate a cluster: compare policies for batches and compression.
+    """Simulate a cluster to compare policies for batches and compression.
 
     The same scenario and seed give the same output, to the byte.
     """

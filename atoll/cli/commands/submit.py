@@ -32,22 +32,22 @@ Send: TypeAlias = "Callable[[AsyncClient], Awaitable[str]]"
 def submit(
     context: typer.Context,
     script: Annotated[
-        str | None, typer.Argument(help="The training script. Its own arguments follow after `--`.")
+        str | None, typer.Argument(metavar="SCRIPT", help="Training script. Its own arguments follow after `--`.")
     ] = None,
-    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Handed to the script.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")] = None,
     *,
     config: options.Config = None,
     follow: options.Follow = False,
     follow_for: options.FollowFor = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Run a training script on the cluster.
+    """Submit a training script to the cluster.
 
     atoll submit train.py --workers 2:8 --follow -- --lr 0.1
 
     atoll submit -m package.train --workers 4 -- --lr 0.1
 
-    The code is executed on every node it is placed on.
+    Every node that trains the job runs this code.
     """
     flags = options.flags(context)
     if script is not None and ("module" in flags or script.startswith("-")):  # the first word after `--`
@@ -155,11 +155,16 @@ async def _shown(client: AsyncClient, job_id: str, follow_for_s: float | None, a
 def restore(
     context: typer.Context,
     source: options.SourceName,
-    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Handed to the script.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")] = None,
     *,
     step: options.StepNumber = None,
     script: Annotated[
-        Path | None, typer.Option(help="Another script than the job's; needed for a directory or a URL.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel=options.JOB,
+            help="Run this script in place of the job's; a directory or a URL needs one.",
+        ),
     ] = None,
     config: options.Config = None,
     follow: options.Follow = False,
@@ -237,9 +242,9 @@ def resume(
     follow_for: options.FollowFor = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Go on with a cancelled or failed job, as a new one, from its newest checkpoint.
+    """Continue a cancelled or failed job as a new job, from its newest checkpoint.
 
-    With other settings, or from another step: atoll restore.
+    `atoll restore` does so with other settings or from another step.
     """
     again = _of_job(sources.CheckpointSource(job=job), {})
 

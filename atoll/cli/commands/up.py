@@ -24,23 +24,28 @@ _MAX_AGENTS: Final = 64
 def up(
     *,
     agents: Annotated[
-        int | None, typer.Option(min=1, max=_MAX_AGENTS, help="How many agents.", show_default="1")
+        int | None, typer.Option(metavar="N", min=1, max=_MAX_AGENTS, help="Start so many agents.", show_default="1")
     ] = None,
     speeds: Annotated[
-        str | None, typer.Option(metavar="S[,S...]", help="Slow agents down to these parts, e.g. 1,0.6,0.3.")
+        str | None,
+        typer.Option(metavar="S[,S...]", help="Slow each agent down to this part of its speed, e.g. 1,0.6,0.3."),
     ] = None,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the controller is reached.")
+        str, typer.Option(metavar="HOST:PORT", help="Let the controller listen at this address.")
     ] = DEFAULT_ADDRESS,
-    data_dir: Annotated[Path, typer.Option(help="State, checkpoints and logs; jobs in it go on.")] = DATA_DIR,
+    data_dir: Annotated[
+        Path, typer.Option(metavar="DIR", help="Keep state, checkpoints and logs in this folder. Its jobs continue.")
+    ] = DATA_DIR,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads of each worker.", show_default="cores / workers")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Give each worker so many CPU threads.", show_default="cores / workers"),
     ] = None,
     share_gpu: Annotated[
-        bool, typer.Option("--share-gpu", help="Where there are fewer GPUs than agents, let agents share one.")
+        bool, typer.Option("--share-gpu", help="Let agents share a GPU if there are fewer GPUs than agents.")
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Go on in the background once all is ready; `atoll down` stops it.")
+        bool,
+        typer.Option("--detach", "-d", help="Continue in the background once all is ready; `atoll down` stops it."),
     ] = False,
 ) -> None:
     """Start a controller and agents on this machine; Ctrl-C stops them all.
@@ -149,8 +154,15 @@ def check_port(listen: str) -> None:
         ) from error
 
 
-def down(data_dir: Annotated[Path, typer.Option(help="That of the `atoll up`.")] = DATA_DIR) -> None:
-    """Stop what `atoll up` started on this machine. Jobs go on with the next `atoll up`. Repeating it is harmless."""
+def down(
+    data_dir: Annotated[
+        Path, typer.Option(metavar="DIR", help="Stop the `atoll up` that keeps its state in this folder.")
+    ] = DATA_DIR,
+) -> None:
+    """Stop what `atoll up` started on this machine.
+
+    Jobs continue with the next `atoll up`. Repeating the command is harmless.
+    """
     need_linux()
     data = data_dir.expanduser().absolute()
     if stop_detached(data):

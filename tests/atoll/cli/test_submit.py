@@ -42,7 +42,7 @@ def submit(runner: CliRunner, controller: ScriptedController, *args: str) -> Res
         (["nope.py"], "error: script nope.py is not there. Check the path"),
         (["."], "error: script . is a folder. Name the Python file"),
         (["train.py", "--workers", "4:2"], "error: workers = '4:2' has a minimum of 4 above its maximum of 2"),
-        (["train.py", "--adapt-sparsity"], "error: adapt.sparsity = true: strategy = 'dense' has no sparsity to adapt"),
+        (["train.py", "--adapt-sparsity"], "error: `--adapt-sparsity` belongs to strategy stale-sparse; you chose"),
         (["train.py", "--adapt-batch", "64"], "error: --adapt-batch '64' is not MIN:MAX"),
         (["train.py", "--workers", "many"], "error: workers = 'many' must be N or 'MIN:MAX'"),
         (["train.py", "--name", "My Job"], "error: name = 'My Job' must be 1 to 40 of a-z"),
@@ -56,7 +56,7 @@ def submit(runner: CliRunner, controller: ScriptedController, *args: str) -> Res
         ),
         (
             ["train.py", "--sparsity", "0.9"],
-            "error: strategy = 'dense' has no setting sparsity. Say --strategy stale-sparse",
+            "error: `--sparsity` belongs to strategy stale-sparse; you chose none. Say --strategy stale-sparse",
         ),
         (["train.py", "--keep", "0"], "error: checkpoint.keep = 0 is wrong"),
         (["train.py", "--env", "A"], "error: --env 'A' is not NAME=VALUE"),

@@ -5,12 +5,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from atoll.strategies.declaration import Declared, Flag, PlanParameters
+from atoll.strategies.declaration import ADJUSTABLE, Declared, PlanParameters
 from atoll.strategies.toy.settings import Toy
 
 
 class ToyPlan(PlanParameters):
-    strength: Annotated[float | None, Field(ge=0, le=1), Flag("SHARE", "how hard it plays")] = None
+    strength: Annotated[float | None, Field(ge=0, le=1), ADJUSTABLE] = None
 
 
 class ToyMessage(Declared):

@@ -1,0 +1,35 @@
+"""Commands whose help shows a type only beside an option that takes a value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+
+def _no_type(ctx: Any) -> None:
+    """Return the type beside a flag or an argument, of which the name says enough."""
+
+
+def tidy(params: list[Any]) -> list[Any]:
+    """Return the parameters without types beside flags and arguments."""
+    for param in params:
+        if param.param_type_name == "argument" or param.is_flag:
+            param.display_type_rich = _no_type
+    return params
+
+
+class TidyCommand(TyperCommand):
+    """A command."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters in the order of the help."""
+        return tidy(super().get_params(ctx))
+
+
+class TidyGroup(TyperGroup):
+    """A command that has commands."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters in the order of the help."""
+        return tidy(super().get_params(ctx))
