@@ -171,6 +171,9 @@ class Strategy:
     relayed: bool = False
     """True if its workers can train where some of them reach each other through the relay alone."""
 
+    switchable: bool = False
+    """True if a run may leave it for another such strategy at a step boundary, and come to it from there."""
+
     worker: str
     """Makes the worker half."""
 

@@ -161,6 +161,8 @@ class Supervisor:
         """Forward a view. If its first member is here, the members' rendezvous is here."""
         if WorkerKey(view.job, view.run, view.members[0].member.rank) in self._state.workers:
             self.ports.release(view.master_port)
+        if view.strategy:
+            self.collector.begin_view(view.job, view.run, view.view, estimates=_estimates(view.strategy))
         self._socket.send_view(view)
 
     def strategy_message(self, key: WorkerKey, message: StrategyMessage) -> None:
@@ -333,8 +335,7 @@ class Supervisor:
             stream = self.logs.open(key)
         except OSError as error:
             return _failed(key, f"its folders could not be made: {error}")
-        if not registry.find(launch.spec.strategy).asks_for_each_step:
-            self.collector.estimate(key)
+        self.collector.estimate(key, estimates=_estimates(launch.spec.strategy))
         welcome = self._welcome(key, launch, job_directory)
         exited = asyncio.Event()
         try:
@@ -424,6 +425,11 @@ class Supervisor:
 
     def _on_alive(self, key: WorkerKey, alive: Alive) -> None:
         self._feed(SignOfLife(key, alive, time.monotonic()))
+
+
+def _estimates(strategy: str) -> bool:
+    """Return True if the controller takes estimates of ranks in place of each step."""
+    return not registry.find(strategy).asks_for_each_step
 
 
 def _failed(key: WorkerKey, reason: str) -> StartFailed:

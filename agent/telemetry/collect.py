@@ -49,16 +49,27 @@ class Collector:
         self._forgotten: set[WorkerKey] = set()
         self._estimators: dict[WorkerKey, RankEstimator] = {}
         self._sums: dict[tuple[str, int, int], _StepSums] = {}  # by job, run and view
+        self._views: dict[tuple[str, int], tuple[int, bool]] = {}  # by job and run: as begin_view has it
 
-    def estimate(self, key: WorkerKey) -> None:
-        """Report estimates from this worker's steps from now on, not each step."""
-        self._estimators[key] = RankEstimator()
+    def estimate(self, key: WorkerKey, *, estimates: bool = True) -> None:
+        """Report estimates from this worker's steps from now on, not each step. estimates: False for the contrary."""
+        if not estimates:
+            self._estimators.pop(key, None)
+        elif key not in self._estimators:
+            self._estimators[key] = RankEstimator()
+
+    def begin_view(self, job: str, run: int, view: int, *, estimates: bool) -> None:
+        """Report estimates, or each step, of what workers measure from this view of the run on."""
+        self._views[job, run] = (view, estimates)
 
     def add(self, key: WorkerKey, telemetry: WorkerTelemetry) -> None:
         """Take over what a worker sent; more than the protocol allows is cut off."""
         into = self._buffer(key)
         if not into.of_view(telemetry.view):
             return
+        from_view, estimates = self._views.get((key.job, key.run), (0, False))
+        if 0 < from_view <= telemetry.view:
+            self.estimate(key, estimates=estimates)
         began = not into.stepped
         sound = [sample for sample in telemetry.steps if flaw_of_step(sample) is None]
         for sample in sound:
@@ -123,6 +134,8 @@ class Collector:
                 del self._buffers[key]
                 self._forgotten.discard(key)
                 self._estimators.pop(key, None)
+                if not any((one.job, one.run) == (key.job, key.run) for one in self._buffers):
+                    self._views.pop((key.job, key.run), None)
             if worker is None:
                 continue
             if message.workers and bytes + worker.ByteSize() > MESSAGE_BYTES:

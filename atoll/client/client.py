@@ -143,17 +143,24 @@ class AsyncClient:
         params: Mapping[str, Any] | None = None,
         total_batch: int = 0,
         shares: Sequence[float] = (),
+        strategy: str = "",
         unpin: Sequence[str] = (),
     ) -> pb.Job:
         """Pin values of a running job: the controller decides them no more, in later runs neither.
 
-        params: what plans tell the job's strategy, e.g. {"sparsity": 0.995}. total_batch: samples
-        of a step of all ranks. shares: of the batch, one per rank of the present run, which alone keeps them. unpin:
-        "total-batch", "shares" or one of `params`, to leave to the controller again. The returned job's plan says from
-        which step it holds. Raises Conflict for a job that does not run, BadInput for values that do not fit it.
+        params: what plans tell the job's strategy, e.g. {"sparsity": 0.995}. total_batch: samples of a step of all
+        ranks. shares: of the batch, one per rank of the present run, which alone keeps them. strategy: for which the
+        run leaves its own at a step boundary. unpin: "strategy", "total-batch", "shares" or one of `params`, to leave
+        to the controller again. The returned job's plan says from which step it holds. Raises Conflict for a job that
+        does not run, BadInput for values that do not fit it.
         """
         request = pb.AdjustRequest(
-            job=job, strategy_params=as_json(params or {}), total_batch=total_batch, shares=shares, unpin=unpin
+            job=job,
+            strategy_params=as_json(params or {}),
+            total_batch=total_batch,
+            shares=shares,
+            strategy=strategy,
+            unpin=unpin,
         )
         return await self._leader.call(f"adjust {job}", lambda stub, s: stub.Adjust(request, timeout=s))
 

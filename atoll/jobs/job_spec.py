@@ -252,12 +252,6 @@ class JobSpec(JobFields):
         return self
 
     @property
-    def exchanges(self) -> bool:
-        """True if workers need keys, for what they send beside collectives: updates, copies of their state, and
-        requests to agents that hold some of it."""
-        return registry.find(self.strategy).exchanges or self.checkpoint.memory_replicas > 0
-
-    @property
     def environment_s(self) -> float:
         """Time that making the job's own environment may take, in seconds; 0 if it has none."""
         return ENVIRONMENT_S if self.requirements or self.setup else 0.0

@@ -271,7 +271,7 @@ def _refuse_unhelped(epoch: LeaderEpoch, sha256: str) -> None:
     """Raises NotAllowed for code of no job that takes volunteers' help now."""
     for state in epoch.ledger.jobs.values():
         spec = state.job.spec
-        if spec.code_sha256 == sha256 and state.job.status.phase.active and registry.find(spec.strategy).volunteer:
+        if spec.code_sha256 == sha256 and state.job.status.phase.active and registry.find(state.strategy).volunteer:
             return
     raise NotAllowed("volunteers get the code of jobs that they help, and of no others")
 
@@ -301,7 +301,7 @@ def answer_strategy(
     state = epoch.ledger.jobs.get(message.id.job)
     if state is None or state.run is None or not _may_speak_for(epoch, session, message.id):
         return
-    strategy, rank = registry.find(state.job.spec.strategy), message.id.rank
+    strategy, rank = registry.find(state.strategy), message.id.rank
     if strategy.message is None:
         return
     try:
@@ -310,7 +310,7 @@ def answer_strategy(
         logger.warning("%s run %d rank %d: dropped: %s", state.job.id, state.run.run, rank, error)
         return
     epoch.progress.on_message(state.job.id, state.run.run, rank, received)
-    for node, answer in epoch.relay.answers(state.job, state.run, rank, received, now_s):
+    for node, answer in epoch.relay.answers(state, rank, received, now_s):
         epoch.sessions.send(node, answer)
 
 

@@ -35,7 +35,7 @@ FOLLOW_INTERVAL_S: Final = 0.25
 SUBMIT_DEADLINE_S: Final = 120.0
 LAST_WORDS_S: Final = 1.0
 """A worker's last output may arrive a little after its end."""
-PINS: Final = frozenset({"total-batch", "shares"})
+PINS: Final = frozenset({"strategy", "total-batch", "shares"})
 """Parameters that a user can pin, beside the plan parameters of the job's strategy."""
 ENDED: Final = (pb.PHASE_DONE, pb.PHASE_FAILED, pb.PHASE_CANCELLED)
 DIAL_S: Final = 3.0
@@ -115,13 +115,14 @@ class JobServicer(JobServiceServicer):
 
     async def Adjust(self, request: pb.AdjustRequest, context: Context) -> pb.Job:
         epoch = self._known_leader.leading()
-        job = epoch.ledger.find(request.job).job
-        strategy = registry.find(job.spec.strategy)
+        state = epoch.ledger.find(request.job)
+        job, strategy = state.job, registry.find(request.strategy or state.strategy)
         where = f"job {job.id} of strategy {strategy.name}: strategy_params"
         asked = JobPins(
             strategy_params=strategy.read_plan_parameters(request.strategy_params, where).said(),
             total_batch=request.total_batch,
             shares=tuple(request.shares),
+            strategy=strategy.name if request.strategy else "",
         )
         adjustable = strategy.plan_parameters.adjustable()
         if own := sorted(set(asked.strategy_params).difference(adjustable)):
@@ -130,7 +131,9 @@ class JobServicer(JobServiceServicer):
         if unknown := sorted(set(request.unpin) - known):
             raise BadInput(f"unpin = {unknown[0][:80]!r} is not known. Use {', '.join(sorted(known))}")
         if asked == JobPins() and not request.unpin:
-            raise BadInput("the request changes nothing. Give --sparsity, a total batch, shares, or what to unpin")
+            raise BadInput(
+                "the request changes nothing. Give a strategy, --sparsity, a batch, shares, or what to unpin"
+            )
         return job_to_wire(epoch, await epoch.adjust(request.job, asked, set(request.unpin), caller(context)))
 
     async def Plans(self, request: pb.PlansRequest, context: Context) -> pb.PlansReply:

@@ -14,6 +14,7 @@ from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.controller.jobs.model.members import joiners, members_of
 from atoll.controller.jobs.model.observed import ObservedNode
 from atoll.controller.jobs.model.policy import pins_of
+from atoll.controller.jobs.model.strategy_in_force import last_change
 from atoll.controller.jobs.records import wire
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.state.records import (
@@ -53,8 +54,12 @@ def job_to_wire(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Job:
         pins=jobs_pb2.Pins(
             strategy_params=as_json(job.pinned.strategy_params),
             total_batch=job.pinned.total_batch,
-            shares=pins_of(job).shares,
+            shares=pins_of(job, state.strategy).shares,
+            strategy=job.pinned.strategy,
         ),
+        strategy=state.strategy,
+        strategy_settings=as_json(job.settings_of(state.strategy)),
+        strategy_reason=last_change(job, state.views),
         standby=[*_kept_free(epoch, job.id), *_standby(epoch, state)],
         recovery=jobs_pb2.Recovery(**wire.shared_fields(jobs_pb2.Recovery, run.recovery))
         if run and run.recovery

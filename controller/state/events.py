@@ -54,6 +54,9 @@ class EventKind(StrEnum):
     WORKER_NOTICE = "WORKER_NOTICE"
     NOTICE = "NOTICE"
     DROPPED = "DROPPED"
+    STRATEGY_CHANGED = "STRATEGY_CHANGED"
+    STRATEGY_REFUSED = "STRATEGY_REFUSED"
+    STRATEGY_ASKED = "STRATEGY_ASKED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ class NewEvent(EtcdRecord):
     """The user who asked for it."""
     total_s: float = 0.0
     parts: tuple[TimedPart, ...] = ()
+    strategies: tuple[str, ...] = ()
+    """The strategy that was left, and the one after it."""
 
     @property
     def text(self) -> str:
@@ -149,6 +154,13 @@ def _changed(event: NewEvent) -> str:
     return f"view {event.view}: {who} {how} {event.total_s:.2f} s from step {event.step}: {_parts(event, 2)}{changed}"
 
 
+def _switched(event: NewEvent) -> str:
+    """'view 2: switched from dense to local-steps at step 120, paused for 0.31 s: ...; asked by client:ada'."""
+    before, after = event.strategies
+    how = f"switched from {before} to {after} at step {event.step}: {event.cause}"
+    return f"view {event.view}: {how}; paused for {event.total_s:.2f} s: {_parts(event, 2)}"
+
+
 def _recovered(event: NewEvent) -> str:
     """'recovered in 3.9 s: 0.4 detecting, 0.9 ending, 2.6 starting; from memory, step 812, 1 step lost; c took over'.
 
@@ -181,6 +193,7 @@ _SENTENCES: Final[Mapping[EventKind, str]] = {
     EventKind.WORKER_ENDED: "run {e.run}: rank {e.rank} on {e.node} {e.cause}",
     EventKind.WORKERS_ENDED: "run {e.run}: {e.count} more workers ended: {e.cause}",
     EventKind.PLAN_KEPT: "plan {e.plan} stays: the planner finds no other. {e.cause}",
+    EventKind.STRATEGY_ASKED: "strategy {e.cause} was asked for ({e.by})",
     EventKind.UNPINNED: "{e.cause}: left to the controller again (asked by {e.by})",
     EventKind.DEVICE_ADMITTED: "{e.device} is admitted: {e.cause}",
     EventKind.DEVICE_STANDBY: "{e.device} waits as a standby: {e.cause}",
@@ -199,6 +212,10 @@ _COMPOSED: Final[Mapping[EventKind, Callable[[NewEvent], str]]] = {
     EventKind.VIEW_PROPOSED: _proposed,
     EventKind.CHANGED_IN_PLACE: _changed,
     EventKind.CHANGED_AT_BOUNDARY: _changed,
+    EventKind.STRATEGY_CHANGED: _switched,
+    EventKind.STRATEGY_REFUSED: lambda e: (
+        f"strategy {e.strategies[1]} is not taken, {e.strategies[0]} stays: {e.cause}"
+    ),
     EventKind.RECOVERED: _recovered,
     EventKind.RESIZED: _recovered,
     EventKind.PLAN_ISSUED: _planned,

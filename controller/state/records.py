@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from atoll.controller.state.recovery import RecoveryRecord
 from atoll.jobs.etcd_record import EtcdRecord
 from atoll.jobs.job_spec import JobSpec
+from atoll.strategies import registry
+
+AUTO: Final = "auto"
+"""Strategy of a spec whose job leaves the choice to the controller."""
 
 
 class JobPhase(StrEnum):
@@ -85,8 +89,10 @@ class RunFailure(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapted(EtcdRecord):
-    """Values of a plan beside the split; as in PlanRecord."""
+    """Values of a plan beside the split; as in PlanRecord. strategy: the one that strategy_params are of; empty: the
+    spec's."""
 
+    strategy: str = ""
     strategy_params: Mapping[str, Any] = field(default_factory=dict)
     total_batch: int = 0
     learning_rate_factor: float = 0.0
@@ -181,7 +187,8 @@ class JobLearned(EtcdRecord):
     and of each. adapted: the controller's last decision, for the first plan of the next run. By "node/device":
     speeds, seconds per sample; learned_at, the work_per_s that those devices measured then; memory, the samples that
     they hold; standby, the devices that the job leaves out. one_island: None while no island is known to train faster
-    alone."""
+    alone. strategy: what the controller chose for a job that leaves it to the controller, and strategy_reason why.
+    refused_strategies: by name, why the job's script does not allow them, as its workers found."""
 
     total_batch: int = 0
     initial_batch: int = 0
@@ -197,18 +204,23 @@ class JobLearned(EtcdRecord):
     standby: Mapping[str, Standby] = field(default_factory=dict)
     growth: Growth | None = None
     one_island: OneIsland | None = None
+    strategy: str = ""
+    strategy_reason: str = ""
+    refused_strategies: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPins(EtcdRecord):
     """Values that a user pinned, for this run and later ones; empty and 0 if they are not pinned. shares are of the
-    members of view `view` of run `run`."""
+    members of view `view` of run `run`. strategy_by: the user who pinned the strategy."""
 
     strategy_params: Mapping[str, Any] = field(default_factory=dict)
     total_batch: int = 0
     shares: tuple[float, ...] = ()
     run: int = 0
     view: int = 0
+    strategy: str = ""
+    strategy_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +237,27 @@ class JobRecord(EtcdRecord):
     status: JobStatus = JobStatus()
     learned: JobLearned = JobLearned()
     pinned: JobPins = JobPins()
+
+    @property
+    def leaves_strategy(self) -> bool:
+        """Return True if the job leaves its strategy to the controller."""
+        return self.spec.strategy == AUTO
+
+    @property
+    def own_strategy(self) -> str:
+        """Return the strategy without a user's pin."""
+        if not self.leaves_strategy:
+            return self.spec.strategy
+        return self.learned.strategy or registry.default().name
+
+    @property
+    def wanted_strategy(self) -> str:
+        """Return the strategy by which the job is to train from its next view or run on."""
+        return self.pinned.strategy or self.own_strategy
+
+    def settings_of(self, strategy: str) -> Mapping[str, Any]:
+        """Return the job's settings of a strategy: those of the spec, or the defaults of another one."""
+        return self.spec.strategy_settings if strategy == self.spec.strategy else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ STRATEGY: Final = Strategy(
     name="dense",
     summary="every step all-reduces whole gradients: for a fast network",
     settings=Dense,
+    switchable=True,
     steps_for_one=1.0,
     exchange=Traffic(kind="gradients"),
     worker="atoll.strategies.dense.worker:build",

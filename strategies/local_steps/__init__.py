@@ -19,6 +19,7 @@ STRATEGY: Final = Strategy(
     metrics=METRICS,
     exchanges=True,
     relayed=True,
+    switchable=True,
     steps_for_one=1.08,
     steps_range=(0.92, 1.3),
     exchange=Traffic(kind="differences", value_bytes=0.2578125, density=0.2),

@@ -19,6 +19,7 @@ STRATEGY: Final = Strategy(
     metrics=METRICS,
     exchanges=True,
     relayed=True,
+    switchable=True,
     steps_for_one=1.3,
     steps_range=(1.1, 1.5),
     exchange=Traffic(kind="updates", value_bytes=0.2578125, density=0.2),

@@ -20,6 +20,7 @@ STRATEGY: Final = Strategy(
     ),
     exchanges=True,
     relayed=True,
+    switchable=True,
     steps_for_one=1.0,
     exchange=Traffic(kind="nonzeros"),
     worker="atoll.strategies.zen.worker:build",

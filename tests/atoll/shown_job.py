@@ -96,6 +96,9 @@ JOB = {
     "cancelled_by": "",
     "view": 0,
     "membership": "",
+    "strategy": "",
+    "strategy_settings": {},
+    "strategy_reason": "",
     "ended_unix_s": 0.0,
     "workers": [
         {"rank": 0, "node": "local-0", "device": 0, "status": STATUS, "share": 0.625, "last": LAST, "links": [LINK]}

@@ -77,6 +77,9 @@ def adjust(
             help="Train so many samples a step, of all workers together; 0 changes nothing.",
         ),
     ] = 0,
+    strategy: Annotated[
+        str, typer.Option(metavar="NAME", help="Train by this strategy from the next step boundary on, in place.")
+    ] = "",
     shares: Annotated[
         str, typer.Option(metavar="A:B:...", help="Split the batch by these shares, one for each rank, e.g. 3:2:1.")
     ] = "",
@@ -95,7 +98,9 @@ def adjust(
     given = parse_shares(shares)
     params = options.given(context)
     found = connection.of(context).run(
-        lambda client: client.adjust(job, params=params, total_batch=total_batch, shares=given, unpin=unpin or ())
+        lambda client: client.adjust(
+            job, params=params, total_batch=total_batch, shares=given, strategy=strategy, unpin=unpin or ()
+        )
     )
     if as_json:
         terminal.print_json(wire.to_plain(found))

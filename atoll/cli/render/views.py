@@ -167,15 +167,16 @@ def strategy_line(job: Job) -> str:
     from atoll.strategies import registry
     from atoll.strategies.declaration import Shown, load
 
-    strategy = registry.find(job.spec.strategy)
+    strategy = registry.find(job.strategy or job.spec.strategy)
+    since = f" ({printable(job.strategy_reason)})" if job.strategy_reason else ""
     if not strategy.view:
-        return f"strategy {strategy.name}"
+        return f"strategy {strategy.name}{since}"
     shown = Shown(
-        settings=strategy.read_settings(job.spec.strategy_settings),
+        settings=strategy.read_settings(job.strategy_settings if job.strategy else job.spec.strategy_settings),
         planned=strategy.read_plan_parameters(job.plan.strategy_params) if job.plan.id else None,
         metrics=job.progress.strategy_metrics if job.progress.step else {},
     )
-    return f"strategy {strategy.name}: " + "  ".join(load(strategy.view)(shown))
+    return f"strategy {strategy.name}{since}: " + "  ".join(load(strategy.view)(shown))
 
 
 def prediction_text(job: Job) -> str:
@@ -193,7 +194,8 @@ def prediction_text(job: Job) -> str:
 def pins_text(job: Job) -> str:
     """'pinned: sparsity 0.995, batch 256, shares 50 % 30 % 20 %'."""
     pins = job.pins
-    said = params_text(pins.strategy_params)
+    said = [f"strategy {pins.strategy}"] if pins.strategy else []
+    said += params_text(pins.strategy_params)
     said += [f"batch {pins.total_batch}"] if pins.total_batch else []
     if pins.shares:
         said.append("shares " + " ".join(f"{share / sum(pins.shares) * 100:.0f} %" for share in pins.shares))

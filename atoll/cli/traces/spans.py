@@ -98,7 +98,7 @@ class _SpanBuilder:
 
     def __init__(self, job: pb.Job) -> None:
         self._job = job
-        known: Attributes = {"atoll.job.name": job.spec.name, "atoll.job.strategy": job.spec.strategy or "dense"}
+        known: Attributes = {"atoll.job.name": job.spec.name, "atoll.job.strategy": job.strategy or "dense"}
         self.spans: list[JobSpan] = []
         self._root = self._phase = self._open(ROOT, "", f"job {job.id}", job.submitted_unix_s, known)
         self._run: JobSpan | None = None

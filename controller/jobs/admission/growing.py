@@ -181,7 +181,7 @@ def _question(
     free: Sequence[FreeDevice] = (),
     known: Mapping[str, float] = _NOTHING,
 ) -> AdmissionQuestion:
-    policy = policy_of(observed.job)
+    policy = policy_of(observed.job, observed.strategy)
     return AdmissionQuestion(
         profile=profile,
         workers=_workers(observed, run),

@@ -12,10 +12,11 @@ from typing import Final
 from atoll.controller.jobs.admission.growing import is_steady
 from atoll.controller.jobs.model.members import members_of
 from atoll.controller.jobs.model.observed import ObservedJob, PassClock
+from atoll.controller.jobs.model.strategy_in_force import declared
 from atoll.controller.planners.islands.one_island import MIN_SAVING, IslandTimes, OneIslandInput, OneIslandPlan
 from atoll.controller.planners.registry import ONE_ISLAND, Decision
 from atoll.controller.state.events import EventKind, NewEvent
-from atoll.controller.state.records import JobPhase, JobRecord, Level, OneIsland, PlanRecord, RunMember, RunRecord
+from atoll.controller.state.records import JobPhase, Level, OneIsland, PlanRecord, RunMember, RunRecord
 from atoll.step_estimators.estimates import RankProfile
 from atoll.strategies import registry
 from atoll.strategies.declaration import Strategy, load
@@ -72,7 +73,7 @@ def _with(observed: ObservedJob, told: OneIsland | None) -> ObservedJob:
 def _compare(observed: ObservedJob, run: RunRecord, members: Sequence[RunMember], clock: PassClock) -> _Compared | None:
     """None where steps cannot be compared (of pipelines the model may not fit into one island), or are not known."""
     profile, plan = observed.training.profile, observed.plans.newest
-    strategy = registry.find(observed.job.spec.strategy)
+    strategy = registry.find(observed.strategy)
     if profile is None or plan is None or not strategy.steps_for_one or observed.job.spec.stages > 1:
         return None
     by_island = measured_islands(observed, members)
@@ -85,7 +86,7 @@ def _compare(observed: ObservedJob, run: RunRecord, members: Sequence[RunMember]
     asked = OneIslandInput.of_measured(
         islands=tuple(island_times(name, of) for name, of in sorted(by_island.items())),
         step_s=profile.step_s,
-        steps=_steps(observed.job, plan),
+        steps=_steps(observed, plan),
         beside_s=BESIDE_S,
         uncertainty=uncertainty_of(by_island),
     )
@@ -122,22 +123,21 @@ def island_times(name: str, ranks: Sequence[RankProfile]) -> IslandTimes:
     )
 
 
-def _steps(job: JobRecord, plan: PlanRecord) -> float:
+def _steps(observed: ObservedJob, plan: PlanRecord) -> float:
     """Steps for one of `dense`, at least: by the default settings, and as many more as a plan takes that sends less, or
     later. One where the strategy was not measured as it is set."""
-    declared = registry.find(job.spec.strategy)
-    settings = declared.settings.model_validate(job.spec.strategy_settings)
-    if settings != declared.settings():
+    strategy, settings = declared(observed.job, observed.strategy)
+    if settings != strategy.settings():
         return 1.0
-    if not declared.steps_of_plan:
-        return _least_steps(declared)
-    more: float = load(declared.steps_of_plan)(settings, declared.plan_parameters(**plan.strategy_params))
-    return _least_steps(declared) * more
+    if not strategy.steps_of_plan:
+        return _least_steps(strategy)
+    more: float = load(strategy.steps_of_plan)(settings, strategy.plan_parameters(**plan.strategy_params))
+    return _least_steps(strategy) * more
 
 
-def _least_steps(declared: Strategy) -> float:
+def _least_steps(strategy: Strategy) -> float:
     """Return the least steps for one of `dense`: fewer than one would be an advantage that no other task confirmed."""
-    return max(1.0, declared.steps_range[0])
+    return max(1.0, strategy.steps_range[0])
 
 
 def _says_the_same(before: OneIsland, decision: OneIslandDecision) -> bool:
@@ -155,9 +155,7 @@ def _reason(observed: ObservedJob, compared: _Compared) -> str:
     together 0.8 s'."""
     given, among = compared.decision.given, ""
     if given.steps > 1:
-        among += (
-            f" ({given.step_s:.3g} s a step, and {given.steps:.3g} of {observed.job.spec.strategy} for one of dense)"
-        )
+        among += f" ({given.step_s:.3g} s a step, and {given.steps:.3g} of {observed.strategy} for one of dense)"
     if compared.devices > 1:
         among += f"; what its {compared.devices} devices need among themselves is not counted"
     return f"one island with all the data would be sooner: {_times(compared.decision)}{among}"

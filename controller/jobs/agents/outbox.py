@@ -23,6 +23,7 @@ from atoll.controller.jobs.model.observed import (
     StopRun,
 )
 from atoll.controller.jobs.model.replica_placement import holders
+from atoll.controller.jobs.model.strategy_in_force import strategy_of
 from atoll.controller.jobs.model.supply import LaunchHelper
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.jobs.records.wire import plan_to_wire, shared_fields
@@ -33,6 +34,7 @@ from atoll.jobs.worker_key import WorkerKey
 from atoll.network.message_limits import MAX_HOLDERS
 from atoll.security.volunteer_ticket import ticket
 from atoll.strategies import registry
+from atoll.strategies.declaration import as_json
 from atoll.v1 import agents_pb2, common_pb2
 
 logger = logging.getLogger(__name__)
@@ -93,7 +95,11 @@ class AgentOutbox:
 
         def make() -> tuple[bytes, list[str]]:
             outside, first = self._outside(run), state.plans[0]
-            common = launch_of_all(state.job, run, first, state.placement, outside=outside, reveal=self._reveal)
+            view = state.views[0] if state.views else None
+            strategy = strategy_of(state.job, view)
+            common = launch_of_all(
+                state.job, run, first, state.placement, strategy=strategy, outside=outside, reveal=self._reveal
+            )
             return common, [node.name for node in outside]
 
         return self._made_once("launch", (run.job, run.run), make)
@@ -121,17 +127,20 @@ def launch_of_all(
     first: PlanRecord,
     placement: PlacementRecord | None,
     *,
+    strategy: str,
     outside: Sequence[NodeRecord] = (),
     reveal: bool,
 ) -> bytes:
     """Serialise what all launches of a run have in common: with a thousand ranks as many members, keys and shares.
 
-    outside: nodes with shards of the job and no part in the run. reveal: with the values of the job's secrets."""
+    strategy: by which the run begins. outside: nodes with shards of the job and no part in the run. reveal: with the
+    values of the job's secrets."""
     common = agents_pb2.Launch(
         world_size=len(run.members),
         master_address=run.master_address,
         master_port=run.master_port,
-        spec=job_spec.to_wire(job.spec, reveal=reveal),
+        spec=_spec(job, strategy, reveal=reveal),
+        strategy_is_automatic=_is_automatic(job, strategy),
         plan=plan_to_wire(first),
     )
     if run.data_seed:
@@ -183,7 +192,8 @@ def launch_to_join(state: JobState, rank: int, *, reveal: bool) -> agents_pb2.Co
         device=member.device,
         master_address=view.master_address,
         master_port=view.master_port,
-        spec=job_spec.to_wire(state.job.spec, reveal=reveal),
+        spec=_spec(state.job, view.strategy, reveal=reveal),
+        strategy_is_automatic=_is_automatic(state.job, view.strategy),
         plan=view.plan,
         joins=view,
     )
@@ -198,7 +208,7 @@ def launch_to_join(state: JobState, rank: int, *, reveal: bool) -> agents_pb2.Co
 
 def launch_of_helper(job: JobRecord, run: RunRecord, action: LaunchHelper, number: int) -> agents_pb2.ControllerMessage:
     """Make a volunteer's launch: a run of its own, without the job's secrets, its ranks' keys and its state."""
-    spec = job_spec.to_wire(job.spec, reveal=False)
+    spec = _spec(job, job.own_strategy, reveal=False)
     spec.checkpoint.memory_replicas = 0
     name = f"{action.node}/{action.device}"
     launch = agents_pb2.Launch(
@@ -221,9 +231,20 @@ def launch_of_helper(job: JobRecord, run: RunRecord, action: LaunchHelper, numbe
     return agents_pb2.ControllerMessage(launch=launch)
 
 
+def _spec(job: JobRecord, strategy: str, *, reveal: bool) -> common_pb2.JobSpec:
+    """Make the spec of a launch by this strategy."""
+    spec = job_spec.to_wire(job.spec, reveal=reveal)
+    spec.strategy, spec.strategy_settings = strategy, as_json(job.settings_of(strategy))
+    return spec
+
+
+def _is_automatic(job: JobRecord, strategy: str) -> bool:
+    return job.leaves_strategy and job.pinned.strategy != strategy
+
+
 def secret_of_volunteers(job: JobRecord, run: RunRecord) -> bytes:
     """Return the secret by which ranks recognise tickets; empty if the strategy takes no help."""
-    return volunteers_secret(run.data_seed, run.job, run.run) if registry.find(job.spec.strategy).volunteer else b""
+    return volunteers_secret(run.data_seed, run.job, run.run) if registry.find(job.own_strategy).volunteer else b""
 
 
 def serve_shards(run: RunRecord) -> bytes:
@@ -263,6 +284,7 @@ def view_to_wire(state: JobState) -> agents_pb2.View:
     ]
     # The view's first plan, or the newest if that one is so old that it is not kept.
     plan = next((plan for plan in plans if plan.id == view.plan), plans[-1])
+    strategy = strategy_of(state.job, view)
     return agents_pb2.View(
         **{
             **shared_fields(agents_pb2.View, view),
@@ -270,6 +292,8 @@ def view_to_wire(state: JobState) -> agents_pb2.View:
             "plan": plan_to_wire(plan),
             "meet_s": MEETING_S,
             "in_force": in_force,
+            "strategy": strategy,
+            "strategy_settings": as_json(state.job.settings_of(strategy)),
         }
     )
 

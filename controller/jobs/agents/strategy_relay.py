@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from atoll.controller.state.records import JobRecord, RunRecord
-from atoll.strategies import registry
+from atoll.controller.jobs.model.strategy_in_force import declared
+from atoll.controller.jobs.records.job_state import JobState
+from atoll.controller.state.records import RunRecord
 from atoll.strategies.declaration import Declared, Scheduler, as_json, load
 from atoll.v1 import agents_pb2, common_pb2
 
@@ -37,14 +38,14 @@ class StrategyRelay:
         self._jobs: dict[str, _Scheduled] = {}
         self._received = asyncio.Event()  # an answer may be due sooner than `run` waits for
 
-    def answers(self, job: JobRecord, run: RunRecord, rank: int, message: Declared, now_s: float) -> Iterator[Answer]:
+    def answers(self, state: JobState, rank: int, message: Declared, now_s: float) -> Iterator[Answer]:
         """Yield the scheduler's answers to a message of the job's newest run, by node."""
-        strategy = registry.find(job.spec.strategy)
-        if not strategy.scheduler:
+        job, run = state.job, state.run
+        strategy, settings = declared(job, state.strategy)
+        if run is None or not strategy.scheduler:
             return
         known = self._jobs.get(job.id)
         if known is None or known.run.run < run.run:
-            settings = strategy.settings.model_validate(dict(job.spec.strategy_settings))
             known = self._jobs[job.id] = _Scheduled(run, load(strategy.scheduler)(settings))
         known.run = run
         yield from known.wire(known.scheduler.heard(rank, message, now_s))

@@ -71,7 +71,9 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
     )
     memory = job.learned.memory
     places = [Place(d.node, d.index, d.speed, d.work_per_s, memory.get(d.name)) for d in decision.devices]
-    plan = begun_with(job, first_plan(number, job.spec.split, places, wanted.learned, wanted.total_batch))
+    plan = begun_with(
+        job, job.wanted_strategy, first_plan(number, job.spec.split, places, wanted.learned, wanted.total_batch)
+    )
     started = advance(job, JobPhase.STARTING, decision.reason, clock.unix_s)
     started = replace(started, status=replace(started.status, run=number, view=1, retry_delay_s=0.0))
     started, left_out_events = _update_standbys(started, decision, places)
@@ -101,10 +103,12 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
         ),
         *left_out_events,
     )
-    return JobStep(started, run, plan, events, placement=placement, views=(_first_view(run, clock),))
+    return JobStep(
+        started, run, plan, events, placement=placement, views=(_first_view(run, job.wanted_strategy, clock),)
+    )
 
 
-def _first_view(run: RunRecord, clock: PassClock) -> ViewRecord:
+def _first_view(run: RunRecord, strategy: str, clock: PassClock) -> ViewRecord:
     """Make the launch's view, in force once all its workers report that they train."""
     ranks = tuple(member.rank for member in run.members)
     return ViewRecord(
@@ -120,6 +124,7 @@ def _first_view(run: RunRecord, clock: PassClock) -> ViewRecord:
         master_port=run.master_port,
         plan=1,
         wanted=len(ranks),
+        strategy=strategy,
         proposed_unix_s=clock.unix_s,
         forming_unix_s=clock.unix_s,
     )

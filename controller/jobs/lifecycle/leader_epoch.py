@@ -14,9 +14,12 @@ from atoll.controller.deciding.first import pinned_plan
 from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
 from atoll.controller.jobs.agents.strategy_relay import StrategyRelay
+from atoll.controller.jobs.lifecycle.connectivity import relay_notice
 from atoll.controller.jobs.lifecycle.reconciler import Reconciler
+from atoll.controller.jobs.model.members import members_of
 from atoll.controller.jobs.model.observed import JobStep
 from atoll.controller.jobs.model.policy import pins_of
+from atoll.controller.jobs.model.strategy_in_force import why_not_switchable
 from atoll.controller.jobs.records.code_bundles import CodeBundles
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.jobs.records.ledger import Ledger
@@ -27,6 +30,7 @@ from atoll.controller.state.records import JobPhase, JobPins, JobRecord, JobStat
 from atoll.controller.state.store import Fence, Put, StateStore
 from atoll.errors import BadInput, Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
 from atoll.jobs.job_spec import JobSpec, check_shares, check_total_batch
+from atoll.strategies import registry
 from atoll.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
@@ -189,12 +193,17 @@ class LeaderEpoch:
         for a job that does not run or has no such value."""
         async with self.ledger.writing:
             state = await self._latest(name)
-            current = _adjustable(state, asked, unpin)
-            job = _pinned(state.job, asked, unpin)
+            current = _adjustable(state, asked)
+            job = _pinned(state, asked, unpin, by)
             progress = self.progress.of(job.id, job.status.run)
             step, adapts = progress.next_step if progress else 0, bool(job.spec.adapt.max_batch)
-            plan = pinned_plan(current, pins_of(job), step, adapts=adapts, by=by)
+            # The first plan of the view by another strategy has its pins.
+            switches = job.wanted_strategy != state.strategy
+            pins = pins_of(job, state.strategy)
+            plan = None if switches else pinned_plan(current, pins, step, adapts=adapts, by=by)
             events = [NewEvent(kind=EventKind.PLAN_ISSUED, plan=plan.id, cause=plan.reason)] if plan else []
+            if asked.strategy and switches:
+                events.append(NewEvent(kind=EventKind.STRATEGY_ASKED, by=by, cause=asked.strategy))
             if unpin:
                 events.append(NewEvent(kind=EventKind.UNPINNED, by=by, cause=", ".join(sorted(unpin))))
             if plan or job != state.job:
@@ -268,7 +277,7 @@ def _new_job(spec: JobSpec, request_id: str, by: str) -> JobRecord:
     )
 
 
-def _adjustable(state: JobState, asked: JobPins, unpin: Collection[str]) -> PlanRecord:
+def _adjustable(state: JobState, asked: JobPins) -> PlanRecord:
     """Return the newest plan of a run that can take these values now. Raises BadInput, Conflict."""
     job = state.job
     if job.status.phase not in (JobPhase.STARTING, JobPhase.RUNNING) or not state.plans:
@@ -279,11 +288,34 @@ def _adjustable(state: JobState, asked: JobPins, unpin: Collection[str]) -> Plan
         check_total_batch(asked.total_batch, len(current.shares))
     if asked.shares:
         check_shares(asked.shares, len(current.shares))
+    if asked.strategy:
+        _check_switch(state, asked)
     return current
 
 
-def _pinned(job: JobRecord, asked: JobPins, unpin: Collection[str]) -> JobRecord:
-    kept = pins_of(job)
+def _check_switch(state: JobState, asked: JobPins) -> None:
+    """Raise BadInput or Conflict if the run cannot change to the strategy that is asked for."""
+    job, before, after = state.job, state.strategy, registry.find(asked.strategy)
+    if before == after.name:
+        return
+    if asked.shares:
+        raise BadInput("shares are of the view before the switch. Give them once the job trains by its new strategy")
+    if why := why_not_switchable(job, before, after.name):
+        raise BadInput(f"job {job.id}: {why}")
+    members = members_of(state.run, state.views[-1]) if state.run is not None and state.views else ()
+    if not after.relayed and relay_notice(members):
+        raise BadInput(
+            f"job {job.id} has workers behind NAT, and strategy {after.name} goes through no relay. Use another, or "
+            "make the nodes reachable"
+        )
+
+
+def _pinned(state: JobState, asked: JobPins, unpin: Collection[str], by: str) -> JobRecord:
+    job = state.job
+    kept = pins_of(job, state.strategy)
+    if asked.strategy and asked.strategy != state.strategy:
+        kept = replace(kept, strategy_params={})  # they are of the strategy that is left
+    strategy = asked.strategy or ("" if "strategy" in unpin else kept.strategy)
     shares = asked.shares or (() if "shares" in unpin else kept.shares)
     pinned = JobPins(
         strategy_params={n: v for n, v in kept.strategy_params.items() if n not in unpin} | dict(asked.strategy_params),
@@ -291,5 +323,7 @@ def _pinned(job: JobRecord, asked: JobPins, unpin: Collection[str]) -> JobRecord
         shares=shares,
         run=job.status.run if shares else 0,
         view=job.status.view if shares else 0,
+        strategy=strategy,
+        strategy_by=by if asked.strategy else kept.strategy_by if strategy else "",
     )
     return replace(job, pinned=pinned)

@@ -255,7 +255,7 @@ def _replan(observed: ObservedJob, clock: PassClock) -> tuple[PlanRecord | None,
         planned_s=observed.plans.planned_s,
         current=current,
         profile=training.profile,
-        policy=policy_of(job, training.samples),
+        policy=policy_of(job, observed.strategy, training.samples),
         islands=tuple(member.island for member in members),
         max_batches=tuple(job.learned.memory.get(name_of(member), UNKNOWN).max_batch for member in members),
     )

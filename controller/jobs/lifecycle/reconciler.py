@@ -39,6 +39,7 @@ from atoll.controller.jobs.model.observed import (
     ViewStage,
 )
 from atoll.controller.jobs.model.start import FreeDevice
+from atoll.controller.jobs.model.strategy_in_force import strategy_of
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.jobs.volunteers.volunteers import Volunteers
@@ -250,7 +251,8 @@ class Reconciler:
         may_take = waiting or (job.status.phase is JobPhase.RUNNING and free.devices and self._may_grow(state))
         kept = free.kept.get(job.id, ())
         offered = free.offered_to(job.id) if may_take else kept if kept and state.is_short else ()
-        found = within_reach(job.spec.strategy, offered, self._sessions.records, nodes)
+        strategy = job.wanted_strategy if waiting else state.strategy
+        found = within_reach(strategy, offered, self._sessions.records, nodes)
         offered, unreachable = tuple(found.devices), found.why
         there = [device.node for device in offered if device.node not in nodes]
         key, connected = (job.id, job.status.run), self._sessions.connected
@@ -268,7 +270,7 @@ class Reconciler:
             training=self._training(state),
             devices=ObservedDevices(free=offered, ports=free.ports, unreachable=unreachable if waiting else ""),
             views=ObservedViews(state.views, state.view_since_s, None, state.joining_since_s, views_sent),
-            data_seed=new_seed() if waiting and job.spec.exchanges else "",
+            data_seed=new_seed() if waiting else "",
         )
         state.broken_since_s = self._broken_since_s(state, observed)
         self._note_moved_state(state, observed)
@@ -312,9 +314,8 @@ class Reconciler:
             return ObservedTraining(links=links, memory_step=memory_step)
         in_force = (view for view in reversed(state.views) if view.state is ViewState.IN_FORCE)
         view = next(in_force, state.views[0] if state.views else None)
-        progress = self._progress.begin(
-            run, lambda: controller_half(job.spec.strategy, job.spec.strategy_settings), view=view
-        )
+        strategy = strategy_of(job, view)
+        progress = self._progress.begin(run, lambda: controller_half(strategy, job.settings_of(strategy)), view=view)
         profile, news = (
             self._profile(state, run, progress) if job.status.phase is not JobPhase.STARTING else (None, False)
         )

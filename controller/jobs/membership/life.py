@@ -53,7 +53,7 @@ def views_table() -> str:
 
 
 def changed_event(view: ViewRecord, ways: Sequence[WayIn], level: Level) -> NewEvent:
-    """Return the event of a change of members, with the parts of the pause.
+    """Return the event of a change of members or strategy, with the parts of the pause.
 
     ways: of the members. The parts are those of the member that took longest; they add up to the pause of training."""
     slowest = max(ways, key=lambda way: way.first_step_s)
@@ -69,11 +69,15 @@ def changed_event(view: ViewRecord, ways: Sequence[WayIn], level: Level) -> NewE
         ("agreed", slowest.agreed_s - slowest.met_s),
         ("first step", slowest.first_step_s - slowest.agreed_s),
     )
+    kind = EventKind.CHANGED_AT_BOUNDARY if view.at_boundary else EventKind.CHANGED_IN_PLACE
+    switched = bool(view.previous_strategy)
     return NewEvent(
-        kind=EventKind.CHANGED_AT_BOUNDARY if view.at_boundary else EventKind.CHANGED_IN_PLACE,
+        kind=EventKind.STRATEGY_CHANGED if switched else kind,
         level=level,
         view=view.view,
         step=view.step,
+        cause=view.reason if switched else "",
+        strategies=(view.previous_strategy, view.strategy) if switched else (),
         workers=len(view.ranks),
         lost=view.lost,
         joined=view.joined,

@@ -16,6 +16,8 @@ from atoll.controller.jobs.model.exits import silent_s
 from atoll.controller.jobs.model.failures import crashed
 from atoll.controller.jobs.model.members import in_whole_pipelines, joiners, members_of, with_state
 from atoll.controller.jobs.model.observed import ObservedJob, PassClock, ViewStage, WorkerViewReport
+from atoll.controller.jobs.model.strategy_in_force import why_not_switchable
+from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import ExitRecord, Level, RunMember, RunRecord, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 
@@ -61,7 +63,8 @@ def next_view(observed: ObservedJob, run: RunRecord, clock: PassClock) -> ViewSt
     if newest is None or newest.state is ViewState.ABANDONED:
         return ViewStep()
     gone = [member for member in members_of(run, newest) if member.exit is not None]
-    if not gone and newest.stepped_unix_s and observed.views.broken_since_s is None and not joiners(run, newest):
+    trains = newest.stepped_unix_s and observed.views.broken_since_s is None
+    if not gone and trains and not joiners(run, newest) and observed.strategy == observed.job.wanted_strategy:
         return ViewStep()  # it trains, as in nearly every pass over nearly every run
     reports = _member_reports(observed, run, newest)
     if any(member.exit and member.exit.kind is WorkerExitKind.FINISHED for member in gone):
@@ -284,6 +287,9 @@ def _advanced(
             before = observed.views.in_force
             step = min(word.step for word in words)
             now = move_view(newest, ViewState.IN_FORCE, f"its members train, from step {step}", clock.unix_s)
+            refusal = next((word.refusal for word in words if word.refusal), "")
+            if refusal and now.previous_strategy:
+                return _refused(observed, now, step, refusal)
             over = (
                 [move_view(before, ViewState.ABANDONED, f"view {newest.view} is in force", clock.unix_s)]
                 if before
@@ -315,7 +321,7 @@ def _changed_at_boundary(
     if not reports or not all(one.is_in(ViewStage.TRAINING) and not one.trained for one in reports):
         return ViewStep()
     if not (joined := _ready(observed, run, newest, observed.job.spec.max_workers - len(newest.ranks))):
-        return ViewStep()
+        return _switched(observed, run, newest, reports, clock)
     names = ", ".join(f"rank {member.rank} on {member.node}" for member in joined[:8])
     members = [*members_of(run, newest), *joined]
     asked = NextMembers(
@@ -330,6 +336,54 @@ def _changed_at_boundary(
         seen_unix_s=clock.unix_s,
     )
     return propose(observed, run, newest, asked, clock)
+
+
+def _switched(
+    observed: ObservedJob, run: RunRecord, newest: ViewRecord, reports: Sequence[MemberReport], clock: PassClock
+) -> ViewStep:
+    """The view of the same members by the strategy that the job wants, if it is another and all can leave theirs."""
+    job, wanted = observed.job, observed.job.wanted_strategy
+    if wanted == observed.strategy or why_not_switchable(job, observed.strategy, wanted):
+        return ViewStep()
+    if not all(one.word is not None and one.word.takes_in for one in reports):
+        return ViewStep()
+    pinned = f"asked by {job.pinned.strategy_by or 'its user'}" if job.pinned.strategy else ""
+    asked = NextMembers(
+        cause=ViewCause.STRATEGY,
+        reason=pinned or (job.learned.strategy_reason if job.leaves_strategy else "") or "it is the job's own",
+        members=members_of(run, newest),
+        has_state=newest.ranks,
+        at_boundary=True,
+        strategy=wanted,
+        seen_unix_s=clock.unix_s,
+    )
+    return propose(observed, run, newest, asked, clock)
+
+
+def _refused(observed: ObservedJob, now: ViewRecord, step: int, refusal: str) -> ViewStep:
+    """The view in force by the strategy before, because the script does not allow the new one. It is asked for no
+    more."""
+    job, before = observed.job, observed.views.in_force
+    refused = {**job.learned.refused_strategies, now.strategy: refusal}
+    learned = replace(job.learned, refused_strategies=refused)
+    if job.leaves_strategy:
+        learned = replace(learned, strategy=now.previous_strategy, strategy_reason=f"{now.strategy}: {refusal}")
+    pinned = replace(job.pinned, strategy="", strategy_by="")
+    job = replace(job, learned=learned, pinned=pinned)
+    if job.wanted_strategy != now.previous_strategy:
+        job = replace(job, pinned=replace(pinned, strategy=now.previous_strategy))
+    over = (
+        [move_view(before, ViewState.ABANDONED, f"view {now.view} is in force", now.in_force_unix_s)] if before else []
+    )
+    kept = replace(now, step=step, strategy=now.previous_strategy, previous_strategy="")
+    event = NewEvent(
+        kind=EventKind.STRATEGY_REFUSED,
+        level=Level.WARNING,
+        view=now.view,
+        cause=refusal,
+        strategies=(now.previous_strategy, now.strategy),
+    )
+    return ViewStep(views=(*over, kept), job=job, events=(event,))
 
 
 def left_out(

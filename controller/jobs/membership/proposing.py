@@ -10,7 +10,7 @@ from atoll.controller.jobs.membership.life import move_view
 from atoll.controller.jobs.model.device_memory import name_of
 from atoll.controller.jobs.model.members import by_position, in_order
 from atoll.controller.jobs.model.observed import ObservedJob, PassClock
-from atoll.controller.jobs.model.policy import begun_with, planned_total, with_learned
+from atoll.controller.jobs.model.policy import begun_with, pins_of, planned_total, with_learned
 from atoll.controller.jobs.model.replica_placement import first_placement
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import JobRecord, Level, PlacementRecord, PlanRecord, RunMember, RunRecord
@@ -40,7 +40,7 @@ class ViewStep:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextMembers:
     """Members of the next view, and the reason. wanted, keeps_unsent: as in ViewRecord; wanted None: as before.
-    seen_unix_s: the last sign of life of the lost member."""
+    strategy: by which they train; None: as before. seen_unix_s: the last sign of life of the lost member."""
 
     cause: ViewCause
     reason: str
@@ -49,6 +49,7 @@ class NextMembers:
     at_boundary: bool = False
     keeps_unsent: bool = False
     wanted: int | None = None
+    strategy: str | None = None
     lost: Sequence[RunMember] = ()
     joined: Sequence[RunMember] = ()
     seen_unix_s: float = 0.0
@@ -68,6 +69,10 @@ def propose(
     number, has_state = before.view + 1, frozenset(asked.has_state)
     # Against the last view in force, over those between that did not come about.
     pending = before.state is not ViewState.IN_FORCE
+    # Members that have all left for another strategy have its state. A switch that was only proposed is proposed again
+    # once the next view is in force.
+    left = before.state is ViewState.FORMING and bool(before.strategy)
+    strategy = asked.strategy or (before.strategy if left else observed.strategy)
     view = ViewRecord(
         job=run.job,
         run=run.run,
@@ -81,6 +86,8 @@ def propose(
         master_port=min(ports),
         plan=current.id + 1,
         wanted=before.wanted if asked.wanted is None else asked.wanted,
+        strategy=strategy,
+        previous_strategy=observed.strategy if strategy != observed.strategy else "",
         at_boundary=asked.at_boundary,
         keeps_unsent=asked.keeps_unsent,
         lost=_named(before.lost if pending else (), asked.lost),
@@ -89,8 +96,10 @@ def propose(
         proposed_unix_s=clock.unix_s,
     )
     job = with_learned(observed, observed.job)
+    if asked.cause is ViewCause.STRATEGY and pins_of(job, strategy).shares and view.ranks == before.ranks:
+        job = replace(job, pinned=replace(job.pinned, view=number))
     job = replace(job, status=replace(job.status, view=number))
-    plan = _first_plan(observed, job, run, view, current)
+    plan = _first_plan(observed, job, run, view, current, same=view.ranks == before.ranks)
     over = [move_view(before, ViewState.ABANDONED, f"view {number} was proposed", clock.unix_s)] if pending else []
     event = NewEvent(
         kind=EventKind.VIEW_PROPOSED,
@@ -108,8 +117,15 @@ def _named(before: Sequence[str], new: Sequence[RunMember]) -> tuple[str, ...]:
 
 
 def _first_plan(
-    observed: ObservedJob, job: JobRecord, run: RunRecord, view: ViewRecord, current: PlanRecord
+    observed: ObservedJob, job: JobRecord, run: RunRecord, view: ViewRecord, current: PlanRecord, *, same: bool
 ) -> PlanRecord:
+    """Return the plan that a view begins with. same: it has the members of the view before, in the same order."""
+    if view.previous_strategy and same:  # the split and the batch stay: they are of the devices and the data
+        reason = f"the split of plan {current.id} stays by strategy {view.strategy}"
+        plan = begun_with(job, view.strategy, replace(current, reason=reason, predicted_s=0.0))
+        total, factor = current.total_batch, current.learning_rate_factor
+        plan = replace(plan, total_batch=total, learning_rate_factor=factor)
+        return replace(plan, id=current.id + 1, view=view.view, from_step=0)
     members = by_position(run, view).members
     places, memory = [], job.learned.memory
     for member in members:
@@ -117,7 +133,7 @@ def _first_plan(
         speed, work_per_s = (device.speed, device.work_per_s) if device else (1.0, 0.0)
         places.append(Place(member.node, member.device, speed, work_per_s, memory.get(name_of(member))))
     total = planned_total(job) or job.learned.total_batch
-    plan = begun_with(job, first_plan(run.run, job.spec.split, places, job.learned.speeds, total))
+    plan = begun_with(job, view.strategy, first_plan(run.run, job.spec.split, places, job.learned.speeds, total))
     return replace(plan, id=current.id + 1, view=view.view)
 
 

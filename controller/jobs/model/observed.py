@@ -13,6 +13,7 @@ from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.model.peer_links import PeerLinks
 from atoll.controller.jobs.model.script_facts import ScriptFacts
 from atoll.controller.jobs.model.start import FreeDevice
+from atoll.controller.jobs.model.strategy_in_force import strategy_in_force
 from atoll.controller.state.events import NewEvent
 from atoll.controller.state.records import (
     AdmissionRecord,
@@ -70,7 +71,8 @@ class WorkerViewReport(NamedTuple):
     """A worker's own word. step: completed ones. lost: ranks that it misses, where it can tell. takes_in: it can leave
     a view at a boundary. tolerates_loss_mid_step: it completes a step in which a peer is
     lost, and comes to a boundary.
-    handed_bytes: of state that changed hands so far, between it and others."""
+    handed_bytes: of state that changed hands so far, between it and others. strategy: by which it trains in the view;
+    refusal: why that is not the view's."""
 
     view: int
     stage: ViewStage
@@ -81,6 +83,8 @@ class WorkerViewReport(NamedTuple):
     takes_in: bool = False
     tolerates_loss_mid_step: bool = False
     handed_bytes: int = 0
+    strategy: str = ""
+    refusal: str = ""
 
     def left_for(self, view: int) -> bool:
         """Return True if it has left every view older than this one for good."""
@@ -239,6 +243,11 @@ class ObservedJob:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workers", _workers_of(self.run, self.nodes) if self.run else {})
+
+    @property
+    def strategy(self) -> str:
+        """Return the name of the strategy by which the newest run trains; before the first one, the wanted one."""
+        return strategy_in_force(self.job, self.views.kept)
 
     def device_of(self, member: RunMember) -> DeviceRecord | None:
         """Return the record of a member's device; None if its node is not known."""

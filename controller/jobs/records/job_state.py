@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from atoll.controller.jobs.model.members import Seats, living, members_of, seats_of
+from atoll.controller.jobs.model.strategy_in_force import strategy_in_force
 from atoll.controller.state.records import JobRecord, PlacementRecord, PlanRecord, RunRecord
 from atoll.controller.state.recovery import CommitRecord
 from atoll.controller.state.views import ViewRecord
@@ -59,6 +60,11 @@ class JobState:
         """Members of the run's newest view that are not known to have ended."""
         view = self.views[-1] if self.views else None
         return len(living(members_of(self.run, view))) if self.run is not None else 0
+
+    @property
+    def strategy(self) -> str:
+        """The strategy by which the newest run trains; before the first one, the wanted one."""
+        return strategy_in_force(self.job, self.views)
 
     @property
     def is_short(self) -> bool:

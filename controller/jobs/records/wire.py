@@ -69,6 +69,8 @@ def _view_report(report: common_pb2.ViewReport) -> WorkerViewReport | None:
         report.takes_in,
         report.tolerates_loss_mid_step,
         report.handed_bytes,
+        report.strategy,
+        report.refusal[:MAX_REASON],
     )
 
 

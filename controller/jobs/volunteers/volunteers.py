@@ -112,7 +112,7 @@ class Volunteers:
         return {
             (state.job.id, state.run.run): self._helped_ranks(state)
             for state in running
-            if state.run is not None and registry.find(state.job.spec.strategy).volunteer
+            if state.run is not None and registry.find(state.strategy).volunteer
         }
 
     def _helped_ranks(self, state: JobState) -> list[HelpedRank]:

@@ -66,15 +66,13 @@ async def test_launches_carry_the_runs_members_and_each_rank_its_own_key(etcd: s
     await asyncio.gather(a.disconnect(), b.disconnect())
 
 
-async def test_a_dense_job_without_checkpoints_in_memory_has_neither_members_nor_keys_nor_a_sparsity(
-    etcd: str, head: Controller
-) -> None:
+async def test_a_dense_job_has_members_and_keys_for_a_later_strategy_and_no_sparsity(head: Controller) -> None:
+    """Strategies that exchange need keys, and a run may change to one of them while it trains."""
     a = await FakeAgent("a").connect(head.address)
     job = await head.submit(checkpoint=common_pb2.CheckpointPolicy(memory_replicas=0))
     await head.phase(job, pb.PHASE_RUNNING)
     launch = a.launches[0]
-    assert (len(launch.members), launch.HasField("keys"), launch.plan.strategy_params) == (0, False, "")
-    assert (await run_record(etcd, job, 1)).data_seed == ""
+    assert (len(launch.members), launch.HasField("keys"), launch.plan.strategy_params) == (1, True, "")
     assert await refusal(head, job, 0.99) == (
         grpc.StatusCode.INVALID_ARGUMENT,
         f"job {job} of strategy dense: strategy_params.sparsity = 0.99 is not known. Known: none",
@@ -133,7 +131,7 @@ async def test_pins_hold_until_they_are_taken_off_and_plans_can_be_derived_again
         (pb.AdjustRequest(job=job, shares=[1.0]), "shares: 1 values do not fit a run of 2 workers"),
         (pb.AdjustRequest(job=job, shares=[1.0, 0.0]), "shares: 0.0 of rank 1 must be above 0"),
         (pb.AdjustRequest(job=job, total_batch=1), "total_batch = 1 must be 2"),
-        (pb.AdjustRequest(job=job, unpin=["speed"]), "unpin = 'speed' is not known. Use shares, total-batch"),
+        (pb.AdjustRequest(job=job, unpin=["speed"]), "unpin = 'speed' is not known. Use shares, strategy, total-batch"),
     ):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await head.stub.Adjust(request, timeout=CALL_S)
@@ -173,7 +171,7 @@ async def test_what_cannot_be_adjusted_says_why(head: Controller) -> None:
         "no job 'nothing'. `atoll jobs --all` lists them",
     )
     for sparsity, text in (
-        (None, "the request changes nothing. Give --sparsity, a total batch"),
+        (None, "the request changes nothing. Give a strategy, --sparsity, a batch"),
         (1.0, "strategy_params.sparsity = 1.0 should be less than or equal to 0.9999"),
     ):
         code, said = await refusal(head, job, sparsity)

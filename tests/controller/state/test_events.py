@@ -37,6 +37,7 @@ FILLED = NewEvent(
     devices=("a/0", "b/1"),
     lost=("rank 1 on b",),
     joined=("c",),
+    strategies=("dense", "local-steps"),
     count=5,
     by="ann",
     total_s=1.5,

@@ -54,7 +54,7 @@ def test_a_plan_that_says_nothing_of_batch_and_strategy_leaves_them_to_the_scrip
 
 def test_what_launches_have_in_common_and_a_ranks_own_arrive_as_one_message() -> None:
     seeded = replace(run("a", "b"), data_seed=new_seed())
-    common = launch_of_all(job(), seeded, EARLIER, None, reveal=True)
+    common = launch_of_all(job(), seeded, EARLIER, None, strategy="dense", reveal=True)
     launches = [ControllerMessage.FromString(launch(common, seeded, [rank])).launch for rank in range(2)]
     for rank, sent in enumerate(launches):
         assert (sent.id.job, sent.id.run, sent.id.rank) == (seeded.job, seeded.run, rank)
@@ -69,7 +69,7 @@ def test_what_launches_have_in_common_and_a_ranks_own_arrive_as_one_message() ->
 def test_a_run_without_a_seed_is_launched_without_members_and_keys() -> None:
     plain = run("a")
     sent = ControllerMessage.FromString(
-        launch(launch_of_all(job(), plain, EARLIER, None, reveal=True), plain, [0])
+        launch(launch_of_all(job(), plain, EARLIER, None, strategy="dense", reveal=True), plain, [0])
     ).launch
     assert (sent.world_size, list(sent.members), sent.HasField("keys")) == (1, [], False)
 
@@ -82,7 +82,7 @@ def test_all_of_a_nodes_workers_are_launched_by_one_message() -> None:
         replace(m, node_rank=0, local_rank=m.rank, local_world_size=3, device=7 - m.rank) for m in seeded.members
     )
     seeded = replace(seeded, members=tuple(members))
-    common = launch_of_all(job(), seeded, EARLIER, None, reveal=True)
+    common = launch_of_all(job(), seeded, EARLIER, None, strategy="dense", reveal=True)
     together = ControllerMessage.FromString(launch(common, seeded, [0, 1, 3])).launch
     alone = [ControllerMessage.FromString(launch(common, seeded, [rank])).launch for rank in (0, 1, 3)]
     assert each_worker(together) == alone

@@ -376,10 +376,10 @@ def test_the_learning_rate_follows_the_optimizer_unless_the_user_says_how(
     """What workers say of optimizer and accumulation is kept for later runs, whose first plans know nothing else."""
     told = observed(job(), run("a"), node("a", {0: worker()}), optimizer=optimizer, batches_per_update=4)
     learned = with_learned(told, replace(told.job, spec=spec(adapt=Adapt(learning_rate=asked))))
-    policy = policy_of(learned)
+    policy = policy_of(learned, "dense")
     assert (policy.rule, policy.batches_per_update) == (rule, 4)
     silent = observed(learned, run("a"), node("a", {0: worker()}))
-    assert policy_of(with_learned(silent, learned)) == policy
+    assert policy_of(with_learned(silent, learned), "dense") == policy
     assert Adapt().learning_rate == "auto"
 
 

@@ -36,7 +36,7 @@ def view(record: JobRecord, trains: str) -> ObservedJob:
 def test_a_profile_of_the_model_that_trains_is_used() -> None:
     step = next_step(view(profiled(), ONE), clock())
     assert (step.job.learned.workload_fingerprint, step.events) == (ONE, ())
-    surrogate = policy_of(step.job).surrogate
+    surrogate = policy_of(step.job, "stale-sparse").surrogate
     assert surrogate is not None
     assert surrogate.sparsities == (0.9, 0.99)
 
@@ -52,13 +52,13 @@ def test_a_profile_of_another_model_is_not_used_and_that_is_told_once() -> None:
         "1,000 entries on 60,000 samples. Names, shapes and the optimizer's settings count too."
     )
     assert "atoll profile train.py" in event.text
-    assert policy_of(step.job).surrogate is None
+    assert policy_of(step.job, "stale-sparse").surrogate is None
     assert next_step(view(step.job, OTHER), clock()).events == ()
-    assert policy_of(changed(step.job, run=2)).surrogate is None
+    assert policy_of(changed(step.job, run=2), "stale-sparse").surrogate is None
 
 
 def test_a_profile_is_used_until_the_job_reports_its_model() -> None:
-    assert policy_of(profiled()).surrogate is not None
+    assert policy_of(profiled(), "stale-sparse").surrogate is not None
 
 
 def test_rank_0_says_what_trains() -> None:
