@@ -22,6 +22,7 @@ STATUS = {
     "trained": False,
     "view": None,
     "volunteer_port": 0,
+    "overflow_batch": 0,
 }
 LAST = {
     "step": 1240,
