@@ -9,7 +9,7 @@ from atoll.strategies import registry
 
 
 def candidates(refused: Mapping[str, str]) -> tuple[StrategyCandidate, ...]:
-    """Return all strategies whose steps can be compared, by default settings, in the registry's order.
+    """Return all strategies whose steps can be compared, by default settings, those that teach most surely first.
 
     refused: by name, why a script does not allow a strategy."""
     return tuple(
@@ -23,6 +23,6 @@ def candidates(refused: Mapping[str, str]) -> tuple[StrategyCandidate, ...]:
             most_steps=one.steps_range[1],
             refused=refused.get(one.name, ""),
         )
-        for one in registry.strategies().values()
+        for one in sorted(registry.strategies().values(), key=lambda one: one.steps_range[1])
         if one.exchange is not None
     )

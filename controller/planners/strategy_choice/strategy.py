@@ -6,9 +6,9 @@ step_s is a step's seconds (step_times.py, or as measured), and steps those that
 does: the candidate's, as the race measured them, times what a thin or late exchange adds. Of candidates within TIE of
 the best the first counts as best: whole gradients teach for certain.
 
-A running strategy is left for a clear gain only. The gain must exceed MIN_GAIN, twice the uncertainty, and how far the
-measured steps of either lie from their middle. One island with all the data is compared as well; that is
-advice, for where data may be is not known here."""
+A running strategy is left for a clear gain only. The gain must exceed MIN_GAIN, twice the uncertainty, and half of how
+far the measured steps of both lie from their middle. One island with all the data is compared as well; that is advice,
+for where data may be is not known here."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from atoll.controller.planners.strategy_choice.facts import StrategyCandidate, S
 from atoll.controller.planners.strategy_choice.links import IslandPaths, island_paths
 from atoll.controller.planners.strategy_choice.step_times import predict_step, refusal
 
-TIE: Final = 0.03
-"""Share of the best time within which candidates count as equal."""
+TIE: Final = 0.08
+"""Share of the best time within which candidates count as equal: a factor of steps is not known better."""
 MIN_GAIN: Final = 0.1
 """Share of its time that leaving a running strategy must save."""
 SHOWN_RUNNERS_UP: Final = 3
@@ -107,7 +107,7 @@ def _predicted(given: StrategyInput, paths: IslandPaths | None, candidate: Strat
 
 
 def _clearly_sooner(given: StrategyInput, best: PredictedStrategy, running: PredictedStrategy) -> bool:
-    margin = max(MIN_GAIN, 2 * given.uncertainty, _spread(best), _spread(running))
+    margin = max(MIN_GAIN, 2 * given.uncertainty, (_spread(best) + _spread(running)) / 2)
     return _time(best) * (1 + margin) < _time(running)
 
 
@@ -144,7 +144,7 @@ def _reason(
     alone: OneIslandAlone | None,
     better: PredictedStrategy | None,
 ) -> str:
-    """Return 'local-steps: 0.51 s a step, about 1.1× the steps of dense; dense 8.8 s; one island alone 1.3× slower'.
+    """Return 'local-steps: 0.51 s a step, 0.9 to 1.3× the steps; dense 8.8 s; one island alone 1.3× slower'.
 
     better: a strategy whose gain is not clear."""
     said = [f"{chosen.name}: {_seconds(chosen)} a step{_steps(chosen)}"]
@@ -164,5 +164,8 @@ def _seconds(one: PredictedStrategy) -> str:
 
 
 def _steps(one: PredictedStrategy) -> str:
-    assert one.steps is not None
-    return f", about {one.steps:.2g}× the steps" if one.steps >= MIN_SHOWN_STEPS else ""
+    assert one.least_steps is not None
+    assert one.most_steps is not None
+    if one.most_steps < MIN_SHOWN_STEPS:
+        return ""
+    return f", {one.least_steps:.2g} to {one.most_steps:.2g}× the steps"
