@@ -328,6 +328,7 @@ MAY_SLEEP = {
     "agent/supervisor/processes/leftover_processes.py": "strangers' processes can only be looked at again",
     "agent/runtime/transport/collectives.py": "the end of NCCL's kernels can only be asked for again",
     "agent/runtime/checkpoints/disk/fence.py": "a file lock can be waited for with a deadline only by asking again",
+    "atoll/cli/cluster/background.py": "likewise",
 }
 
 

@@ -164,10 +164,10 @@ def test_ctrl_c_detaches_and_the_job_lives(up: Up) -> None:
 
 
 def test_up_in_the_background_and_a_job_that_is_resumed(tmp_path: Path) -> None:
-    """1. `up --detach` comes back when all is ready, and goes on. 2. The same again is refused; the shell completes the
-    ids of jobs. 3. A job that is cancelled goes on as another one, from its last checkpoint; one that is done does not.
-    4. `top` shows it in a pipe. 5. `down` ends all of it, and again it has nothing to do. 6. An `up` that cannot listen
-    says why at once."""
+    """1. `up --detach` comes back when all is ready, and goes on. 2. The same again says that it runs already, another
+    one is refused; the shell completes the ids of jobs. 3. A job that is cancelled goes on as another one, from its
+    last checkpoint; one that is done does not. 4. `top` shows it in a pipe. 5. `down` ends all of it, and again it has
+    nothing to do. 6. An `up` that cannot listen says why at once."""
     address, data, out = f"127.0.0.1:{free_port()}", tmp_path / "data", tmp_path / "out"
     where = ("--listen", address, "--data-dir", str(data))
     started = run("up", "--agents", "1", "--detach", *where)
@@ -177,8 +177,13 @@ def test_up_in_the_background_and_a_job_that_is_resumed(tmp_path: Path) -> None:
     ours = [p for p in psutil.process_iter(["cmdline"]) if str(data) in " ".join(p.info["cmdline"] or ())]
     os.environ["ATOLL_CONTROLLER"] = address
     try:
-        again = run("up", "--detach", "--listen", f"127.0.0.1:{free_port()}", "--data-dir", str(data))
-        assert (again.returncode, "`atoll down` stops it" in again.stderr) == (1, True), again.stderr
+        again = run("up", "--detach", *where)
+        assert (again.returncode, again.stdout) == (0, f"runs already: 1 agent, controller {address}\n"), again.stderr
+        for other in (("--agents", "2", *where), ("--listen", f"127.0.0.1:{free_port()}", "--data-dir", str(data))):
+            refused = run("up", "--detach", *other)
+            assert (refused.returncode, f"with 1 agent at {address}. `atoll down" in refused.stderr) == (1, True), (
+                refused
+            )
         arguments = ("--step-s=0.1", "--epochs=40", f"--out={out}")
         submitted = run(
             "submit", str(SCRIPTS / "tiny.py"), "--checkpoint-every", "5", "--name", "tiny", "--", *arguments

@@ -1,35 +1,34 @@
-"""A controller and agents on this machine: child processes of an `atoll up`, which may run in the background."""
+"""A controller and agents on this machine, as child processes of an `atoll up`."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from atoll.cli.render import terminal
-from atoll.errors import AtollError, Conflict, ControllerUnreachable, DeadlineExceeded
-from atoll.host import die_with_parent
+from atoll.errors import AtollError, ControllerUnreachable, DeadlineExceeded
+from atoll.host import die_with_parent, ports
 from atoll.host.ports import DEFAULT_ADDRESS
 
 READY_WITHIN_S: Final = 60.0
 _STOP_WITHIN_S: Final = 10.0
 DATA_DIR: Final = Path("~/.atoll")
-_SPARE_S: Final = 15.0
-_END_WITHIN_S: Final = 20.0
-_LOG_EVERY_S: Final = 0.1
-_LOCK: Final = "lock"
 _LOOK_EVERY_S: Final = 0.2
+DASHBOARD_ADDRESS: Final = "127.0.0.1:8265"
 _NO_MORE: Final[Mapping[str, str]] = {}
+_DASHBOARD_FILE: Final = "dashboard"
+"""File in the controller's data folder that has the page's address, as atoll.dashboard.serve.ADDRESS_FILE names it."""
 
 
 @dataclass(slots=True)
@@ -49,29 +48,39 @@ class Child:
 
 
 def last_line(log: Path) -> str:
-    """The newest line of a log that says something."""
-    with log.open("rb") as file:
+    """Return the newest line of a log that is not blank; empty if there is none."""
+    with suppress(FileNotFoundError), log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
         lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    return terminal.printable(lines[-1].strip().removeprefix("error: ")) if lines else ""
+        return terminal.printable(lines[-1].strip().removeprefix("error: ")) if lines else ""
+    return ""
 
 
 class LocalCluster:
     """The children of one `atoll up`. Whoever starts it stops it."""
 
-    def __init__(
-        self, data: Path, listen: str, speeds: Sequence[float], gpus: Sequence[Sequence[str]], threads: int
+    def __init__(  # noqa: PLR0917
+        self,
+        data: Path,
+        listen: str,
+        speeds: Sequence[float],
+        gpus: Sequence[Sequence[str]],
+        threads: int,
+        lock: int | None = None,
     ) -> None:
-        """gpus: of each agent, as CUDA_VISIBLE_DEVICES names them; none: its CPU. One that several have is shared."""
+        """gpus: of each agent, as CUDA_VISIBLE_DEVICES names them; none: its CPU. One that several have is shared.
+        lock: a descriptor that the children inherit, so that what it locks is free when the last of them has ended."""
         self._data, self._listen, self._speeds, self._threads = data, listen, speeds, threads
-        self._gpus = gpus
+        self._gpus, self._lock = gpus, lock
         self._sharers = Counter(gpu for own in gpus for gpu in own)
         self._children: list[Child] = []
 
     async def start(self) -> None:
         """Start the controller, then the agents; they find it when it listens."""
         controller_dir = self._data / "controller"
-        await self._spawn("controller", ["controller", "--listen", self._listen, "--data-dir", str(controller_dir)])
+        (controller_dir / _DASHBOARD_FILE).unlink(missing_ok=True)  # of a controller that was killed
+        where = ["--listen", self._listen, "--data-dir", str(controller_dir)]
+        await self._spawn("controller", ["controller", *where, *_dashboard_options(self._listen)])
         for number, (speed, gpus) in enumerate(zip(self._speeds, self._gpus, strict=True)):
             await self._spawn(
                 f"agent-{number}",
@@ -94,6 +103,7 @@ class LocalCluster:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **env},
                 process_group=0,  # a Ctrl-C in this terminal reaches only this command, which stops them in order
+                pass_fds=() if self._lock is None else (self._lock,),
             )
         self._children.append(Child(name, process, log))
 
@@ -109,32 +119,9 @@ class LocalCluster:
         raise AtollError(f"{first.how_it_ended()}. Its log: {first.log}")
 
     async def announce_when_ready(self) -> None:
-        """Say so once all agents are connected. Raises DeadlineExceeded where that does not happen in time."""
-        from atoll.client.client import AsyncClient
-
-        wanted, connected = {f"local-{number}" for number in range(len(self._speeds))}, set[str]()
-        try:
-            async with asyncio.timeout(READY_WITHIN_S), AsyncClient([self._listen], timeout_s=1.0) as client:
-                while connected != wanted:
-                    await asyncio.sleep(_LOOK_EVERY_S)
-                    with suppress(ControllerUnreachable):  # not yet
-                        reply = await client.nodes()
-                        connected = {node.name for node in reply.nodes if node.connected} & wanted
-        except TimeoutError as error:
-            raise DeadlineExceeded(
-                f"{len(connected)} of {len(wanted)} agents connected within {READY_WITHIN_S:g} s. "
-                f"Their logs: {self._data / 'logs'}"
-            ) from error
-        self._announce()
-
-    def _announce(self) -> None:
-        count = len(self._speeds)
-        print(f"ready: {count} agent{'s' if count > 1 else ''}, controller {self._listen}", flush=True)
-        other = "" if self._listen == DEFAULT_ADDRESS else f" --controller {self._listen}"
-        terminal.note(f"  train  atoll submit train.py --workers {count} --follow{other}")
-        terminal.note(f"  look   atoll nodes{other}")
-        terminal.note(f"  logs   {self._data / 'logs'}")
-        terminal.note("  stop   Ctrl-C")
+        """Print so once all agents are connected. Raises DeadlineExceeded where that does not happen in time."""
+        await all_connected(self._data, self._listen, len(self._speeds))
+        announce("ready", self._data, self._listen, len(self._speeds), stop="Ctrl-C")
 
     async def stop(self) -> None:
         """Agents first, then the controller; within 10 s nothing of it is left."""
@@ -167,109 +154,62 @@ def dealt(gpus: Sequence[str], agents: int, *, share: bool = False) -> list[list
     return [list(gpus[len(gpus) * i // agents : len(gpus) * (i + 1) // agents]) for i in range(agents)]
 
 
-@contextmanager
-def locked(data: Path) -> Iterator[None]:
-    """One `atoll up` at a time on one data directory; the file says which process that is."""
-    import fcntl  # here, for clients on other systems have none
+async def all_connected(data: Path, listen: str, agents: int, within_s: float | None = None) -> None:
+    """Return once all agents of a cluster are connected. Raises DeadlineExceeded, with what the first missing one
+    wrote last."""
+    from atoll.client.client import AsyncClient
 
-    with (data / _LOCK).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _already_up(data) from error
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
-
-
-def _already_up(data: Path) -> Conflict:
-    return Conflict(f"another `atoll up` runs with --data-dir {data}. `atoll down` stops it, or name another folder")
-
-
-def is_up(data: Path) -> bool:
-    """Return True if a running `atoll up` uses this data directory."""
-    import fcntl
-
+    limit_s = READY_WITHIN_S if within_s is None else within_s
+    missing = {f"local-{number}" for number in range(agents)}
     try:
-        with (data / _LOCK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+        async with asyncio.timeout(limit_s), AsyncClient([listen], timeout_s=1.0) as client:
+            while True:
+                with suppress(ControllerUnreachable):  # not yet
+                    reply = await client.nodes()
+                    missing -= {node.name for node in reply.nodes if node.connected}
+                if not missing:
+                    return
+                await asyncio.sleep(_LOOK_EVERY_S)
+    except TimeoutError as error:
+        first, logs = min(missing), data / "logs"
+        wrote = last_line(logs / f"{first.replace('local', 'agent')}.log")
+        raise DeadlineExceeded(
+            f"{agents - len(missing)} of {agents} agents connected within {limit_s:g} s. "
+            f"{first} is missing{f', and wrote last: {wrote}' if wrote else ''}. Their logs: {logs}"
+        ) from error
 
 
-@contextmanager
-def holder(data: Path) -> Iterator[int | None]:
-    """The `atoll up` that has this data directory, as a descriptor that means no other process; None: nobody has."""
+def announce(state: str, data: Path, listen: str, agents: int, stop: str) -> None:
+    """Print that a cluster is up: one line on stdout, and on stderr how to use it. stop: how to end it."""
+    other = "" if listen == DEFAULT_ADDRESS else f" --controller {listen}"
+    print(f"{state}: {agents} agent{'s' * (agents > 1)}, controller {listen}", flush=True)
+    terminal.note(f"  train  atoll run train.py{other}")
+    page = dashboard_address(data)
+    terminal.note(f"  watch  atoll top{other}" + (f", or in a browser {page}" if page else ""))
+    terminal.note(f"  logs   {data / 'logs'}")
+    terminal.note(f"  stop   {stop}")
+
+
+def dashboard_address(data: Path) -> str:
+    """Return the address of the page that a cluster's controller serves; empty if it serves none."""
     try:
-        pid = int((data / _LOCK).read_text() or 0)
-        descriptor = os.pidfd_open(pid)
-    except (FileNotFoundError, ValueError, ProcessLookupError):
-        yield None
-        return
-    try:  # only now: a number that was given anew belongs to nobody who holds the lock
-        yield descriptor if is_up(data) else None
-    finally:
-        os.close(descriptor)
+        return (data / "controller" / _DASHBOARD_FILE).read_text().strip()
+    except OSError:
+        return ""
 
 
-def start_detached(data: Path, listen: str, speeds: Sequence[float], threads: int | None, *, share_gpu: bool) -> None:
-    """Start an `atoll up` in the background; return when all agents are connected.
+def _dashboard_options(listen: str) -> list[str]:
+    """Return the options with which the controller serves the page; none if what that needs is not installed.
 
-    Raises AtollError with its last line if it ends before."""
-    if is_up(data):
-        raise _already_up(data)
-    log = data / "logs" / "up.log"
-    options = ["--listen", listen, "--data-dir", str(data), "--speeds", ",".join(f"{speed:g}" for speed in speeds)]
-    options += ["--threads", str(threads)] if threads else []
-    options += ["--share-gpu"] if share_gpu else []
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "atoll.cli.main", "up", *options],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,  # a terminal that is closed ends it no more
-        )
+    The cluster at the default address has the page's default port if that is free. Any other has a free port, so that
+    clusters that start at the same time do not compete for one."""
+    if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
+        return []
+    host, port = DASHBOARD_ADDRESS.split(":")
+    if listen != DEFAULT_ADDRESS:
+        return ["--dashboard", f"{host}:0"]
     try:
-        ready, *more = _said_when_ready(process, log)
-    except BaseException:
-        process.terminate()
-        process.wait(_END_WITHIN_S)
-        raise
-    print(ready, flush=True)  # it goes on whether anybody reads this or not
-    for line in more:
-        terminal.note(line)
-    terminal.note("  stop   atoll down" + ("" if data == Path("~/.atoll").expanduser() else f" --data-dir {data}"))
-
-
-def _said_when_ready(process: subprocess.Popen[bytes], log: Path) -> list[str]:
-    ends_s = time.monotonic() + READY_WITHIN_S + _SPARE_S
-    ended = False
-    while True:
-        said = log.read_text(errors="replace")
-        if said.startswith("ready") and "  logs " in said:
-            return [line for line in said.splitlines() if "Ctrl-C" not in line]
-        if ended:
-            raise AtollError(f"`atoll up` ended with exit code {process.returncode}: {last_line(log)}. Its log: {log}")
-        if time.monotonic() > ends_s:
-            raise DeadlineExceeded(f"`atoll up` was not ready in time. Its log: {log}")
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_LOG_EVERY_S)
-            ended = True
-
-
-def stop_detached(data: Path) -> bool:
-    """End the `atoll up` that has this data directory, also one that is not in the background; False: none has.
-
-    Raises DeadlineExceeded where it does not end."""
-    with holder(data) as process:
-        if process is None:
-            return False
-        signal.pidfd_send_signal(process, signal.SIGTERM)
-        if not select.select([process], [], [], _END_WITHIN_S)[0]:
-            raise DeadlineExceeded(f"`atoll up` on {data} did not end within {_END_WITHIN_S:g} s. See {data / 'logs'}")
-    return True
+        ports.listening(host, int(port)).close()
+    except OSError:
+        port = "0"
+    return ["--dashboard", f"{host}:{port}"]

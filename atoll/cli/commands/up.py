@@ -10,7 +10,9 @@ from typing import Annotated, Final
 
 import typer
 
-from atoll.cli.cluster.local_cluster import DATA_DIR, LocalCluster, dealt, locked, start_detached, stop_detached
+from atoll.cli.cluster import background
+from atoll.cli.cluster.background import ClusterOptions, RunningCluster
+from atoll.cli.cluster.local_cluster import DATA_DIR, LocalCluster, all_connected, announce, dealt
 from atoll.cli.commands.daemons import need, need_linux, stop_signals
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput
@@ -18,13 +20,13 @@ from atoll.errors.exit_codes import INTERRUPTED
 from atoll.host import ports
 from atoll.host.ports import DEFAULT_ADDRESS
 
-_MAX_AGENTS: Final = 64
+MAX_AGENTS: Final = 64
 
 
 def up(
     *,
     agents: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=_MAX_AGENTS, help="Start N agents.", show_default="1")
+        int | None, typer.Option(metavar="N", min=1, max=MAX_AGENTS, help="Start so many agents.", show_default="1")
     ] = None,
     speeds: Annotated[
         str | None,
@@ -38,7 +40,7 @@ def up(
     ] = DATA_DIR,
     threads: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Give each worker N CPU threads.", show_default="cores / workers"),
+        typer.Option(metavar="N", min=1, help="Give each worker so many CPU threads.", show_default="cores / workers"),
     ] = None,
     share_gpu: Annotated[
         bool, typer.Option("--share-gpu", help="Let agents share a GPU if there are fewer GPUs than agents.")
@@ -63,18 +65,45 @@ def up(
     gpus = _gpus_of(len(parts), share=share_gpu)
     workers = sum(max(1, len(own)) for own in gpus)
     each = threads or max(1, len(os.sched_getaffinity(0)) // workers)
+    if detach:
+        asked = agents is not None or speeds is not None
+        options = ClusterOptions(listen, tuple(parts), threads, share_gpu=share_gpu)
+        found = start_in_background(data, options, exact=asked)
+        state, count = ("runs already", len(found.speeds)) if found else ("ready", len(parts))
+        announce(state, data, listen, count, background.stop_command(data))
+        return
+    make_data_folder(data)
+    background.clear_killed(data)
+    with background.locked(data, listen, parts) as lock:
+        check_port(listen)
+        received = asyncio.run(_run(LocalCluster(data, listen, parts, gpus, each, lock.fileno())))
+    raise typer.Exit(INTERRUPTED if received == signal.SIGINT else 0)
+
+
+def make_data_folder(data: Path) -> None:
+    """Make the folder of a cluster's state and logs. Raises BadInput."""
     try:
         (data / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"--data-dir {data}: {error.strerror}. Name a folder that you may write to") from error
-    if detach:
-        check_port(listen)
-        start_detached(data, listen, parts, threads, share_gpu=share_gpu)
-        return
-    with locked(data):
-        check_port(listen)
-        received = asyncio.run(_run(LocalCluster(data, listen, parts, gpus, each)))
-    raise typer.Exit(INTERRUPTED if received == signal.SIGINT else 0)
+
+
+def start_in_background(data: Path, options: ClusterOptions, *, exact: bool) -> RunningCluster | None:
+    """Start a cluster in the background unless this data directory has one; return when all its agents are connected.
+
+    Return the cluster that ran before; None if this call started one. exact: refuse one with other agents. Raises
+    Conflict, and AtollError with the reason if agents are missing."""
+    make_data_folder(data)
+    found = background.running(data)
+    if found is None:
+        background.clear_killed(data)
+        check_port(options.listen)
+        background.start(data, options)
+        return None
+    if found.listen != options.listen or (exact and found.speeds != options.speeds):
+        raise background.already_up(data, found)
+    asyncio.run(all_connected(data, found.listen, len(found.speeds)))
+    return found
 
 
 async def _run(cluster: LocalCluster) -> signal.Signals:
@@ -130,8 +159,8 @@ def parse_speeds(speeds: str | None, agents: int | None) -> list[float]:
         raise BadInput(f"--speeds {speeds!r}: each must be above 0 and at most 1. Write them like 1,0.6,0.3")
     if agents is not None and agents != len(parts):
         raise BadInput(f"--speeds names {len(parts)} agents but --agents {agents}. Leave --agents out")
-    if len(parts) > _MAX_AGENTS:
-        raise BadInput(f"--speeds names {len(parts)} agents. At most {_MAX_AGENTS} run on one machine")
+    if len(parts) > MAX_AGENTS:
+        raise BadInput(f"--speeds names {len(parts)} agents. At most {MAX_AGENTS} run on one machine")
     return parts
 
 
@@ -165,7 +194,7 @@ def down(
     """
     need_linux()
     data = data_dir.expanduser().absolute()
-    if stop_detached(data):
+    if background.stop(data):
         print("stopped")
     else:
         terminal.note(f"no `atoll up` runs with --data-dir {data}")

@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from atoll.agent.telemetry import devices
 from atoll.agent.telemetry.devices import Device
 from atoll.cli.cluster import local_cluster
-from atoll.cli.cluster.local_cluster import LocalCluster, dealt, locked
+from atoll.cli.cluster.background import locked
+from atoll.cli.cluster.local_cluster import LocalCluster, dealt
 from atoll.cli.commands.daemons import need, read_token
 from atoll.cli.commands.up import check_port, parse_speeds
 from atoll.cli.main import app
@@ -133,9 +134,11 @@ def test_up_is_for_one_machine(listen: str) -> None:
 
 
 def test_two_ups_on_one_folder_are_refused(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(AtollError, match="another `atoll up` runs"), locked(tmp_path):
+    mine = locked(tmp_path, "127.0.0.1:1", [1.0, 0.5])
+    refused = pytest.raises(AtollError, match="`atoll up` runs already on .* with 2 agents at 127.0.0.1:1. `atoll down")
+    with mine, refused, locked(tmp_path, "127.0.0.1:2", [1.0]):
         pass
-    with locked(tmp_path):
+    with locked(tmp_path, "127.0.0.1:2", [1.0]):
         pass
 
 
@@ -207,7 +210,7 @@ async def test_ready_is_said_when_all_agents_are_connected(
     await asyncio.wait_for(waiting, 30)
     out, err = capsys.readouterr()
     assert out == f"ready: 2 agents, controller {controller.address}\n"
-    assert f"atoll submit train.py --workers 2 --follow --controller {controller.address}" in err
+    assert f"atoll run train.py --controller {controller.address}" in err
 
 
 async def test_agents_that_do_not_come_are_counted(
@@ -215,8 +218,11 @@ async def test_agents_that_do_not_come_are_counted(
 ) -> None:
     monkeypatch.setattr(local_cluster, "READY_WITHIN_S", 3.0)  # in which it is asked once at least
     controller.script.nodes.nodes.append(pb.Node(name="local-0", connected=True))
-    with pytest.raises(DeadlineExceeded, match="1 of 2 agents connected within"):
-        await cluster_in(tmp_path, controller.address, agents=2).announce_when_ready()
+    cluster = cluster_in(tmp_path, controller.address, agents=2)
+    (tmp_path / "logs" / "agent-1.log").write_text("error: no room\n\n")
+    refused = r"1 of 2 agents connected within 3 s. local-1 is missing, and wrote last: no room\. Their logs: "
+    with pytest.raises(DeadlineExceeded, match=refused):
+        await cluster.announce_when_ready()
 
 
 def test_children_die_with_an_up_that_is_killed(controller: ScriptedController) -> None:
