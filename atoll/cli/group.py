@@ -73,6 +73,7 @@ def _usage(error: Any) -> str:
     if message.startswith("No such command 'plan'"):
         message = "No such command 'plan'. `atoll decide PLANNER` runs a planner, `atoll plans JOB` lists a job's plans"
     path = error.ctx.command_path if error.ctx is not None else "atoll"
-    hint = ". The script's own arguments follow `--`" if path.endswith(" submit") and "option" in message else ""
+    takes_script = path.endswith((" submit", " run"))
+    hint = ". The script's own arguments follow `--`" if takes_script and "option" in message else ""
     end = "" if message.endswith("?") else "."
     return f"{message}{hint}{end} See `{path} --help`"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from atoll.cli.commands import (
     options,
     profile,
     records,
+    run,
     simulate,
     submit,
     up,
@@ -36,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="First steps: atoll up --agents 3, then atoll submit train.py --workers 3 -f",
+    epilog="First step: atoll run train.py. On several machines: docs/deploy.md",
 )
 
 
@@ -86,7 +86,7 @@ def root(
 
 
 _GROUPS: Final[dict[str, tuple[Callable[..., None], ...]]] = {
-    "Start": (submit.submit, up.up, up.down, doctor.doctor),
+    "Start": (run.run, submit.submit, up.up, up.down, doctor.doctor),
     "Jobs": (
         *(jobs.adjust, jobs.cancel, submit.resume, submit.restore),
         *(checkpoints.checkpoints, checkpoints.export, jobs.rm),
@@ -100,6 +100,7 @@ _GROUPS: Final[dict[str, tuple[Callable[..., None], ...]]] = {
 }
 """The commands by their panel in the help text; those that a new user meets first stand first."""
 _WITH_MADE_OPTIONS: Final[dict[Callable[..., None], type[TyperCommand]]] = {
+    run.run: options.JobCommand,
     submit.submit: options.JobCommand,
     submit.restore: options.RestoreCommand,
     jobs.adjust: options.AdjustCommand,
@@ -108,11 +109,7 @@ _CONNECTS: Final = "--controller, --timeout and the --tls options of `atoll --he
 for group, commands in _GROUPS.items():
     for command in commands:
         epilog = _CONNECTS if "context" in inspect.signature(command).parameters else None
-        text = re.sub(
-            r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(command) or ""
-        )  # typer keeps the breaks inside a paragraph
-        made = _WITH_MADE_OPTIONS.get(command, TidyCommand)
-        app.command(rich_help_panel=group, cls=made, help=text, epilog=epilog)(command)
+        app.command(rich_help_panel=group, epilog=epilog, cls=_WITH_MADE_OPTIONS.get(command, TidyCommand))(command)
 app.add_typer(certs.app, name="certs", rich_help_panel="Cluster")
 
 

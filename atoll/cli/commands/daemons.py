@@ -127,7 +127,9 @@ def agent(
         str | None,
         typer.Option(metavar="NAME", help="Put this node into the island of this name.", show_default="default"),
     ] = None,
-    rack: Annotated[str, typer.Option(metavar="NAME", help="Name the rack, whose machines fail together.")] = "",
+    rack: Annotated[
+        str, typer.Option(metavar="NAME", help="Name the part of the island that fails together.", show_default="none")
+    ] = "",
     address: Annotated[
         str | None,
         typer.Option(metavar="HOST", help="Let other nodes reach this one here.", show_default="found out"),
@@ -179,12 +181,13 @@ def agent(
             metavar="N",
             min=2,
             max=MAX_SHARERS,
-            help="Share each GPU among N agents.",
+            help="Share each GPU among so many agents.",
+            show_default="no",
         ),
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Give each worker N CPU threads.", show_default="cores / devices"),
+        typer.Option(metavar="N", min=1, help="Give each worker so many CPU threads.", show_default="cores / devices"),
     ] = None,
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus at this address.")

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -14,8 +15,8 @@ import typer
 from atoll.checkpoints import sources
 from atoll.cli.cluster import connection
 from atoll.cli.commands import options
-from atoll.cli.render import terminal, wire
-from atoll.errors import BadInput, Conflict
+from atoll.cli.render import shortage, terminal, wire
+from atoll.errors import AtollError, BadInput, Conflict
 from atoll.errors.exit_codes import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -49,11 +50,16 @@ def submit(
 
     Every node that trains the job runs this code.
     """
-    flags = options.flags(context)
-    if script is not None and ("module" in flags or script.startswith("-")):  # the first word after `--`
-        flags |= {"script": None, "args": (script, *(args or ()))}
-    spec, bundle = prepare(config, flags)
+    spec, bundle = prepare(config, flags_of(context, script, args))
     hand_over(context, lambda client: client.submit(spec, bundle.data), follow, follow_for, as_json=as_json)
+
+
+def flags_of(context: typer.Context, script: str | None, args: list[str] | None) -> dict[str, Any]:
+    """Return the fields of the job that the command sets. Behind `-m` or `--`, the first word is the script's own."""
+    flags = options.flags(context)
+    if script is not None and ("module" in flags or script.startswith("-")):
+        flags |= {"script": None, "args": (script, *(args or ()))}
+    return flags
 
 
 def hand_over(
@@ -71,11 +77,16 @@ def hand_over(
         raise BadInput(f"--follow-for {follow_for_s:g} without --follow does nothing. Add --follow, or leave it out")
     try:
         connection.of(context).run(
-            lambda client: _submit(client, send, follow=follow, follow_for_s=follow_for_s, as_json=as_json)
+            lambda client: submit_and_follow(client, send, follow=follow, follow_for_s=follow_for_s, as_json=as_json)
         )
-    except _Detached as detached:
-        terminal.note(f"detached; the job goes on: atoll status {detached}")
-        raise typer.Exit(INTERRUPTED) from None
+    except Detached as detached:
+        raise left_alone(detached) from None
+
+
+def left_alone(detached: Detached) -> typer.Exit:
+    """Print that a job goes on without this command, and how to see and end it; return the command's end."""
+    terminal.note(f"detached: {detached} goes on. See it: atoll status {detached}   end it: atoll cancel {detached}")
+    return typer.Exit(INTERRUPTED)
 
 
 def prepare(config: Path | None, flags: dict[str, Any]) -> tuple[JobSpec, Bundle]:
@@ -107,30 +118,45 @@ def _environment(pairs: Sequence[str]) -> dict[str, str]:
     return found
 
 
-class _Detached(Exception):
+class Detached(Exception):
     """Ctrl-C while following; its text is the job's id."""
 
 
-async def _submit(
+async def submit_and_follow(
     client: AsyncClient,
     send: Send,
     *,
-    follow: bool,
-    follow_for_s: float | None,
-    as_json: bool,
+    follow: bool = True,
+    follow_for_s: float | None = None,
+    as_json: bool = False,
+    on_ctrl_c: str = "Ctrl-C detaches; the job goes on",
 ) -> None:
+    """Submit a job, print its id and what it lacks, and follow it to its end if asked to.
+
+    on_ctrl_c: the words of the live view. Raises Detached, JobFailed, JobCancelled, DeadlineExceeded."""
     job_id = await send(client)
     if as_json:
         terminal.print_json({"job": job_id})
     else:
         print(job_id, flush=True)
+        with suppress(AtollError):  # the job is submitted, whatever becomes of this question
+            job, nodes = await client.get(job_id), await client.nodes()
+            if line := shortage.missing_devices(job, nodes.nodes):
+                terminal.note(line)
     if not follow:
         terminal.note(f"follow it: atoll logs {job_id} -f    see it: atoll status {job_id}")
         return
+    await follow_to_its_end(client, job_id, follow_for_s, as_json=as_json, on_ctrl_c=on_ctrl_c)
+
+
+async def follow_to_its_end(
+    client: AsyncClient, job_id: str, follow_for_s: float | None, *, as_json: bool, on_ctrl_c: str
+) -> None:
+    """Follow a job, then print how it ended. Raises as `submit_and_follow` does."""
     try:
-        last = await _shown(client, job_id, follow_for_s, as_json)
+        last = await _shown(client, job_id, follow_for_s, as_json, on_ctrl_c)
     except asyncio.CancelledError:
-        raise _Detached(job_id) from None
+        raise Detached(job_id) from None
     from atoll.cli.render.follow import last_words, verdict
     from atoll.v1.jobs_pb2 import PHASE_FAILED
 
@@ -140,14 +166,14 @@ async def _submit(
     verdict(last)
 
 
-async def _shown(client: AsyncClient, job_id: str, follow_for_s: float | None, as_json: bool) -> Job:
+async def _shown(client: AsyncClient, job_id: str, follow_for_s: float | None, as_json: bool, on_ctrl_c: str) -> Job:
     from atoll.cli.render import follow
 
     if as_json:
         return await follow.follow(client, job_id, follow.JsonScreen(), follow_for_s)
     if not terminal.is_watched(sys.stderr):
         return await follow.follow(client, job_id, follow.PlainScreen(), follow_for_s)
-    screen = follow.LiveScreen()
+    screen = follow.LiveScreen(on_ctrl_c=on_ctrl_c)
     with screen.live:
         return await follow.follow(client, job_id, screen, follow_for_s)
 

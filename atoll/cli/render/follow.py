@@ -208,11 +208,12 @@ class LiveScreen:
     """Events and output scroll by above. A bar with the time that is left, figures and the workers' shares stay at the
     bottom. Used inside `with screen.live`."""
 
-    def __init__(self, *, stderr: bool = True) -> None:
+    def __init__(self, *, stderr: bool = True, on_ctrl_c: str = "") -> None:
+        """on_ctrl_c: the last line of the display."""
         from rich.console import Console
         from rich.live import Live
 
-        self._console = Console(stderr=stderr, highlight=False)
+        self._console, self._on_ctrl_c = Console(stderr=stderr, highlight=False), on_ctrl_c
         self.live = Live(console=self._console, refresh_per_second=4, transient=not stderr)
 
     def job(self, job: Job) -> None:
@@ -233,7 +234,7 @@ class LiveScreen:
         if len(job.workers) > _MOST_WORKERS_SHOWN:
             parts.append(Text(f"and {len(job.workers) - _MOST_WORKERS_SHOWN} more: atoll status {job.id}", "dim"))
         if phase not in ("done", "failed", "cancelled"):
-            parts.append(Text("Ctrl-C detaches; the job goes on", "dim"))
+            parts.append(Text(self._on_ctrl_c, "dim"))
         self.live.update(Group(*parts))
 
     def event(self, event: Event) -> None:

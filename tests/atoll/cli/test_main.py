@@ -20,6 +20,7 @@ from atoll.cli.main import app
 ATOLL = (sys.executable, "-m", "atoll.cli.main")
 COMMANDS = (
     *(
+        "run",
         "up",
         "controller",
         "agent",

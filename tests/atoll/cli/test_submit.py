@@ -306,7 +306,8 @@ def test_ctrl_c_detaches_and_the_job_lives(controller: ScriptedController, scrip
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert out == "train-0000\n"
-    assert err.splitlines()[-1] == "detached; the job goes on: atoll status train-0000"
+    told = "detached: train-0000 goes on. See it: atoll status train-0000   end it: atoll cancel train-0000"
+    assert err.splitlines()[-1] == told
     assert "Cancel" not in controller.script.calls
 
 
