@@ -63,7 +63,8 @@ class Command:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """Work of the workers. steps: to train; 0: they only describe what the script prepares. judged_steps: after those,
-    with which the model is judged. sparsity: with this strategy and these settings; None: without compression."""
+    with which the model is judged. sparsity: with this strategy and these settings; None: without compression.
+    timed_for: workers that would share the script's batch, whose steps the one worker times; 0: nothing is timed."""
 
     workers: int
     steps: int = 0
@@ -74,12 +75,15 @@ class Trial:
     settings: Mapping[str, str | bool | int | float] = field(default_factory=dict)
     seed: int = 0
     learning_rate_factor: float = 1.0
+    timed_for: int = 0
 
     @property
     def all_steps(self) -> int:
         return self.steps + self.judged_steps
 
     def __str__(self) -> str:
+        if self.timed_for:
+            return "timing steps"
         if self.steps == 0:
             return "before training"
         return f"batch {self.batch}, " + ("dense" if self.sparsity is None else f"sparsity {self.sparsity:g}")
@@ -96,25 +100,31 @@ class StepLoss:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """Report of one worker: what it prepares, its losses, and whether it came to the trial's end."""
+    """Report of one worker: what it prepares, its losses, and whether it came to the trial's end.
+
+    script, timed, gradient_density: of a trial that times steps, as session/step_timing.py writes them."""
 
     prepared: Mapping[str, Any] | None = None
     steps: Sequence[StepLoss] = ()
     judged: Sequence[StepLoss] = ()
     ended: bool = False
+    script: Mapping[str, Any] | None = None
+    timed: Sequence[Mapping[str, Any]] = ()
+    gradient_density: float | None = None
 
     @property
     def done(self) -> int:
         """Return the number of finished steps."""
-        return len(self.steps) + len(self.judged)
+        return len(self.steps) + len(self.judged) + len(self.timed)
 
     @classmethod
     def read(cls, folder: Path, rank: int) -> WorkerReport:
         """Read everything that the worker has written so far."""
         path = folder / f"rank-{rank}.jsonl"
         *written, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]  # the last line may be half written
-        prepared, ended = None, False
+        prepared, ended, script, density = None, False, None, None
         losses: dict[str, list[StepLoss]] = {"step": [], "judged": []}
+        timed = []
         for line in written:
             try:
                 told = json.loads(line)
@@ -122,6 +132,12 @@ class WorkerReport:
                     prepared = told
                 elif told["event"] == "end":
                     ended = True
+                elif told["event"] == "script":
+                    script = told
+                elif told["event"] == "timed":
+                    timed.append(told)
+                elif told["event"] == "density":
+                    density = told["gradient_density"]
                 else:
                     losses[told["event"]].append(StepLoss(told["step"], told["local"], told["loss"]))
             except (ValueError, KeyError, TypeError) as error:
@@ -129,7 +145,7 @@ class WorkerReport:
                     f"a worker wrote {line[:80]!r} into {path.name}, which is no line of a trial. Does the "
                     "script call atoll.init more than once at a time?"
                 ) from error
-        return cls(prepared, losses["step"], losses["judged"], ended)
+        return cls(prepared, losses["step"], losses["judged"], ended, script, timed, density)
 
 
 def run(command: Command, trial: Trial, folder: Path, progress: Callable[[int], None]) -> list[WorkerReport]:
@@ -150,7 +166,7 @@ def check(command: Command, trial: Trial, reports: Sequence[WorkerReport]) -> No
         if one.prepared is None:
             raise BadInput(
                 f"{command.script} ended without run.prepare; only scripts that train through atoll.init and "
-                f"run.prepare can be profiled. Its output: {command.log(rank)}"
+                f"run.prepare can be {'measured' if trial.timed_for else 'profiled'}. Its output: {command.log(rank)}"
             )
         if trial.steps and not one.steps:
             raise BadInput(
@@ -262,7 +278,8 @@ def _watch(
             steps = done
             progress(done)
             if not failed:
-                deadline_s = time.monotonic() + (ENDING_TIMEOUT_S if trial.all_steps <= done else SILENCE_TIMEOUT_S)
+                ends = trial.all_steps <= done and not trial.timed_for
+                deadline_s = time.monotonic() + (ENDING_TIMEOUT_S if ends else SILENCE_TIMEOUT_S)
         if time.monotonic() > deadline_s:
             raise _late(command, trial, prepared=prepared)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,5 @@
-"""A trial of `atoll profile`: a short run of the user's own script, with batch and compression that the profiler chose.
+"""A trial of `atoll profile` or `atoll advise`: a short run of the user's own script, with batch and compression that
+the caller chose.
 
 ATOLL_PROBE in the environment says which. The script is as it always is: its batch size and strategy are replaced, it
 keeps no checkpoints, and ends after so many steps. What its own run.backward(loss) saw is written to a file.
@@ -6,7 +7,9 @@ keeps no checkpoints, and ends after so many steps. What its own run.backward(lo
 Behind the steps that train, some are judged: all ranks have the same model by then, without a residual anywhere, and
 what the script does to it is undone after every step. So the losses of these steps are those of the model that the job
 would go on with, on samples that it was not trained on in this epoch. While it trains, a rank's loss is that of its own
-weights, which have its own gradients in full whatever the compression keeps from the others."""
+weights, which have its own gradients in full whatever the compression keeps from the others.
+
+For `atoll advise` nothing is judged: the steps of two batch sizes are timed (step_timing.py)."""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from torch import nn
 
 from atoll.agent.runtime.agent_link.exits import WorkerExit, say
 from atoll.agent.runtime.data.sampler import BatchSlice
+from atoll.agent.runtime.session.step_timing import StepTiming
 from atoll.errors import BadInput, SettingError
 from atoll.errors.exit_codes import FINISHED
 from atoll.strategies import registry
@@ -49,6 +53,7 @@ class Asked:
     settings: Mapping[str, Any] = field(default_factory=dict)  # the job's, over the script's own
     seed: int = 0  # 0: the script's own
     learning_rate_factor: float = 1.0  # that a job's rule has for this batch
+    timed_for: int = 0  # workers that would share the script's batch: time steps of a share; 0: time nothing
 
 
 class Probe:
@@ -63,6 +68,8 @@ class Probe:
         self._statistics: Mapping[str, float] = {}
         self._judged: list[tuple[nn.Parameter, torch.Tensor]] = []  # the weights as all ranks have them
         self._judged_from = 0
+        self.timing: StepTiming | None = None
+        """Timing of steps, where that is asked for."""
 
     @staticmethod
     def from_environment(rank: int, env: Mapping[str, str] = os.environ) -> Probe | None:
@@ -74,7 +81,7 @@ class Probe:
             return Probe(Asked(**json.loads(text)), rank)
         except (ValueError, TypeError) as error:
             raise SettingError(
-                VARIABLE, text[:200], f"cannot be read: {error}", "Only `atoll profile` sets it"
+                VARIABLE, text[:200], f"cannot be read: {error}", "Only `atoll profile` and `atoll advise` set it"
             ) from error
 
     @property
@@ -98,19 +105,30 @@ class Probe:
     ) -> LoaderSettings:
         """Tell what is trained; returns how to load it. Raises WorkerExit where telling is all that is asked, BadInput
         for a stream."""
-        if not isinstance(settings.dataset, Sized):
+        asked = self._asked
+        if not isinstance(settings.dataset, Sized) and not asked.timed_for:
             raise BadInput(
                 f"atoll profile needs to know how many samples there are, and {type(settings.dataset).__name__} is a "
                 "stream. Profile with a Dataset of a part of it"
             )
         self._file = Path(self._asked.directory, f"rank-{self._rank}.jsonl").open("w", encoding="utf-8")  # noqa: SIM115
         self._write({"event": "prepared", **description(settings, model, optimizers)})
-        if self._asked.steps == 0:
+        if asked.timed_for:
+            samples = len(settings.dataset) if isinstance(settings.dataset, Sized) else None
+            self.timing = StepTiming(settings.batch_size, asked.timed_for, samples, self._write)
+            return replace(settings, batch_size=self.timing.batch)
+        if asked.steps == 0:
             self.close()
             raise WorkerExit(FINISHED)
-        asked = self._asked
         say(f"a trial for atoll profile: batch {asked.batch}, {asked.steps} steps, sparsity {asked.sparsity}")
-        return replace(settings, batch_size=self._asked.batch)
+        return replace(settings, batch_size=asked.batch)
+
+    def report_script(self, facts: Mapping[str, Any], *, trains: bool) -> None:
+        """Write what the choice of a strategy depends on. Raises WorkerExit if the script does not train in a trial."""
+        self._write({"event": "script", **facts})
+        if not trains:
+            self.close()
+            raise WorkerExit(FINISHED)
 
     def saw(self, batch_slice: BatchSlice, loss: torch.Tensor) -> None:
         """run.backward(loss) for this batch; several of one batch add up, as their gradients do."""
@@ -129,7 +147,8 @@ class Probe:
 
     def trained(self, step: int) -> bool:
         """Return True if the training steps are done and evaluation begins. The same on every rank."""
-        return step >= self._asked.steps and not self.judging
+        enough = self.timing.enough if self.timing is not None else step >= self._asked.steps
+        return enough and not self.judging
 
     def judge(self, step: int, model: nn.Module, statistics: Mapping[str, float]) -> None:
         """Freeze the model, which is the same on every rank, for evaluation. statistics: of the training."""

@@ -6,13 +6,14 @@ brings the weights to where the next step needs them, leaves the view if that wa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.agent.runtime.channel.agreement import Agreed
 from atoll.agent.runtime.channel.arriving import Plans
 from atoll.agent.runtime.membership.transition.view_transition import ViewTransition
 from atoll.agent.runtime.model.durable import Handover
 from atoll.agent.runtime.plans.schedule import PlanSchedule
+from atoll.agent.runtime.session.step_timing import StepTiming
 from atoll.agent.runtime.step.backward.unapplied_gradients import UnappliedGradients
 from atoll.agent.runtime.step.collective_calls import CollectiveCalls
 from atoll.agent.runtime.step.drivers.coordination import StepNumbers
@@ -41,7 +42,7 @@ class BoundaryParts:
     carried: UnappliedGradients
     losses: PeerLossHandler
     non_finite: NonFinite
-    reporter: StepReporter | Silent
+    reporter: StepReporter | StepTiming | Silent
 
 
 class Boundary:
@@ -123,6 +124,10 @@ class Boundary:
         probe = self._session.probe
         if probe is None:
             return
+        if probe.timing is not None and (batch := probe.timing.take_next_batch()) is not None:
+            schedule = self._parts.schedule
+            planned = replace(schedule.planned_at(step), total_batch=batch)
+            schedule.add(schedule.newest_contiguous() + 1, step, planned)
         if probe.trained(step) and not self._passes.gradients_pending:
             statistics = self.statistics()  # before what follows, which is none of it
             self._parts.calls.synchronize()
@@ -189,5 +194,6 @@ class Boundary:
             to_disk=not driver.flush_changes or (self._loader.batches_left > 0 and not last),
         )
         if agreed.stop:
-            state.shutdown.drained(step, self._parts.reporter)
+            self._parts.reporter.finish()
+            state.shutdown.drained(step)
         state.released()

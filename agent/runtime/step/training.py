@@ -25,6 +25,7 @@ from atoll.agent.runtime.model.snapshot import Tracked
 from atoll.agent.runtime.plans.schedule import PlanSchedule
 from atoll.agent.runtime.session.probe import description
 from atoll.agent.runtime.session.session import Session
+from atoll.agent.runtime.session.step_timing import StepTiming
 from atoll.agent.runtime.step.backward.batch_statistics import batch_statistics_layers, name_drop_last
 from atoll.agent.runtime.step.backward.counted_passes import CountedPasses
 from atoll.agent.runtime.step.backward.pass_state import PassState
@@ -90,7 +91,10 @@ class Training:
             device=session.device,
         )
         self._clock = StepClock(marks_of(session.device), throttle=session.throttle)
-        self._reporter = StepReporter(session.link.outbox) if session.link is not None else Silent()
+        self._timing = session.probe.timing if session.probe is not None else None
+        self._reporter: StepReporter | StepTiming | Silent = self._timing or Silent()
+        if session.link is not None:
+            self._reporter = StepReporter(session.link.outbox)
         self._muted, self._non_finite = DryRunSteps(session.probe), NonFinite(session)
         self._scaled_steps = ScaledSteps(optimizers, self._update_left_out, for_show=self._without_effect)
         self.passes, self._plans = PassState(), Plans(session, self._schedule, self.loader.lead)
@@ -194,8 +198,9 @@ class Training:
         if session.link is not None:
             self._prepared = prepared(self._model, self._optimizers, self.loader, trains, self.state.bytes)
             self._allowed.add_facts(self._prepared)
-            self._density = GradientDensity(self._model)
             session.link.outbox.add(prepared=self._prepared)
+        if session.link is not None or self._timing is not None:
+            self._density = GradientDensity(self._model)
         seed_step(session.seed, session.place.rank, self.loader.position.step)
         torch.clear_autocast_cache()
 
@@ -342,6 +347,8 @@ class Training:
         self._boundary.run()
         if self._density is not None and (density := self._density.take()) is not None:
             self._tell(gradient_density=density)
+            if self._timing is not None:
+                self._timing.report_density(density)
             self._density = None
 
     def _handed_out(self) -> None:

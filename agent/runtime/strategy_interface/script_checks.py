@@ -79,16 +79,24 @@ class AllowedStrategies:
 
     def __init__(self, session: Session, script: Script) -> None:
         self._session, self._script = session, script
-        self._refused = refused_strategies(session.strategy, script) if session.link is not None else {}
-        if session.strategy_is_automatic:
+        timed = session.probe is not None and session.probe.timing is not None
+        self._refused = refused_strategies(session.strategy, script) if session.link is not None or timed else {}
+        if session.strategy_is_automatic or timed:
             self._fall_back()
+        if session.probe is not None and timed:
+            facts = self.add_facts(Prepared())
+            session.probe.report_script(
+                {"refused": self._refused, "tensors": facts.tensors, "device": script.device.type},
+                trains=facts.strategy not in self._refused,
+            )
 
-    def add_facts(self, prepared: Prepared) -> None:
+    def add_facts(self, prepared: Prepared) -> Prepared:
         """Add what the choice of a strategy depends on to a report."""
         prepared.tensors = sum(one.requires_grad for one in self._script.model.parameters())
         prepared.gradient_density = 1.0  # until it is measured
         prepared.refused.update(self._refused)
         prepared.strategy = registry.of(self._session.strategy).name
+        return prepared
 
     def _fall_back(self) -> None:
         """Take the first of the registry's strategies that the script allows and whose steps can be compared: `dense`,

@@ -18,7 +18,6 @@ from atoll.agent.runtime.model.snapshot import Snapshot
 from atoll.agent.runtime.session.probe import Probe
 from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.drivers.step_driver import StepDriver
-from atoll.agent.runtime.step.state.step_reporter import Silent, StepReporter
 from atoll.errors import exit_codes
 
 
@@ -49,11 +48,10 @@ class Shutdown:
         probe.end()
         self._leave(exit_codes.FINISHED)
 
-    def drained(self, step: int, reporter: StepReporter | Silent) -> NoReturn:
+    def drained(self, step: int) -> NoReturn:
         """All ranks stop at this boundary."""
         link = self._session.link
         self._obey()
-        reporter.finish()
         where = self._saver.save()
         self.exchange.leave()
         reason = link.stop.reason if link is not None and link.stop is not None else "another worker was asked to"
