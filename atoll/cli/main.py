@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 
 from atoll.cli.cluster import connection
 from atoll.cli.commands import (
+    advise,
     certs,
     checkpoints,
     daemons,
@@ -86,7 +87,7 @@ def root(
 
 
 _GROUPS: Final[dict[str, tuple[Callable[..., None], ...]]] = {
-    "Start": (run.run, submit.submit, up.up, up.down, doctor.doctor),
+    "Start": (run.run, submit.submit, advise.advise, up.up, up.down, doctor.doctor),
     "Jobs": (
         *(jobs.adjust, jobs.cancel, submit.resume, submit.restore),
         *(checkpoints.checkpoints, checkpoints.export, jobs.rm),

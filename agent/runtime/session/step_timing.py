@@ -5,12 +5,11 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
 from atoll.agent.runtime.data.sampler import BatchSlice
-from atoll.agent.runtime.step.measures.clock import Lap
 
 WARM_UP_STEPS: Final = 3
 """First steps of a batch size that do not count: caches fill, allocators grow, kernels are chosen."""
@@ -18,6 +17,12 @@ TIMED_STEPS: Final = 10
 PHASE_S: Final = 10.0
 """Seconds of a batch size after which fewer steps do."""
 MIN_STEPS: Final = 2
+
+
+class EndedStep(Protocol):
+    """A step whose times, as step/measures/clock.py has them, are known once its device has ended it."""
+
+    def times(self) -> Any: ...
 
 
 class StepTiming:
@@ -54,7 +59,7 @@ class StepTiming:
         self._begin_phase()
         return self.batch
 
-    def report(self, batch_slice: BatchSlice, lap: Lap, **_: object) -> None:
+    def report(self, batch_slice: BatchSlice, lap: EndedStep, **_: object) -> None:
         """Write the times of a step of the batch size that is timed now."""
         if self.enough or batch_slice.total != self.batch:
             return

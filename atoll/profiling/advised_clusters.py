@@ -1,0 +1,83 @@
+"""Clusters for `atoll advise`: the controller's nodes with measured links, or links that a user gave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from itertools import permutations
+
+from atoll.controller.planners.strategy_choice.facts import IslandLink
+from atoll.profiling.advice import Cluster, Place, bandwidth_words
+from atoll.v1.jobs_pb2 import Node
+
+SAME_DEVICE = "every worker has a device of its own, as fast as this machine's"
+
+
+def by_hand(workers: int, link: tuple[float, float] | None, islands: int) -> Cluster:
+    """Return a cluster of equal workers. link: bits a second and round trip between islands; None: there is one."""
+    count = min(islands, workers) if link is not None else 1
+    places = tuple(Place(f"island-{1 + rank * count // workers}") for rank in range(workers))
+    if link is None:
+        fast = "links are so fast that they cost nothing: no controller answered, and no --bandwidth was given"
+        return Cluster(places=places, assumed=(SAME_DEVICE, fast))
+    return Cluster(
+        places=places,
+        links=_all_links({place.island for place in places}, link),
+        assumed=(SAME_DEVICE, f"{link_words(link)} between islands, as given; links inside an island cost nothing"),
+    )
+
+
+def of_nodes(
+    nodes: Iterable[Node], workers: int, kind: str, own_rate: float, link: tuple[float, float] | None
+) -> Cluster:
+    """Return the fastest devices of the cluster, of one kind. own_rate: benchmark of the device that was measured, 0 if
+    unknown. link: by hand, in place of measured links."""
+    found = [
+        (device.work_per_s, node.name, node.island, device.kind)
+        for node in nodes
+        if node.connected and not node.volunteer
+        for device in node.devices
+    ]
+    if not any(one[3] == kind for one in found):
+        kind = Counter(one[3] for one in found).most_common(1)[0][0]
+    chosen = sorted((one for one in found if one[3] == kind), key=lambda one: (-one[0], one[1]))[:workers]
+    known = own_rate > 0 and all(rate > 0 for rate, *_ in chosen)
+    places = tuple(Place(island, rate / own_rate if known else 1.0) for rate, _, island, _ in chosen)
+    missing = workers - len(places)
+    places += tuple(places[at % len(places)] for at in range(missing))
+    measured = [f"speeds of {len(chosen)} devices, by the agents' benchmark against this machine's"] if known else []
+    assumed = [] if known else [SAME_DEVICE]
+    if missing > 0:
+        assumed.append(f"{missing} workers more than the cluster has devices, as fast and as linked as those")
+    names = sorted({place.island for place in places})
+    if link is not None:
+        assumed.append(f"{link_words(link)} between islands, as given; links inside an island cost nothing")
+        return Cluster(places=places, links=_all_links(names, link), measured=tuple(measured), assumed=tuple(assumed))
+    assumed.append("links inside an island cost nothing")
+    return Cluster(places=places, measured=tuple(measured), assumed=tuple(assumed))
+
+
+async def own_rate(kind: str) -> float:
+    """Return this machine's benchmark, as its agent would measure it; 0 if it cannot be measured."""
+    from atoll.agent.telemetry.devices import find_devices
+    from atoll.agent.telemetry.work import measured
+
+    devices = [device for device in find_devices() if device.kind == kind][:1]
+    if not devices:
+        return 0.0
+    (device,) = await measured(devices, None, asyncio.Event())
+    return device.work_per_s
+
+
+def link_words(link: tuple[float, float]) -> str:
+    """Return '100 Mbit/s and 40 ms'."""
+    return f"{bandwidth_words(link[0])} and {link[1] * 1000:.3g} ms"
+
+
+def _all_links(islands: Iterable[str], link: tuple[float, float]) -> tuple[IslandLink, ...]:
+    bandwidth_bps, rtt_s = link
+    return tuple(
+        IslandLink(source=source, target=target, bandwidth_bps=bandwidth_bps, rtt_s=rtt_s)
+        for source, target in permutations(sorted(islands), 2)
+    )
