@@ -94,7 +94,7 @@ class MeasuredScript:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerSeat:
     """A device for a worker. rate: its speed, as a multiple of the measured device's."""
 
     island: str
@@ -102,11 +102,11 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class AdvisedCluster:
     """Places of the workers, and the directed links between their islands. inside: bits a second between nodes of an
     island, and the round trip in seconds, where that is known. assumed: sentences about what was not measured."""
 
-    places: tuple[Place, ...]
+    places: tuple[WorkerSeat, ...]
     links: tuple[IslandLink, ...] = ()
     inside: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     measured: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class Cluster:
     def islands(self) -> tuple[str, ...]:
         return tuple(sorted({place.island for place in self.places}))
 
-    def without(self, island: str) -> Cluster:
+    def without(self, island: str) -> AdvisedCluster:
         """Return the cluster without an island."""
         return replace(
             self,
@@ -124,7 +124,7 @@ class Cluster:
             links=tuple(link for link in self.links if island not in (link.source, link.target)),
         )
 
-    def with_faster_links(self, factor: float) -> Cluster:
+    def with_faster_links(self, factor: float) -> AdvisedCluster:
         faster = (link.model_copy(update={"bandwidth_bps": link.bandwidth_bps * factor}) for link in self.links)
         return replace(self, links=tuple(faster))
 
@@ -146,7 +146,7 @@ class Advice:
     """strategies: the best first, those that are refused last. helps: what would make training faster."""
 
     script: MeasuredScript
-    cluster: Cluster
+    cluster: AdvisedCluster
     samples: tuple[int, ...]
     strategies: tuple[AdvisedStrategy, ...]
     chosen: str
@@ -210,7 +210,7 @@ def _timed(steps: Sequence[Mapping[str, Any]]) -> tuple[TimedBatch, ...]:
     return tuple(found)
 
 
-def split(script: MeasuredScript, places: Sequence[Place]) -> tuple[int, ...]:
+def split(script: MeasuredScript, places: Sequence[WorkerSeat]) -> tuple[int, ...]:
     """Split the script's batch so that all workers compute equally long; each has at least one sample."""
     fixed_s, per_sample_s = script.line
     rates = [place.rate for place in places]
@@ -223,7 +223,7 @@ def split(script: MeasuredScript, places: Sequence[Place]) -> tuple[int, ...]:
     return tuple(max(1, round(one * scale)) for one in wanted)
 
 
-def planner_input(script: MeasuredScript, cluster: Cluster) -> StrategyInput:
+def planner_input(script: MeasuredScript, cluster: AdvisedCluster) -> StrategyInput:
     """Return what planner `strategy` takes for this script in this cluster."""
     fixed_s, per_sample_s = script.line
     ranks: dict[str, list[RankTimes]] = defaultdict(list)
@@ -244,7 +244,7 @@ def planner_input(script: MeasuredScript, cluster: Cluster) -> StrategyInput:
     )
 
 
-def advise(script: MeasuredScript, cluster: Cluster) -> Advice:
+def advise(script: MeasuredScript, cluster: AdvisedCluster) -> Advice:
     """Compare the strategies that the script allows."""
     if not comparable(script):
         return Advice(
@@ -292,7 +292,7 @@ def _time_s(plan: StrategyPlan) -> float:
     return math.inf if found is None else found
 
 
-def _faster_link(script: MeasuredScript, cluster: Cluster, plan: StrategyPlan) -> list[str]:
+def _faster_link(script: MeasuredScript, cluster: AdvisedCluster, plan: StrategyPlan) -> list[str]:
     """Return from which bandwidth between the islands on whole gradients are as good as anything."""
     default = registry.default().name
     if not cluster.links or plan.strategy == default or default in script.refused:
@@ -304,7 +304,7 @@ def _faster_link(script: MeasuredScript, cluster: Cluster, plan: StrategyPlan) -
     return [f"{default} is not the best at any bandwidth between the islands: round trips take too long"]
 
 
-def _left_out(script: MeasuredScript, cluster: Cluster, plan: StrategyPlan) -> list[str]:
+def _left_out(script: MeasuredScript, cluster: AdvisedCluster, plan: StrategyPlan) -> list[str]:
     """Return the island without which the others would be the fastest with the whole batch, if it helps."""
     if len(cluster.islands) < 2:
         return []

@@ -8,20 +8,20 @@ from collections.abc import Iterable
 from itertools import permutations
 
 from atoll.controller.planners.strategy_choice.facts import IslandLink
-from atoll.profiling.advice import Cluster, Place, bandwidth_words
+from atoll.profiling.advice import AdvisedCluster, WorkerSeat, bandwidth_words
 from atoll.v1.jobs_pb2 import Node
 
 SAME_DEVICE = "every worker has a device of its own, as fast as this machine's"
 
 
-def by_hand(workers: int, link: tuple[float, float] | None, islands: int) -> Cluster:
+def by_hand(workers: int, link: tuple[float, float] | None, islands: int) -> AdvisedCluster:
     """Return a cluster of equal workers. link: bits a second and round trip between islands; None: there is one."""
     count = min(islands, workers) if link is not None else 1
-    places = tuple(Place(f"island-{1 + rank * count // workers}") for rank in range(workers))
+    places = tuple(WorkerSeat(f"island-{1 + rank * count // workers}") for rank in range(workers))
     if link is None:
         fast = "links are so fast that they cost nothing: no controller answered, and no --bandwidth was given"
-        return Cluster(places=places, assumed=(SAME_DEVICE, fast))
-    return Cluster(
+        return AdvisedCluster(places=places, assumed=(SAME_DEVICE, fast))
+    return AdvisedCluster(
         places=places,
         links=_all_links({place.island for place in places}, link),
         assumed=(SAME_DEVICE, f"{link_words(link)} between islands, as given; links inside an island cost nothing"),
@@ -30,7 +30,7 @@ def by_hand(workers: int, link: tuple[float, float] | None, islands: int) -> Clu
 
 def of_nodes(
     nodes: Iterable[Node], workers: int, kind: str, own_rate: float, link: tuple[float, float] | None
-) -> Cluster:
+) -> AdvisedCluster:
     """Return the fastest devices of the cluster, of one kind. own_rate: benchmark of the device that was measured, 0 if
     unknown. link: by hand, in place of measured links."""
     found = [
@@ -43,7 +43,7 @@ def of_nodes(
         kind = Counter(one[3] for one in found).most_common(1)[0][0]
     chosen = sorted((one for one in found if one[3] == kind), key=lambda one: (-one[0], one[1]))[:workers]
     known = own_rate > 0 and all(rate > 0 for rate, *_ in chosen)
-    places = tuple(Place(island, rate / own_rate if known else 1.0) for rate, _, island, _ in chosen)
+    places = tuple(WorkerSeat(island, rate / own_rate if known else 1.0) for rate, _, island, _ in chosen)
     missing = workers - len(places)
     places += tuple(places[at % len(places)] for at in range(missing))
     measured = [f"speeds of {len(chosen)} devices, by the agents' benchmark against this machine's"] if known else []
@@ -53,9 +53,11 @@ def of_nodes(
     names = sorted({place.island for place in places})
     if link is not None:
         assumed.append(f"{link_words(link)} between islands, as given; links inside an island cost nothing")
-        return Cluster(places=places, links=_all_links(names, link), measured=tuple(measured), assumed=tuple(assumed))
+        return AdvisedCluster(
+            places=places, links=_all_links(names, link), measured=tuple(measured), assumed=tuple(assumed)
+        )
     assumed.append("links inside an island cost nothing")
-    return Cluster(places=places, measured=tuple(measured), assumed=tuple(assumed))
+    return AdvisedCluster(places=places, measured=tuple(measured), assumed=tuple(assumed))
 
 
 async def own_rate(kind: str) -> float:

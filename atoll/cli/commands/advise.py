@@ -21,7 +21,7 @@ from atoll.errors import BadInput, ControllerUnreachable, NotFound
 from atoll.errors.exit_codes import INTERRUPTED
 
 if TYPE_CHECKING:
-    from atoll.profiling.advice import Cluster, MeasuredScript
+    from atoll.profiling.advice import AdvisedCluster, MeasuredScript
     from atoll.v1.jobs_pb2 import ListNodesReply
 
 MAX_WORKERS: Final = 4096
@@ -159,7 +159,7 @@ def _cluster(
     workers: int,
     by_hand: tuple[float, float] | None,
     islands: int | None,
-) -> Cluster:
+) -> AdvisedCluster:
     from atoll.profiling import advised_clusters
 
     if nodes is None:

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.controller.planners.strategy_choice.facts import IslandLink
 from atoll.profiling import advised_clusters
-from atoll.profiling.advice import Cluster, MeasuredScript, Place, TimedBatch, advise, planner_input, split
+from atoll.profiling.advice import AdvisedCluster, MeasuredScript, TimedBatch, WorkerSeat, advise, planner_input, split
 from atoll.v1.common_pb2 import Device
 from atoll.v1.jobs_pb2 import Node
 
@@ -38,7 +38,7 @@ def test_a_step_is_a_line_of_its_samples() -> None:
 
 def test_the_batch_is_split_so_that_all_compute_equally_long() -> None:
     """A device twice as fast gets more than twice as much, for it has the fixed part but once."""
-    cluster = Cluster(places=(Place("a", 2.0), Place("a"), Place("b")))
+    cluster = AdvisedCluster(places=(WorkerSeat("a", 2.0), WorkerSeat("a"), WorkerSeat("b")))
     samples = split(SCRIPT, cluster.places)
     assert sum(samples) == 128
     times_s = [(0.04 + 0.005 * one) / place.rate for one, place in zip(samples, cluster.places, strict=True)]
@@ -83,8 +83,8 @@ def test_an_island_that_slows_the_others_is_named() -> None:
         for b in names
         if a != b
     )
-    places = (*[Place("home")] * 3, *[Place("lab")] * 3, Place("phone", 0.05))
-    advice = advise(SCRIPT, Cluster(places=places, links=links))
+    places = (*[WorkerSeat("home")] * 3, *[WorkerSeat("lab")] * 3, WorkerSeat("phone", 0.05))
+    advice = advise(SCRIPT, AdvisedCluster(places=places, links=links))
     (text,) = [text for text in advice.helps if text.startswith("without island")]
     assert text.startswith("without island phone: ")
 
@@ -110,7 +110,7 @@ def test_a_cluster_has_the_fastest_devices_of_the_measured_kind() -> None:
         node("d", "lab", 8e9, kind="cuda"),
     ]
     found = advised_clusters.of_nodes(nodes, 2, "cpu", 2e9, (1e8, 0.01))
-    assert found.places == (Place("lab", 2.0), Place("home", 1.0))
+    assert found.places == (WorkerSeat("lab", 2.0), WorkerSeat("home", 1.0))
     assert {(link.source, link.target) for link in found.links} == {("lab", "home"), ("home", "lab")}
     assert [place.rate for place in advised_clusters.of_nodes(nodes, 4, "cpu", 2e9, None).places] == [2, 1, 0.5, 2]
     unknown = advised_clusters.of_nodes(nodes, 2, "cpu", 0.0, None)
