@@ -120,6 +120,8 @@ def check_view(view: View) -> None:
     _need(view.run >= 1, "view.run", view.run, "must be at least 1")
     _need(view.view >= 1, "view.view", view.view, "must be at least 1")
     _need(view.in_force <= view.view, "view.in_force", view.in_force, f"must be at most {view.view}")
+    if view.strategy:  # another version may lack it
+        registry.find(view.strategy, "view.strategy").read_settings(view.strategy_settings, "view.strategy_settings")
     ranks = [one.member.rank for one in view.members]
     sound = 1 <= len(set(ranks)) == len(ranks) <= MAX_WORKERS and max(ranks) < MAX_WORKERS
     _need(sound, "view.members", f"{len(ranks)} ranks", f"must be 1 to {MAX_WORKERS}, each once")

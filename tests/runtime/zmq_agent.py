@@ -244,6 +244,8 @@ class FakeAgent:
         without_state: Collection[int] = (),
         at_boundary: bool = False,
         keeps_unsent: bool = False,
+        strategy: str = "",
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Tell these workers of a view of `ranks`, at once; its members where nobody else is named."""
         view = self._view_of(
@@ -251,6 +253,7 @@ class FakeAgent:
         )
         view.at_boundary, view.meet_s, view.in_force = at_boundary, meet_s, in_force
         view.keeps_unsent = keeps_unsent
+        view.strategy, view.strategy_settings = strategy, as_json(settings or {})
         self._view, self._view_to = view, tuple(to or ranks)
         for rank in self._view_to:
             self.send(rank, SupervisorMessage(view=view))

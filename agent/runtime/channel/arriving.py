@@ -17,7 +17,6 @@ class Plans:
         """lead: how many steps ahead this rank's loader cuts batches."""
         self._session, self._schedule = session, schedule
         self._lead = lead
-        self._strategy = registry.of(session.strategy)
 
     def start(self) -> None:
         """Collective. The longest lead of all ranks counts, so that a plan holds from the same step on each."""
@@ -30,7 +29,8 @@ class Plans:
             if self._session.plans_of_another:
                 plan.strategy_params = ""
             try:
-                self._schedule.add(plan.id, plan.from_step, planned_from_wire(plan, self._strategy))
+                planned = planned_from_wire(plan, registry.of(self._session.strategy))
+                self._schedule.add(plan.id, plan.from_step, planned)
             except BadInput as error:
                 self._session.notice(LEVEL_WARNING, f"rank {self._session.place.rank} refused a plan: {error}")
 

@@ -43,6 +43,8 @@ class MemberState:
         """The state beside model and optimizer, where the worker left the last view at a boundary."""
         self.aborted: AbortedStep | None = None
         """The step that a loss ended; until the next view begins, what the script does counts for nothing."""
+        self.strategy_step = 0
+        """The step with which the present strategy began: copies in memory from before are another strategy's."""
         self.updated_to: Position | None = None
         """The position after the update that preceded a loss; None if the loss came before the update."""
 

@@ -8,6 +8,8 @@ from typing import Final
 
 from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.errors import BadInput
+from atoll.strategies import registry
+from atoll.strategies.declaration import StrategySettings
 from atoll.v1 import agents_pb2
 from atoll.v1.agents_pb2 import Member
 from atoll.v1.common_pb2 import Plan
@@ -30,6 +32,7 @@ class MembershipView:
     place: WorkerPlace | None  # this worker's; None: it is no member
     port: int  # where they meet, at the place's master address
     plan: Plan
+    strategy: StrategySettings | None  # None: as in the view before
     at_boundary: bool
     meet_s: float
     reason: str
@@ -55,10 +58,18 @@ def view_from_wire(wire: agents_pb2.View, rank: int, before: WorkerPlace) -> Mem
         place=_place(wire, ranks.index(rank), before) if rank in ranks else None,
         port=wire.master_port,
         plan=wire.plan,
+        strategy=strategy_from_wire(wire),
         at_boundary=wire.at_boundary,
         meet_s=wire.meet_s,
         reason=wire.reason,
     )
+
+
+def strategy_from_wire(wire: agents_pb2.View) -> StrategySettings | None:
+    """Return the settings of the view's strategy; None if it names none. Raises BadInput."""
+    if not wire.strategy:
+        return None
+    return registry.find(wire.strategy, "view.strategy").read_settings(wire.strategy_settings, "view.strategy_settings")
 
 
 def _place(wire: agents_pb2.View, position: int, before: WorkerPlace) -> WorkerPlace:

@@ -36,5 +36,5 @@ def enter_membership(session: Session, view: MembershipView, place: WorkerPlace,
 
 def return_to_membership(session: Session, before: Session) -> None:
     """Make the session's membership that of an earlier view again."""
-    for name in ("view", "place", "group", "members", "keys", "memory"):
+    for name in ("view", "place", "group", "members", "keys", "memory", "strategy", "plans_of_another", "refusal"):
         setattr(session, name, getattr(before, name))

@@ -125,7 +125,10 @@ class PlanSchedule:
             # A plan that waits for its own step must not come earlier for that.
             plan, holds_from = replace(plan, planned=before), max(holds_from, self._holds_from[-1])
         else:
-            plan = replace(plan, planned=replace(plan.planned, params=plan.planned.params.over(before.params)))
+            params = plan.planned.params
+            if type(params) is type(before.params):  # else of another strategy
+                params = params.over(before.params)
+            plan = replace(plan, planned=replace(plan.planned, params=params))
         index = bisect.bisect_left(self._holds_from, holds_from)
         # Plans from here on have lower ids: they would never hold again.
         del self._holds_from[index:], self._plans[index:]

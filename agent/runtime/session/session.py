@@ -71,7 +71,7 @@ class Session:
     """One worker's membership in its run. `group` is None in a run of one, `link` without an agent.
 
     The training thread replaces the fields of a view with it: `view`, `place`, `members`, `keys`, `group`,
-    `links` and `memory`."""
+    `links` and `memory`; and `strategy` where the view has another."""
 
     place: WorkerPlace
     device: torch.device
@@ -94,6 +94,7 @@ class Session:
     helping: Helping | None = None  # of a volunteer, which is no rank: whom it helps
     strategy_is_automatic: bool = False  # the controller chose it, not the job's user
     plans_of_another: bool = False  # plans of the view have parameters of a strategy that the script does not allow
+    refusal: str = ""  # why the script does not allow the strategy of the view
 
     @property
     def incarnation(self) -> int:
@@ -110,9 +111,9 @@ class Session:
         """True if this worker is still to be admitted to a view."""
         return self.view == 0
 
-    def fall_back(self, strategy: StrategySettings) -> None:
+    def fall_back(self, strategy: StrategySettings, why: str) -> None:
         """Train by another strategy than the view's, whose plans count without their strategy's parameters."""
-        self.strategy, self.plans_of_another = strategy, True
+        self.strategy, self.plans_of_another, self.refusal = strategy, True, why
         if self.first is not None:
             self.first = replace(self.first, params=registry.of(strategy).plan_parameters())
 

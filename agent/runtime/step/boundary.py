@@ -178,9 +178,13 @@ class Boundary:
             return  # after an epoch's last batch the script does what needs all who were there
         self._parts.state.change_begins()
         handed_over: Handover | None = None
+        changes = self._parts.succession.changes_strategy(agreed.view)
         if driver.needs_rollback:
-            keeps = self._parts.succession.keeps_unsent(agreed.view)
+            keeps = self._parts.succession.keeps_unsent(agreed.view) and not changes
             handed_over = driver.hand_over(self._loader.position.step, keeps_unsent=keeps)
+            if changes:
+                self._parts.state.become_replica(driver, handed_over, self._loader.share)
+                handed_over = None
         self._parts.succession.leave(agreed.view, handed_over)
 
     def _keep_state(self, step: int, *, last: bool) -> None:

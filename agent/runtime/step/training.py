@@ -48,8 +48,10 @@ from atoll.agent.runtime.step.state.state_keeper import StateKeeper
 from atoll.agent.runtime.step.state.step_reporter import Silent, StepReporter
 from atoll.agent.runtime.step.update_hooks import UpdateHooks, UpdateParts
 from atoll.agent.runtime.strategy_interface.capabilities import EngineParts, StepEvents
-from atoll.agent.runtime.strategy_interface.script_checks import AllowedStrategies, Script
+from atoll.agent.runtime.strategy_interface.script_checks import AllowedStrategies, Script, why_refused
 from atoll.errors import AtollError
+from atoll.strategies import registry
+from atoll.strategies.declaration import StrategySettings
 from atoll.v1.agents_pb2 import Prepared
 from atoll.v1.common_pb2 import LinkSample
 
@@ -72,7 +74,7 @@ class Training:
         self._prepared: Prepared | None = None  # as the agent was told
         model.to(session.device)
         script = Script(model=model, optimizers=optimizers, engine_parts=engine_parts, device=session.device)
-        self._allowed = AllowedStrategies(session, script)
+        self._allowed, self._script = AllowedStrategies(session, script), script
         if layers := batch_statistics_layers(model):
             settings = replace(settings, min_local_batch=2)
         self.model = self._model = model
@@ -121,6 +123,8 @@ class Training:
             batches_per_update=self._tell_batches,
         )
         agreed = self._known()
+        self._built = registry.of(session.strategy)  # the strategy of the current driver
+        self._learned: dict[str, object] = {}  # by the name of a strategy that was left
         self._current = CurrentView(build_driver(self._step_parts, agreed, engine_parts), agreed)
         driver = self._current.driver
         self._carried = UnappliedGradients(model, optimizers)
@@ -140,6 +144,7 @@ class Training:
                 rebuild=self._begin_view,
                 why_not=self._why_not_in_place,
                 tolerates_loss_mid_step=self._tolerates_loss_mid_step,
+                refuses=self._refuses,
                 rewind=self._rewind if self._part is not None else None,
             ),
         )
@@ -308,32 +313,44 @@ class Training:
             origin = resumed.origin()
         if origin is not None:
             self.state.between_views(self._current.driver, origin)
+        changes = registry.of(self._session.strategy) is not self._built
         try:
             self._begin_driver(position, recovered, origin)
         except AtollError:
             self._current.driver.close(followed=True)
             if origin is not None:
                 self.state.between_views(self._current.driver, origin)
+            elif changes:
+                self.state.stays_replica(self._current.driver)
             raise
         self.state.view_begun()
+        if changes:
+            self._tell(shared_bytes=self.state.bytes.shared, own_bytes=self.state.bytes.own)
 
     def _begin_driver(self, position: Position, recovered: Recovered | None, origin: Origin | None) -> None:
         if self._session.group is not None and self._part is None:  # of stages the engine does
             self._session.group.broadcast_tensors(list(self._model.buffers()))
         with unfrozen(self._trained):
-            agreed, learned = self._known(), self._current.driver.learned
+            agreed, chosen = self._known(), registry.of(self._session.strategy)
+            self._learned[self._built.name] = self._current.driver.learned
+            learned = self._learned.get(chosen.name)
             self._current.driver = build_driver(self._step_parts, agreed, self._engine_parts, learned)
+        is_other, self._built = chosen is not self._built, chosen
         self._current.agreed = agreed
         self.passes.begin_view()
         self._plans.start()
         self._carried.go_back()
         self._counted.forget()
-        self.state.begin_view(self._current.driver, position.step, None if recovered is None else recovered.generation)
+        generation = None if recovered is None else recovered.generation
+        self.state.begin_view(self._current.driver, position.step, generation, is_other=is_other)
         with unfrozen(self._trained):
             self._start_driver(position, origin)
 
     def _why_not_in_place(self) -> str | None:
         return self._current.driver.why_not_in_place
+
+    def _refuses(self, settings: StrategySettings) -> str | None:
+        return why_refused(settings, self._script)
 
     def _tolerates_loss_mid_step(self) -> bool:
         return self._current.driver.tolerates_loss_mid_step

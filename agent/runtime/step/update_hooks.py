@@ -10,6 +10,7 @@
 | 5 | `_begin_change` | waits until checkpoints have read the state |
 | 6 | `_scale_rate` | multiplies learning rates by the plan's factor |
 | 7 | `_begin_update` | the driver waits for what the update needs; a loss here aborts the step |
+| 8 | `unsent.add_to` | adds gradients that an earlier strategy left unsent |
 | 8 | `_look_at_gradients` | counts gradients that are not finite |
 | – | torch's own update | |
 | 9 | learning rates | put back, before every other post hook: a scheduler in one must see the script's rates |
@@ -150,6 +151,8 @@ class UpdateHooks:
             aborted = self._parts.member.aborted
             assert aborted is not None
             return aborted.in_place_of(optimizer, args, kwargs)
+        if not self._passes.muted:
+            self._parts.state.unsent.add_to(optimizer)
         self._look_at_gradients(optimizer)
         if len(args) == 1 and not kwargs:  # no closure
             return None
@@ -158,6 +161,8 @@ class UpdateHooks:
     def _step_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._parts.scaled.stepped = True
         self._rates[id(optimizer)].restore()
+        if self._parts.member.aborted is None:
+            self._parts.state.unsent.applied()
         self._run_after(optimizer)
 
     def _run_before(self, optimizer: torch.optim.Optimizer) -> bool:

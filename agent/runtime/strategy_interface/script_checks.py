@@ -60,16 +60,24 @@ def check_script(settings: StrategySettings, script: Script) -> None:
         refuse_sparse_modules(script.model)
 
 
+def why_refused(settings: StrategySettings, script: Script) -> str | None:
+    """Return in one line why the script does not allow the strategy of these settings; None if it does."""
+    try:
+        check_script(settings, script)
+    except BadInput as error:
+        return " ".join(str(error).split())[:MAX_REASON]
+    return None
+
+
 def refused_strategies(own: StrategySettings, script: Script) -> dict[str, str]:
     """Return the strategies that the script does not allow, each with the reason in one line.
 
     own: settings of the job's strategy; the others have their defaults."""
     refused: dict[str, str] = {}
     for name, strategy in registry.strategies().items():
-        try:
-            check_script(own if registry.of(own) is strategy else strategy.settings(), script)
-        except BadInput as error:
-            refused[name] = " ".join(str(error).split())[:MAX_REASON]
+        settings = own if registry.of(own) is strategy else strategy.settings()
+        if (why := why_refused(settings, script)) is not None:
+            refused[name] = why
     return refused
 
 
@@ -108,7 +116,7 @@ class AllowedStrategies:
         instead = next(allowed, registry.default())
         if instead.name == chosen:
             return
-        session.fall_back(instead.settings())
+        session.fall_back(instead.settings(), refused[chosen])
         if session.place.is_main and instead.name not in refused:
             text = f"trains with {instead.name}: {chosen} was chosen automatically, and the script does not allow it"
             session.notice(LEVEL_WARNING, f"{text}: {refused[chosen]}")

@@ -18,14 +18,15 @@ MAX_RETRAINED_S: Final = 60.0
 members continue without it, or the run restarts from its last step, without what the lost rank had not sent."""
 
 
-def oldest_useful_step(group: Group | None, step: int, step_s: float, *, saves: bool) -> int:
+def oldest_useful_step(group: Group | None, step: int, step_s: float, *, since: int, saves: bool) -> int:
     """Return the oldest step worth a rollback, the same on all members. Collective; raises PeerLost.
 
-    step: at which this member stands. step_s: mean duration of its steps, 0 if unknown. saves: the run writes
-    checkpoints; without any, every rollback beats a restart."""
+    step: at which this member stands. step_s: mean duration of its steps, 0 if unknown. since: the step with which its
+    strategy began. saves: the run writes checkpoints; without any, every rollback beats a restart."""
     most_steps = math.ceil(MAX_RETRAINED_S / step_s) if saves and step_s > 0 else step
-    rows = gathered_rows(group, [step, most_steps])
-    return max(0, max(step for step, _ in rows) - max(most for _, most in rows))
+    rows = gathered_rows(group, [step, most_steps, since])
+    newest = max(step for step, _, _ in rows)
+    return max(0, newest - max(most for _, most, _ in rows), *(since for _, _, since in rows))
 
 
 class RollBackToMemory:

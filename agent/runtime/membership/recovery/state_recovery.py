@@ -25,7 +25,8 @@ class StateRecovery:
         """has_state: by rank, whether the member trained in the view before. counts: whether this member has the state
         of a whole update. rewind: as `ExchangeControl` has it."""
         self._member, self._has_state, self._counts, self._rewind = member, has_state, counts, rewind
-        self._keeps_rank_state = member.keeper.shutdown.exchange.needs_rollback
+        self.keeps_rank_state = member.keeper.shutdown.exchange.needs_rollback
+        """The strategy of the members keeps state of single ranks; the same on all of them after `recover`."""
         self._generation: Recovered | None = None
 
     def recover(self, step_s: float, old_world_size: int) -> RecoveryOutcome:
@@ -51,23 +52,33 @@ class StateRecovery:
     def _gather_facts(self, step_s: float) -> RecoveryFacts:
         """Gather what all members must know alike. Memory is read only where a rollback may be needed."""
         member = self._member
-        handed_over_at = self._handed_over_at() if self._keeps_rank_state else None
+        self._compare_rank_state()
+        handed_over_at = self._handed_over_at() if self.keeps_rank_state else None
         memory_lacks = ""
-        if self._keeps_rank_state and handed_over_at is None:
+        if self.keeps_rank_state and handed_over_at is None:
             saves, step = member.keeper.saver.enabled, member.boundary_step
-            oldest = oldest_useful_step(member.session.group, step, step_s, saves=saves)
+            since = member.strategy_step
+            oldest = oldest_useful_step(member.session.group, step, step_s, since=since, saves=saves)
             try:
                 self._generation = member.keeper.newest_in_memory(oldest)
             except CheckpointError as error:
                 memory_lacks = str(error)
         return RecoveryFacts(
-            keeps_rank_state=self._keeps_rank_state,
+            keeps_rank_state=self.keeps_rank_state,
             in_stages=self._rewind is not None,
             handed_over_at=handed_over_at,
             memory_step=None if self._generation is None else self._generation.checkpoint.header.step,
             memory_lacks=memory_lacks,
             all_have_state=all(self._has_state),
         )
+
+    def _compare_rank_state(self) -> None:
+        """Raise CheckpointError if some members had left for another strategy and others had not. Collective."""
+        rows = gathered_rows(self._member.session.group, [int(self.keeps_rank_state)])
+        found = {bool(row[0]) for row, has in zip(rows, self._has_state, strict=True) if has}
+        if len(found) > 1:
+            raise CheckpointError("some workers had begun another strategy when one was lost, and others had not")
+        self.keeps_rank_state = found == {True}
 
     def _handed_over_at(self) -> int | None:
         """Return the step at whose boundary all members with state left the view before and handed over.

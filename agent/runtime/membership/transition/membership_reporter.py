@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from atoll.agent.runtime.session.session import Session
 from atoll.network.message_limits import MAX_REASON
+from atoll.strategies import registry
 from atoll.v1.common_pb2 import VIEW_STAGE_JOINING, VIEW_STAGE_READY, ViewReport, ViewStage, ViewTimes
 
 
@@ -48,6 +49,8 @@ class MembershipReporter:
                     times=self._times,
                     takes_in=self._takes_in,
                     tolerates_loss_mid_step=self._tolerates_loss,
+                    strategy=registry.of(self._session.strategy).name,
+                    refusal=self._session.refusal,
                 )
             )
 

@@ -19,12 +19,12 @@ from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Rec
 from atoll.agent.runtime.data.sampler import Position, after
 from atoll.agent.runtime.membership.aborted_step import MAX_IGNORED_PASSES, AbortedStep, why_not_undoable
 from atoll.agent.runtime.membership.member_state import MemberState, PreparedObjects
-from atoll.agent.runtime.membership.membership_view import MembershipView, view_from_wire
+from atoll.agent.runtime.membership.membership_view import MembershipView, strategy_from_wire, view_from_wire
 from atoll.agent.runtime.membership.recovery.state_recovery import StateRecovery
 from atoll.agent.runtime.membership.session_membership import enter_membership, return_to_membership
 from atoll.agent.runtime.membership.transition.membership_reporter import MembershipReporter
 from atoll.agent.runtime.model.durable import Handover, Origin
-from atoll.agent.runtime.plans.planned_step import planned_from_wire
+from atoll.agent.runtime.plans.planned_step import PlannedStep, planned_from_wire
 from atoll.agent.runtime.plans.schedule import PlanSchedule
 from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
@@ -33,6 +33,7 @@ from atoll.agent.runtime.transport.process_groups import Group
 from atoll.agent.runtime.transport.relayed_links import RelayedLinks
 from atoll.errors import AtollError, BadInput, CheckpointError, DeadlineExceeded, PeerLost
 from atoll.strategies import registry
+from atoll.strategies.declaration import StrategySettings
 from atoll.v1 import agents_pb2
 from atoll.v1.common_pb2 import (
     VIEW_STAGE_BROKEN,
@@ -42,6 +43,7 @@ from atoll.v1.common_pb2 import (
     VIEW_STAGE_READY,
     VIEW_STAGE_TRAINING,
     VIEW_STAGE_UNABLE,
+    Plan,
 )
 
 MAX_WAIT_FOR_VIEW_S: Final = 120.0
@@ -64,6 +66,8 @@ class ExchangeControl:
     """Return why the strategy cannot leave its members for others; None if it can."""
     tolerates_loss_mid_step: Callable[[], bool]
     """Return whether the strategy completes a step in which a member is lost."""
+    refuses: Callable[[StrategySettings], str | None]
+    """Return why the script does not allow a strategy; None if it does. The same on every rank."""
     rewind: Callable[[int], bool] | None
     """Undo the updates of this rank's stage after a step; None unless the model is in stages."""
 
@@ -82,7 +86,6 @@ class ViewTransition:
         self._session, self._prepared, self._schedule, self._exchange = session, prepared, schedule, exchange
         self._loader, self._state = prepared.loader, state
         self.member = MemberState(session, prepared, state)
-        self._strategy = registry.of(session.strategy)
         self._reporter = MembershipReporter(session)
         self._launched = session.place
         self._proposed: dict[int, agents_pb2.View] = {}  # by number, since the last view began
@@ -180,6 +183,14 @@ class ViewTransition:
     def keeps_unsent(self, number: int) -> bool:
         """Return whether, in a view that all have proposed, each rank keeps what it has not sent."""
         return self._proposed[number].keeps_unsent
+
+    def changes_strategy(self, number: int) -> bool:
+        """Return whether a view that all have proposed trains by another strategy, which the script allows."""
+        wanted = strategy_from_wire(self._proposed[number])
+        return wanted is not None and self._is_other(wanted) and self._exchange.refuses(wanted) is None
+
+    def _is_other(self, settings: StrategySettings) -> bool:
+        return registry.of(settings) is not registry.of(self._session.strategy)
 
     def leave(self, number: int, handed_over: Handover | None) -> None:
         """Leave for a view that all ranks have proposed, at a boundary at which all do.
@@ -284,9 +295,8 @@ class ViewTransition:
         recovery = StateRecovery(self.member, view.has_state, counts=counts, rewind=self._exchange.rewind)
         outcome = recovery.recover(self._step_s, old_world_size)
         position = outcome.position
-        self._schedule.begin_view(
-            view.place.world_size, view.plan.id, planned_from_wire(view.plan, self._strategy), position.step
-        )
+        self._take_strategy(view, are_replicas=not recovery.keeps_rank_state)
+        self._schedule.begin_view(view.place.world_size, view.plan.id, self._planned(view), position.step)
         if self.member.joins:
             if 0 < self._loader.samples <= position.consumed:  # a stream's length is not known
                 raise BadInput("the others are between two epochs, where nobody joins")
@@ -301,6 +311,28 @@ class ViewTransition:
         self._proposed.clear()
         self._first_step, self._first_step_at_s = position.step, time.monotonic()
         self._reporter.mark_time("agreed_s")
+
+    def _take_strategy(self, view: MembershipView, *, are_replicas: bool) -> None:
+        """Train by the view's strategy, if the script allows it.
+
+        are_replicas: no member brings state of its own, which the strategy before alone understands. Otherwise that
+        one stays, and the controller proposes the change again."""
+        session, wanted = self._session, view.strategy
+        session.refusal = ""
+        if wanted is None or not self._is_other(wanted):
+            session.plans_of_another = False
+        elif (why := self._exchange.refuses(wanted)) is not None:
+            session.refusal = why
+        elif are_replicas or self.member.joins:
+            session.strategy, session.plans_of_another = wanted, False
+            self.member.strategy_step = self.member.boundary_step
+
+    def _planned(self, view: MembershipView) -> PlannedStep:
+        """Return the view's first plan. It has no parameters if they are of another strategy than this worker's."""
+        plan, own = view.plan, registry.of(self._session.strategy)
+        if view.strategy is not None and self._is_other(view.strategy):
+            return replace(planned_from_wire(Plan(), own), shares=tuple(plan.shares), total_batch=plan.total_batch)
+        return planned_from_wire(plan, own)
 
     def _meet(self, view: MembershipView, rank: int) -> Group | None:
         """Connect to the members of the view, and make the session's membership that of the view."""

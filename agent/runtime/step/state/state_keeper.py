@@ -20,12 +20,13 @@ from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.model.as_one import as_one
-from atoll.agent.runtime.model.durable import BetweenViews, Origin, SurvivorState
+from atoll.agent.runtime.model.durable import BetweenViews, Handover, NothingBeside, Origin, SurvivorState
 from atoll.agent.runtime.model.model_part import ModelPart
 from atoll.agent.runtime.model.snapshot import Snapshot, Tracked
 from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.drivers.step_driver import StepDriver
 from atoll.agent.runtime.step.state.shutdown import Shutdown
+from atoll.agent.runtime.step.state.strategy_change import UnsentGradients, average_moments, handed_momentum
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
@@ -59,6 +60,7 @@ class StateKeeper:
         self.bytes = StateBytes(0, 0)  # of checkpoints in memory, where there are any
         self.resumed: Resumed | None = None
         """The checkpoint from which this run went on."""
+        self.unsent = UnsentGradients(model)
         self.survived: SurvivorState | None = None
         """Of the view that a loss ended, until the next one is begun."""
         self.begun_view = session.view
@@ -122,9 +124,9 @@ class StateKeeper:
             resumed.restore_tracked(name, tracked)
         self.snapshot.take(resumed.position)
 
-    def begin_view(self, exchange: StepDriver, step: int, generation: Generation | None) -> None:
+    def begin_view(self, exchange: StepDriver, step: int, generation: Generation | None, *, is_other: bool) -> None:
         """Collective: other members go on with the state as it is, from `step`. generation: where that came from
-        memory. Raises PeerLost."""
+        memory. is_other: by another strategy, which keeps other state. Raises PeerLost."""
         self.shutdown.exchange = exchange
         self.snapshot.durable = exchange.durable
         self.memory.close()
@@ -139,7 +141,7 @@ class StateKeeper:
             part = self.snapshot.part
             self.saver.share_work(writes=writes if part is None else part.writes, writers=writers)
         if directory is not None and self.snapshot.part is None:
-            if self.bytes == StateBytes(0, 0):  # it joins
+            if is_other or self.bytes == StateBytes(0, 0):  # it joins
                 self.bytes = size_of_state(self._model, self._optimizers, self.snapshot)
             self.memory.start(step, generation, self.bytes, complete_step=complete_step)
 
@@ -147,6 +149,27 @@ class StateKeeper:
         """The view before is left for good, and no next one is begun: what counts is the model and `origin`."""
         between = BetweenViews(origin, self._model, self.survived)
         exchange.durable = self.snapshot.durable = between
+        self.shutdown.exchange = exchange
+
+    def become_replica(self, exchange: StepDriver, handed_over: Handover, share: float) -> None:
+        """Give this rank the state of all, so that another strategy can begin with it. Collective; raises PeerLost.
+
+        handed_over: by all ranks, nothing kept. share: of this rank, of a whole batch."""
+        group = self._session.group
+        if handed_over.own_moments:
+            average_moments(group, self._optimizers, share)
+        if group is not None:
+            group.barrier()  # no rank is a replica before all have handed over
+        self.unsent.put(handed_over)
+        if handed_momentum(handed_over) and self._session.place.is_main:
+            self._session.notice(LEVEL_WARNING, "the momentum of compressed gradients ends with their strategy")
+        self.stays_replica(exchange)
+
+    def stays_replica(self, exchange: StepDriver) -> None:
+        """Read no more of the strategy's own state: model and optimizers are the whole state."""
+        self.memory.close()
+        exchange.durable = self.snapshot.durable = NothingBeside()
+        exchange.needs_rollback = False
         self.shutdown.exchange = exchange
 
     def view_begun(self) -> None:
