@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
 
 import torch
 
 from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
-from atoll.agent.runtime.model.durable import Origin, OwnState, Tensors
+from atoll.agent.runtime.model.durable import UNSENT_MOMENTUM, Origin, OwnState, Tensors
 from atoll.agent.runtime.session.session import Session
 from atoll.strategies.compressed.flat_state import FlatState
 from atoll.strategies.shared_params import residuals as own_files
 from atoll.v1.common_pb2 import LEVEL_WARNING
-
-VELOCITY: Final = "velocity."
 
 
 class CompressedState:
@@ -75,14 +72,14 @@ class CompressedState:
             if self._velocity is not None:
                 self._velocity.take_over(
                     {
-                        name.removeprefix(VELOCITY): one
+                        name.removeprefix(UNSENT_MOMENTUM): one
                         for name, one in state.residual.items()
-                        if name.startswith(VELOCITY)
+                        if name.startswith(UNSENT_MOMENTUM)
                     }
                 )
 
     def _own(self) -> dict[str, torch.Tensor]:
         own = self._residuals.by_name()
         if self._velocity is not None:
-            own |= {f"{VELOCITY}{name}": one for name, one in self._velocity.by_name().items()}
+            own |= {f"{UNSENT_MOMENTUM}{name}": one for name, one in self._velocity.by_name().items()}
         return own

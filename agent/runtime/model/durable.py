@@ -32,6 +32,8 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Tensors = Mapping[str, torch.Tensor]
 
+UNSENT_MOMENTUM: Final = "velocity."
+"""Prefix of a layer's name where an entry beside residuals is momentum of gradients that were not sent."""
 AGGREGATOR_SUM: Final = "aggregator sum: "
 """Prefix of a layer's name where an entry beside residuals is the sum that the layer's aggregator keeps."""
 

@@ -23,7 +23,7 @@ from sparse_runs import (
 from strategy_runs import Tensors
 from zmq_agent import FakeAgent, Start
 
-from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_TRAINING
+from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -162,7 +162,7 @@ class StateKeeper:
             group.barrier()  # no rank is a replica before all have handed over
         self.unsent.put(handed_over)
         if handed_momentum(handed_over) and self._session.place.is_main:
-            self._session.notice(LEVEL_WARNING, "the momentum of compressed gradients ends with their strategy")
+            self._session.notice(LEVEL_WARNING, "the momentum of gradients that were not sent ends with their strategy")
         self.stays_replica(exchange)
 
     def stays_replica(self, exchange: StepDriver) -> None:

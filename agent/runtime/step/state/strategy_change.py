@@ -1,33 +1,29 @@
 """Makes the state of all ranks equal, so that a run can continue by another strategy.
 
 A rank leaves its strategy at a boundary at which all ranks do, and hands over what it has not sent. It is a replica
-then, as under `dense`, whatever the strategy before and after:
+then, whatever the strategy before and after:
 
-- Updates that were not sent (`local-steps`, `stale-sparse`) are in the shared parameters in full, and the live weights
+- Updates that were not sent are in the shared parameters in full, and the live weights
   are the shared parameters.
 - Moments become the mean of the ranks' own, weighted with their shares of the batch. The first moment of the whole
   batch's gradient is exactly that mean: m is linear in the gradient, and g = sum_i share_i g_i. Second moments are
-  already estimates of the whole batch's (strategies/shared_params/second_moments.py), and their mean is the one with
-  the least error. Ranks whose moments have the same bits keep them.
-- Gradients that were not sent (`compressed`) are added up over the ranks, and count in the next update."""
+  already estimates of the whole batch's where ranks tell each other of them, and their mean is the one with the least
+  error. Ranks whose moments have the same bits keep them.
+- Gradients that were not sent are added up over the ranks, and count in the next update."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import torch
 import xxhash
 from torch import nn
 
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
-from atoll.agent.runtime.model.durable import Handover
+from atoll.agent.runtime.model.durable import UNSENT_MOMENTUM, Handover
 from atoll.agent.runtime.model.memory_order import laid_out_as
 from atoll.agent.runtime.model.model_state import plain_parameters
 from atoll.agent.runtime.transport.process_groups import Group, gathered_rows
-
-MOMENTUM: Final = "velocity."
-"""Prefix of entries of a handover that are momentum of unsent gradients (strategies/compressed). It ends with them."""
 
 
 @torch.no_grad()
@@ -74,7 +70,7 @@ class UnsentGradients:
         """Take over what all ranks handed over together."""
         for name, unsent_N in handed_over.unsent.items():
             parameter = self._named.get(name)
-            if parameter is not None and not name.startswith(MOMENTUM) and bool(unsent_N.any()):
+            if parameter is not None and not name.startswith(UNSENT_MOMENTUM) and bool(unsent_N.any()):
                 before = self._waiting.get(id(parameter))
                 self._waiting[id(parameter)] = unsent_N if before is None else before + unsent_N
 
@@ -101,4 +97,4 @@ class UnsentGradients:
 
 def handed_momentum(handed_over: Handover) -> bool:
     """Return True if momentum of unsent gradients ends with the strategy."""
-    return any(name.startswith(MOMENTUM) and bool(one.any()) for name, one in handed_over.unsent.items())
+    return any(name.startswith(UNSENT_MOMENTUM) and bool(one.any()) for name, one in handed_over.unsent.items())
