@@ -13,6 +13,8 @@ from typing import Final
 from atoll.errors import SettingError
 from atoll.strategies.declaration import Metric, Strategy, StrategySettings
 
+AUTO: Final = "auto"
+"""Strategy of a job that leaves the choice to the controller."""
 FOLDERS: Final = ("dense", "stale_sparse", "local_steps", "zen", "groups", "compressed", "volunteer")
 """Packages of atoll.strategies, each with its STRATEGY; the first is the default."""
 
@@ -29,12 +31,18 @@ def default() -> Strategy:
     return next(iter(strategies().values()))
 
 
+def names() -> tuple[str, ...]:
+    """Return the values that a job's `strategy` may have."""
+    return (AUTO, *strategies())
+
+
 def find(name: str, field: str = "strategy") -> Strategy:
-    """The strategy of this name; the default one for an empty name. Raises SettingError naming the field."""
-    if not name:
+    """The strategy of this name; the default one for an empty name and for AUTO. Raises SettingError naming the
+    field."""
+    if not name or name == AUTO:
         return default()
     if name not in strategies():
-        raise SettingError(field, name, "is not known", f"Use one of {', '.join(strategies())}")
+        raise SettingError(field, name, "is not known", f"Use one of {', '.join(names())}")
     return strategies()[name]
 
 

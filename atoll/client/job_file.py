@@ -97,8 +97,8 @@ class _JobFile(JobFields):
     @field_validator("strategy")
     @classmethod
     def _strategy(cls, value: str) -> str:
-        if value not in registry.strategies():
-            raise ValueError(f"is not known. Use one of {', '.join(registry.strategies())}")
+        if value not in registry.names():
+            raise ValueError(f"is not known. Use one of {', '.join(registry.names())}")
         return value
 
     @model_validator(mode="after")
@@ -184,7 +184,7 @@ def from_spec(spec: JobSpec) -> JobFile:
     job |= {
         "workers": f"{spec.min_workers}:{spec.max_workers}",
         "secrets": tuple(spec.secrets),
-        "strategy": strategy.name,
+        "strategy": spec.strategy,
         "checkpoint": {name: checkpoint[name] for name in CheckpointSection.model_fields if name in checkpoint},
         "adapt": {
             "batch": (adapt["min_batch"], adapt["max_batch"]) if spec.adapt.max_batch else None,

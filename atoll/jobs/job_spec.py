@@ -264,9 +264,9 @@ class JobSpec(JobFields):
 
 def from_wire(wire: pb.JobSpec) -> JobSpec:
     """Check a spec in full and fill in every setting of its strategy. Raises BadInput naming the first wrong field."""
-    strategy = registry.find(wire.strategy, "spec.strategy")
+    strategy, name = registry.find(wire.strategy, "spec.strategy"), wire.strategy or registry.default().name
     settings = strategy.read_settings(wire.strategy_settings, f"spec.{strategy.section}")
-    values = {**values_of(wire), "strategy": strategy.name, "strategy_settings": settings.said()}
+    values = {**values_of(wire), "strategy": name, "strategy_settings": settings.said()}
     try:
         spec = JobSpec.model_validate(values)
     except ValidationError as error:

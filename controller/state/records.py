@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 from atoll.controller.state.recovery import RecoveryRecord
 from atoll.jobs.etcd_record import EtcdRecord
 from atoll.jobs.job_spec import JobSpec
 from atoll.strategies import registry
-
-AUTO: Final = "auto"
-"""Strategy of a spec whose job leaves the choice to the controller."""
 
 
 class JobPhase(StrEnum):
@@ -157,6 +154,17 @@ class OneIsland(EtcdRecord):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftStrategy(EtcdRecord):
+    """A strategy that a job left, with the seconds of its step and of the slowest rank's computing, and the bits a
+    second of the thinnest link then."""
+
+    strategy: str
+    step_s: float
+    compute_s: float
+    bandwidth_bps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus(EtcdRecord):
     """State of a job. run: the number of its newest run, 0 before the first; view: of that run's newest view, 0 if it
     has none. checkpoint_step, memory_step: of the newest checkpoint on disk and in memory. events, admissions: the
@@ -188,6 +196,7 @@ class JobLearned(EtcdRecord):
     speeds, seconds per sample; learned_at, the work_per_s that those devices measured then; memory, the samples that
     they hold; standby, the devices that the job leaves out. one_island: None while no island is known to train faster
     alone. strategy: what the controller chose for a job that leaves it to the controller, and strategy_reason why.
+    strategy_judged: planner `strategy` chose it. strategy_switches: how often it did. left_strategy: the one before.
     refused_strategies: by name, why the job's script does not allow them, as its workers found."""
 
     total_batch: int = 0
@@ -206,6 +215,9 @@ class JobLearned(EtcdRecord):
     one_island: OneIsland | None = None
     strategy: str = ""
     strategy_reason: str = ""
+    strategy_judged: bool = False
+    strategy_switches: int = 0
+    left_strategy: LeftStrategy | None = None
     refused_strategies: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -241,7 +253,7 @@ class JobRecord(EtcdRecord):
     @property
     def leaves_strategy(self) -> bool:
         """Return True if the job leaves its strategy to the controller."""
-        return self.spec.strategy == AUTO
+        return self.spec.strategy == registry.AUTO
 
     @property
     def own_strategy(self) -> str:
@@ -346,8 +358,8 @@ class PlacementRecord(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionRecord(EtcdRecord):
-    """A decision of planner `admission` about devices that may join a run, or about its slowest worker, if it changed
-    something: `atoll decide admission < input` gives `output`."""
+    """A decision that changed something: of planner `admission` about devices that may join a run, or about its slowest
+    worker, or of planner `strategy`. `atoll decide PLANNER < input` gives `output`."""
 
     id: int
     run: int
@@ -355,6 +367,7 @@ class AdmissionRecord(EtcdRecord):
     reason: str
     input: str
     output: str
+    planner: str = "admission"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -209,7 +209,7 @@ def params_text(text: str) -> list[str]:
 
 
 def plan_rows(reply: PlansReply) -> list[tuple[str, ...]]:
-    """Return the lines of `atoll plans`: the placement, the plans, the admissions."""
+    """Return the lines of `atoll plans`: the placement, the plans, the decisions about devices and the strategy."""
     unused = ("-",) * 4
     rows: list[tuple[str, ...]] = []
     if reply.HasField("placement"):
@@ -228,7 +228,7 @@ def plan_rows(reply: PlansReply) -> list[tuple[str, ...]]:
                 printable(plan.reason),
             )
         )
-    return rows + [(f"a{one.id}", "-", "admission", *unused, printable(one.reason)) for one in reply.admissions]
+    return rows + [(f"a{one.id}", "-", one.planner, *unused, printable(one.reason)) for one in reply.admissions]
 
 
 def links_line(job: Job) -> str:

@@ -18,6 +18,7 @@ from atoll.controller.jobs.model.observed import JobStep, ObservedJob, PassClock
 from atoll.controller.jobs.model.policy import begun_with, planned_total
 from atoll.controller.jobs.model.replica_placement import first_placement, is_same, shared_hosts, without_room
 from atoll.controller.jobs.model.start import StartDecision, StartRequest, decide_start
+from atoll.controller.jobs.strategy.choosing import choose_at_launch
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import (
     JobPhase,
@@ -69,6 +70,7 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
         data_seed=observed.data_seed,
         recovery=recovery_at_launch(last_run, decision.members, clock),
     )
+    job, chosen = choose_at_launch(observed, run.members)
     memory = job.learned.memory
     places = [Place(d.node, d.index, d.speed, d.work_per_s, memory.get(d.name)) for d in decision.devices]
     plan = begun_with(
@@ -102,6 +104,7 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
             if text
         ),
         *left_out_events,
+        *chosen,
     )
     return JobStep(
         started, run, plan, events, placement=placement, views=(_first_view(run, job.wanted_strategy, clock),)

@@ -43,8 +43,18 @@ from atoll.controller.jobs.model.observed import (
 )
 from atoll.controller.jobs.model.offline_profile import offline_profile
 from atoll.controller.jobs.model.policy import policy_of, with_learned
+from atoll.controller.jobs.strategy.choosing import revise
 from atoll.controller.state.events import EventKind, NewEvent
-from atoll.controller.state.records import Cause, JobPhase, JobRecord, Level, PlanRecord, RunRecord, WorkerExitKind
+from atoll.controller.state.records import (
+    AdmissionRecord,
+    Cause,
+    JobPhase,
+    JobRecord,
+    Level,
+    PlanRecord,
+    RunRecord,
+    WorkerExitKind,
+)
 from atoll.controller.state.views import ViewCause, ViewState
 from atoll.errors import BadInput, NoFeasiblePlan
 
@@ -68,11 +78,17 @@ def next_step(observed: ObservedJob, clock: PassClock) -> JobStep:
     run, recovered = close_recovery(observed, run, clock)
     observed, refused = _recognised(observed)
     observed, advised = advise(observed, run, clock)
+    choice = revise(observed, run, clock)
+    observed = replace(observed, job=choice.job)
     step = {JobPhase.STARTING: _starting, JobPhase.RUNNING: _running, JobPhase.STOPPING: _stopping}[job.status.phase](
         observed, run, clock
     )
-    events = (*events, *overflows, *recovered, *refused, *advised, *step.events)
-    return replace(step, events=events, actions=(*orders.forgets(observed), *step.actions))
+    return replace(
+        step,
+        events=(*events, *overflows, *recovered, *refused, *advised, *choice.events, *step.events),
+        decisions=(*choice.decisions, *step.decisions),
+        actions=(*orders.forgets(observed), *step.actions),
+    )
 
 
 def _queued(observed: ObservedJob, clock: PassClock) -> JobStep:
@@ -127,7 +143,7 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
             step = _in_place(seen, run, assessment, clock)
         else:
             step = _stop(seen, run, assessment.cause, assessment.text, clock)
-        return replace(step, events=(*assessment.events, *step.events), judged=True, admission=assessment.admission)
+        return replace(step, events=(*assessment.events, *step.events), judged=True, decisions=_decisions(assessment))
     plan, refusal = _replan(observed, clock)
     step = JobStep(
         assessment.job,
@@ -136,7 +152,7 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
         (*assessment.events, *refusal),
         judged=assessment.judged,
         refused=bool(refusal),
-        admission=assessment.admission,
+        decisions=_decisions(assessment),
     )
     if plan is not None:
         event = NewEvent(kind=EventKind.PLAN_ISSUED, plan=plan.id, step=plan.from_step, cause=plan.reason)
@@ -201,6 +217,10 @@ def _assess(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAs
         return assessment
     thin = without_thin_island(observed, by_rank, clock)
     return thin if thin.judged else assessment
+
+
+def _decisions(assessment: DeviceAssessment) -> tuple[AdmissionRecord, ...]:
+    return () if assessment.admission is None else (assessment.admission,)
 
 
 def _is_changing(observed: ObservedJob, run: RunRecord) -> bool:

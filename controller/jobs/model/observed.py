@@ -331,7 +331,7 @@ class JobStep:
     """The result of one pass over a job. `job`, `run`, `plan`, `placement` and `views` are what to write, where they
     changed; actions are sent after that is written. `held`: devices that the job waits with, kept from jobs behind it.
     `judged`: free devices were assessed. `refused`: an event says that the planner finds no plan to
-    follow the newest. `admission`: what was decided about free devices, where that is news."""
+    follow the newest. `decisions`: about free devices and the strategy, where they are news."""
 
     job: JobRecord
     run: RunRecord | None
@@ -342,5 +342,5 @@ class JobStep:
     judged: bool = False
     refused: bool = False
     placement: PlacementRecord | None = None
-    admission: AdmissionRecord | None = None
+    decisions: tuple[AdmissionRecord, ...] = ()
     views: tuple[ViewRecord, ...] = ()

@@ -239,7 +239,7 @@ class Ledger:
             changes += retention.newest(key, plan.id, plan, retention.KEPT_PLANS, oldest=2)
         for view in step.views:
             changes += retention.newest(partial(keys.view, job.id, view.run), view.view, view, retention.KEPT_VIEWS)
-        if (admission := step.admission) is not None:
+        for admission in step.decisions:
             key = partial(keys.admission, job.id)
             changes += retention.newest(key, admission.id, admission, retention.KEPT_ADMISSIONS)
         changes += self._event_changes(job.id, run.run if run else job.status.run, before, step.events)

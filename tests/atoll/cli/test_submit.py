@@ -52,7 +52,7 @@ def submit(runner: CliRunner, controller: ScriptedController, *args: str) -> Res
         ),
         (
             ["train.py", "--strategy", "ring"],
-            "error: strategy = 'ring' is not known. Use one of dense, stale-sparse",
+            "error: strategy = 'ring' is not known. Use one of auto, dense, stale-sparse",
         ),
         (
             ["train.py", "--sparsity", "0.9"],

@@ -89,15 +89,14 @@ def test_what_was_decided_about_devices_is_recorded_with_its_input_where_it_is_n
     input, byte for byte. 3. The same verdict again is no news."""
     slow, fast = free("x", work_per_s=0.04), free("y", work_per_s=0.5)
     step = look(running(profile(1, 1, 1), slow, fast))
-    assert step.admission is not None
-    assert (step.admission.id, step.admission.run, step.job.status.admissions) == (1, 1, 1)
-    assert step.admission.reason == "y/0 is admitted; x/0 waits"
-    assert PLANNERS["admission"].run_json(step.admission.input) == step.admission.output
+    (admission,) = step.decisions
+    assert (admission.id, admission.run, step.job.status.admissions) == (1, 1, 1)
+    assert admission.reason == "y/0 is admitted; x/0 waits"
+    assert PLANNERS["admission"].run_json(admission.input) == admission.output
     waits = look(running(profile(1, 1, 1), slow))
-    assert waits.admission is not None
-    assert waits.admission.reason == "x/0 waits"
+    assert waits.decisions[0].reason == "x/0 waits"
     again = look(running(profile(1, 1, 1), slow, of=waits.job))
-    assert (again.judged, again.admission, again.job.status.admissions) == (True, None, 1)
+    assert (again.judged, again.decisions, again.job.status.admissions) == (True, (), 1)
 
 
 def test_a_standby_is_looked_at_again_after_ten_seconds_and_a_new_device_at_once() -> None:
@@ -283,9 +282,9 @@ def test_a_worker_that_holds_every_step_up_is_sent_away_though_it_was_there_from
     assert step.job.status.phase is JobPhase.STOPPING
     assert step.job.status.reason == "shrinking from 4 to 3 workers: faster without d/0"
     assert step.job.learned.standby["d/0"].slowed == 3
-    assert step.admission is not None
-    assert step.admission.reason == "faster without d/0"
-    assert PLANNERS["admission"].run_json(step.admission.input) == step.admission.output
+    (admission,) = step.decisions
+    assert admission.reason == "faster without d/0"
+    assert PLANNERS["admission"].run_json(admission.input) == admission.output
     needed = changed(view, job=replace(view.job, spec=spec(min_workers=4, max_workers=8)))
     assert look(needed).job.status.phase is JobPhase.RUNNING
 

@@ -1,0 +1,163 @@
+"""Policy of a job that leaves its strategy to the controller. Pure.
+
+At launch nothing of the job is measured. It begins with the default strategy, or with the one whose steps wait for no
+link, where measured links would hold a ring of whole gradients up. After a few steps planner `strategy` chooses. It is
+asked again as long as the job trains, and a job changes its strategy at most MAX_SWITCHES times."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import Final
+
+from atoll.controller.deciding.words import mbit
+from atoll.controller.jobs.model.members import members_of
+from atoll.controller.jobs.model.observed import ObservedJob, PassClock
+from atoll.controller.jobs.model.peer_links import PeerLinks
+from atoll.controller.jobs.strategy.measuring import left_strategy, measured_run, strategy_input
+from atoll.controller.planners.registry import STRATEGY, Decision
+from atoll.controller.planners.strategy_choice.facts import StrategyInput
+from atoll.controller.planners.strategy_choice.step_times import GRADIENT_BYTES
+from atoll.controller.planners.strategy_choice.strategy import StrategyPlan
+from atoll.controller.state.events import EventKind, NewEvent
+from atoll.controller.state.records import AdmissionRecord, JobPhase, JobRecord, Level, RunMember, RunRecord
+from atoll.controller.state.views import ViewState
+from atoll.strategies import registry
+
+MAX_SWITCHES: Final = 5
+"""Most changes of a job's strategy by the controller."""
+SETTLES_S: Final = 3.0
+"""Seconds that a view must have been in force before its strategy is compared."""
+BEARABLE_SYNC_S: Final = 1.0
+"""Longest ring of whole gradients, in seconds, with which a job begins."""
+ASSUMED_ENTRIES: Final = 25_000_000
+"""Parameters of a model whose size is not known yet."""
+STATE_BYTES: Final = 12
+"""Bytes of a parameter's state in checkpoints, with an optimizer of two moments."""
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyChoice:
+    """The job with its choice, and what to record of it."""
+
+    job: JobRecord
+    events: tuple[NewEvent, ...] = ()
+    decisions: tuple[AdmissionRecord, ...] = ()
+
+
+def choose_at_launch(observed: ObservedJob, members: Sequence[RunMember]) -> tuple[JobRecord, tuple[NewEvent, ...]]:
+    """Return the job with the strategy that its first run begins with. A later run begins with what was chosen."""
+    job = observed.job
+    if not job.leaves_strategy or job.learned.strategy or job.pinned.strategy:
+        return job, ()
+    nodes: dict[str, set[str]] = defaultdict(set)
+    for member in members:
+        nodes[member.island].add(member.node)
+    thinnest = _thinnest(observed.peer_links, nodes)
+    waitless = _waits_for_no_link()
+    if thinnest is None or not waitless or waitless in job.learned.refused_strategies:
+        return job, ()
+    source, target, bps = thinnest
+    known = job.learned.shared_bytes // STATE_BYTES
+    entries = known or ASSUMED_ENTRIES
+    sync_s = 2 * (len(members) - 1) / len(members) * GRADIENT_BYTES * entries * 8 / bps
+    if sync_s <= BEARABLE_SYNC_S:
+        return job, ()
+    size = f"gradients of {'' if known else 'perhaps '}{entries / 1e6:.3g} million parameters"
+    reason = f"{size} would take {sync_s:.2g} s in each step over the {mbit(bps)} Mbit/s from {source} to {target}"
+    event = NewEvent(kind=EventKind.NOTICE, cause=f"begins by strategy {waitless}: {reason}")
+    return replace(job, learned=replace(job.learned, strategy=waitless, strategy_reason=reason)), (event,)
+
+
+def _waits_for_no_link() -> str:
+    """Return the strategy whose islands train on while differences travel; empty if there is none."""
+    traffic = {each.name: each.exchange for each in registry.strategies().values() if each.exchange is not None}
+    return next((name for name, exchange in traffic.items() if exchange.kind == "differences"), "")
+
+
+def _thinnest(links: PeerLinks, nodes: Mapping[str, set[str]]) -> tuple[str, str, float] | None:
+    """Return two islands and the bits a second from one to the other: the least that was measured."""
+    found = [
+        (link.bandwidth_bps, source, target)
+        for source, target in permutations(nodes, 2)
+        if (link := links.between(nodes[source], nodes[target])) is not None
+    ]
+    if not found:
+        return None
+    bps, source, target = min(found)
+    return source, target, bps
+
+
+def revise(observed: ObservedJob, run: RunRecord, clock: PassClock) -> StrategyChoice:
+    """Choose again from what the run measured, if that is news and its view has settled."""
+    job, view = observed.job, observed.views.newest
+    nothing = StrategyChoice(job)
+    if not job.leaves_strategy or job.pinned.strategy or job.status.phase is not JobPhase.RUNNING:
+        return nothing
+    if view is None or view.state is not ViewState.IN_FORCE or clock.now_s - observed.views.since_s < SETTLES_S:
+        return nothing
+    if (fell_back := _fallen_back(observed)) is not None:
+        return fell_back
+    if observed.strategy != job.wanted_strategy or not observed.training.profile_is_news:
+        return nothing
+    measured = measured_run(observed, members_of(run, view))
+    if measured is None:
+        return nothing
+    given = strategy_input(observed, measured)
+    decision = STRATEGY.decide(given)
+    if decision.plan.strategy == observed.strategy:
+        return nothing if job.learned.strategy_judged else _recorded(job, run, clock, decision)
+    if job.learned.strategy_switches >= MAX_SWITCHES:
+        return nothing
+    left = left_strategy(observed, measured, given)
+    switches = job.learned.strategy_switches + 1
+    job = replace(job, learned=replace(job.learned, left_strategy=left, strategy_switches=switches))
+    return _recorded(job, run, clock, decision, switches)
+
+
+def _fallen_back(observed: ObservedJob) -> StrategyChoice | None:
+    """Return the choice of workers that could not begin by the chosen strategy; None if they could."""
+    job, script = observed.job, observed.training.script
+    if script is None or script.strategy in ("", observed.strategy) or observed.views.newest is None:
+        return None
+    if observed.views.newest.view > 1 or observed.strategy not in script.refused:
+        return None
+    reason = f"the script does not allow {observed.strategy}: {script.refused[observed.strategy]}"
+    refused = {**job.learned.refused_strategies, **script.refused}
+    learned = replace(
+        job.learned, strategy=script.strategy, strategy_reason=reason, refused_strategies=refused, strategy_judged=True
+    )
+    event = NewEvent(kind=EventKind.NOTICE, cause=f"trains by strategy {script.strategy}: {reason}")
+    return StrategyChoice(replace(job, learned=learned), (event,))
+
+
+def _recorded(
+    job: JobRecord,
+    run: RunRecord,
+    clock: PassClock,
+    decision: Decision[StrategyInput, StrategyPlan],
+    switches: int = 0,
+) -> StrategyChoice:
+    """Return the choice with its record. A change has an event of its own once it is made. switches: changes of the
+    job's strategy with this one, 0 if it stays."""
+    plan, number = decision.plan, job.status.admissions + 1
+    record = AdmissionRecord(
+        id=number,
+        run=run.run,
+        unix_s=clock.unix_s,
+        planner=STRATEGY.name,
+        reason=plan.reason,
+        input=decision.input,
+        output=decision.output,
+    )
+    events: tuple[NewEvent, ...] = ()
+    if not switches:
+        events = (NewEvent(kind=EventKind.NOTICE, cause=f"strategy {plan.strategy} stays: {plan.reason}"),)
+    elif switches == MAX_SWITCHES:
+        text = f"strategy {plan.strategy} is the last that the controller chooses: {MAX_SWITCHES} changes are enough"
+        events = (NewEvent(kind=EventKind.NOTICE, level=Level.WARNING, cause=text),)
+    learned = replace(job.learned, strategy=plan.strategy, strategy_reason=plan.reason, strategy_judged=True)
+    job = replace(job, learned=learned, status=replace(job.status, admissions=number))
+    return StrategyChoice(job, events, (record,))
