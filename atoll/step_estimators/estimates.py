@@ -44,7 +44,9 @@ class BatchPoint(NamedTuple):
 class RankProfile:
     """compute_s: median under the newest plan, compute_error_s its standard error, over `steps` steps of `local_batch`
     samples. estimate: None before two distinct batches were measured. points: what each local batch seen lately takes
-    as of now, ascending; estimators.saturation makes (alpha, beta) of them."""
+    as of now, ascending; estimators.saturation makes (alpha, beta) of them. trained_batch: the largest local batch so
+    far. max_batch: the local batch that memory holds, from its peak of peak_bytes out of memory_bytes; 0 if not known.
+    """
 
     plan: int
     local_batch: int
@@ -53,6 +55,10 @@ class RankProfile:
     steps: int
     estimate: NodeEstimate | None = None
     points: tuple[BatchPoint, ...] = ()
+    trained_batch: int = 0
+    max_batch: int = 0
+    peak_bytes: int = 0
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

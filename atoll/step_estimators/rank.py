@@ -46,6 +46,8 @@ class RankEstimator:
         self._gamma = ClippedMean()
         self._measured = False
         self._model = StepModel()
+        self._trained_batch = 0
+        self._memory = (0, 0, 0)  # newest max_batch, peak_bytes and memory_bytes
         self._known = RankEstimate()
         self._fresh = True  # whether that is of all steps seen
 
@@ -54,6 +56,9 @@ class RankEstimator:
         if observed.step <= self.last_step or observed.plan < self.plan or not _sound(observed):
             return False
         self.last_step = observed.step
+        self._trained_batch = max(self._trained_batch, observed.local_batch)
+        if observed.peak_bytes:
+            self._memory = (observed.max_batch, observed.peak_bytes, observed.memory_bytes)
         self._fresh = False
         if observed.plan > self.plan or observed.total_batch > self.total_batch:
             same_batch = observed.total_batch == self.total_batch and observed.local_batch == self._local_batch
@@ -118,6 +123,7 @@ class RankEstimator:
             return None
         times = [seconds for _, seconds in self._computed]
         centre = median(times)
+        max_batch, peak_bytes, memory_bytes = self._memory
         return RankProfile(
             plan=self.plan,
             local_batch=self._local_batch,
@@ -126,6 +132,10 @@ class RankEstimator:
             steps=len(times),
             estimate=self._model.estimate(),
             points=self._model.points(),
+            trained_batch=self._trained_batch,
+            max_batch=max_batch,
+            peak_bytes=peak_bytes,
+            memory_bytes=memory_bytes,
         )
 
 

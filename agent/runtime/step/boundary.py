@@ -20,6 +20,7 @@ from atoll.agent.runtime.step.drivers.coordination import StepNumbers
 from atoll.agent.runtime.step.drivers.step_driver import CurrentView
 from atoll.agent.runtime.step.measures.clock import Lap
 from atoll.agent.runtime.step.measures.non_finite import NonFinite
+from atoll.agent.runtime.step.measures.peak_memory import PeakMemory
 from atoll.agent.runtime.step.peer_loss import PeerLossHandler
 from atoll.agent.runtime.step.state.randomness import seed_step
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
@@ -42,6 +43,7 @@ class BoundaryParts:
     carried: UnappliedGradients
     losses: PeerLossHandler
     non_finite: NonFinite
+    peak_memory: PeakMemory
     reporter: StepReporter | StepTiming | Silent
 
 
@@ -116,6 +118,7 @@ class Boundary:
             plan=self._parts.schedule.plan_at(batch.step),
             norms=self._passes.norms,
             numbers=numbers,
+            memory=self._parts.peak_memory.end_step(),
             non_finite=self._parts.non_finite.end_step(batch.step),
         )
 

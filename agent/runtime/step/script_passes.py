@@ -76,7 +76,9 @@ class ScriptPasses:
                 loss.backward()  # type: ignore[no-untyped-call]
             elif weight:  # 0 * NaN would be NaN
                 (loss * weight).backward()  # type: ignore[no-untyped-call]
-        except Exception:
+        except Exception as error:
+            if self._losses.aborts_overflow(error):
+                return
             passes.open = self._parts.session.group is not None  # a single worker may skip this batch and continue
             raise
         driver.end_backward()

@@ -38,6 +38,7 @@ from atoll.agent.runtime.step.drivers.step_driver import CurrentView, StepParts
 from atoll.agent.runtime.step.measures.clock import StepClock, marks_of
 from atoll.agent.runtime.step.measures.gradient_density import GradientDensity
 from atoll.agent.runtime.step.measures.non_finite import NonFinite
+from atoll.agent.runtime.step.measures.peak_memory import PeakMemory, gauge_of
 from atoll.agent.runtime.step.optimizers.dry_run import DryRunSteps
 from atoll.agent.runtime.step.optimizers.scaled_steps import ScaledSteps
 from atoll.agent.runtime.step.peer_loss import PeerLossHandler
@@ -98,6 +99,7 @@ class Training:
         if session.link is not None:
             self._reporter = StepReporter(session.link.outbox)
         self._muted, self._non_finite = DryRunSteps(session.probe), NonFinite(session)
+        self._peak_memory = PeakMemory(gauge_of(session))
         self._scaled_steps = ScaledSteps(optimizers, self._update_left_out, for_show=self._without_effect)
         self.passes, self._plans = PassState(), Plans(session, self._schedule, self.loader.lead)
         self._part = engine_parts.part if engine_parts is not None else None
@@ -172,6 +174,7 @@ class Training:
                 carried=self._carried,
                 losses=self._losses,
                 non_finite=self._non_finite,
+                peak_memory=self._peak_memory,
                 reporter=self._reporter,
             )
         )
@@ -375,6 +378,7 @@ class Training:
         assert batch is not None
         if self._session.link is not None:
             self._session.link.local_batch = batch.local
+        self._peak_memory.begin(batch.local)
         self.passes.muted = self._muted()
         self.passes.params = self._schedule.planned_at(batch.step).params
         self.passes.learning_rate_factor = self.learning_rate_factor

@@ -15,7 +15,7 @@ from atoll.controller.jobs.lifecycle.phases import advance
 from atoll.controller.jobs.lifecycle.recovery import awaited_memory, recovery_at_launch
 from atoll.controller.jobs.model.members import limited_to
 from atoll.controller.jobs.model.observed import JobStep, ObservedJob, PassClock
-from atoll.controller.jobs.model.policy import begun_with, planned_total
+from atoll.controller.jobs.model.policy import begun_with, expected_total
 from atoll.controller.jobs.model.replica_placement import first_placement, is_same, shared_hosts, without_room
 from atoll.controller.jobs.model.start import StartDecision, StartRequest, decide_start
 from atoll.controller.jobs.strategy.choosing import choose_at_launch
@@ -47,7 +47,7 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
         survivors=_survivors(last_run),
         standby=job.learned.standby,
         learned=learned(job, observed.devices.free),
-        total_batch=planned_total(job) or job.learned.total_batch,
+        total_batch=expected_total(job),
         stages=job.spec.stages,
     )
     decision = decide_start(clock.now_s, wanted, observed.devices.free, observed.devices.ports)

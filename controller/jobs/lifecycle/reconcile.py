@@ -185,6 +185,8 @@ def _recognised(observed: ObservedJob) -> tuple[ObservedJob, tuple[NewEvent, ...
         return observed, ()
     shared, own = training.state_bytes
     known = replace(job.learned, workload_fingerprint=training.workload_fingerprint, shared_bytes=shared, own_bytes=own)
+    if job.learned.workload_fingerprint not in ("", training.workload_fingerprint):
+        known = replace(known, memory={})  # another model needs other memory
     if known == job.learned:
         return observed, ()
     observed = replace(observed, job=replace(job, learned=known))

@@ -11,6 +11,7 @@ from typing import Final
 
 from atoll.controller.jobs.membership.life import changed_event, first_step_event, move_view
 from atoll.controller.jobs.membership.proposing import NextMembers, ViewStep, propose
+from atoll.controller.jobs.model.device_memory import overflows_in
 from atoll.controller.jobs.model.exits import in_words as exit_in_words
 from atoll.controller.jobs.model.exits import silent_s
 from atoll.controller.jobs.model.failures import crashed
@@ -215,7 +216,7 @@ def _stuck(
     """Return the transition for a view that makes no progress although no member is known to be lost."""
     if observed.views.in_force is None:
         return None  # the run's first: its workers begin at their own pace
-    if not (reason := _stuck_for(observed, newest, reports, clock)):
+    if not (reason := _stuck_for(observed, run, newest, reports, clock)):
         return None
     if newest.state is ViewState.PROPOSED and not newest.at_boundary and _overdue(observed, newest, clock):
         return ViewStep(again=reason)
@@ -232,12 +233,17 @@ def _stuck(
     return propose(observed, run, newest, asked, clock)
 
 
-def _stuck_for(observed: ObservedJob, newest: ViewRecord, reports: Sequence[MemberReport], clock: PassClock) -> str:
+def _stuck_for(
+    observed: ObservedJob, run: RunRecord, newest: ViewRecord, reports: Sequence[MemberReport], clock: PassClock
+) -> str:
     """Return why the newest view makes no progress; empty if it does, or still may."""
     broken = [one for one in reports if one.is_in(ViewStage.BROKEN) and one.word and one.word.view == newest.view]
     since_s = observed.views.broken_since_s
     away = any(one.word is None for one in reports)  # whose agent is: it will be back, or be lost
     if broken and since_s is not None and not away:
+        if (full := overflows_in(observed, run, newest)) and len(broken) == len(reports):
+            member, batch = full[0]
+            return f"rank {member.rank} on {member.node} ran out of memory with {batch} samples"
         training = any(one.is_in(ViewStage.TRAINING) for one in reports)
         patience_s = STAND_STILL_S if training else BROKEN_S
         if clock.now_s - since_s > patience_s:

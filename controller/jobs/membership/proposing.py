@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.jobs.membership.life import move_view
-from atoll.controller.jobs.model.device_memory import name_of
+from atoll.controller.jobs.model.device_memory import name_of, with_overflows_in_place
 from atoll.controller.jobs.model.members import by_position, in_order
 from atoll.controller.jobs.model.observed import ObservedJob, PassClock
-from atoll.controller.jobs.model.policy import begun_with, pins_of, planned_total, with_learned
+from atoll.controller.jobs.model.policy import begun_with, expected_total, pins_of, with_learned
 from atoll.controller.jobs.model.replica_placement import first_placement
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import JobRecord, Level, PlacementRecord, PlanRecord, RunMember, RunRecord
@@ -98,8 +98,10 @@ def propose(
     job = with_learned(observed, observed.job)
     if asked.cause is ViewCause.STRATEGY and pins_of(job, strategy).shares and view.ranks == before.ranks:
         job = replace(job, pinned=replace(job.pinned, view=number))
-    job = replace(job, status=replace(job.status, view=number))
-    plan = _first_plan(observed, job, run, view, current, same=view.ranks == before.ranks)
+    learned, overflows = with_overflows_in_place(job.learned, observed, run, before)
+    job = replace(job, learned=learned, status=replace(job.status, view=number))
+    same = view.ranks == before.ranks and not overflows
+    plan = _first_plan(observed, job, run, view, current, same=same)
     over = [move_view(before, ViewState.ABANDONED, f"view {number} was proposed", clock.unix_s)] if pending else []
     event = NewEvent(
         kind=EventKind.VIEW_PROPOSED,
@@ -109,7 +111,9 @@ def propose(
         ranks=view.ranks,
         at_boundary=view.at_boundary,
     )
-    return ViewStep(views=(*over, view), events=(event,), job=job, plan=plan, placement=_placement(observed, run, view))
+    return ViewStep(
+        views=(*over, view), events=(*overflows, event), job=job, plan=plan, placement=_placement(observed, run, view)
+    )
 
 
 def _named(before: Sequence[str], new: Sequence[RunMember]) -> tuple[str, ...]:
@@ -132,7 +136,7 @@ def _first_plan(
         device = observed.device_of(member)
         speed, work_per_s = (device.speed, device.work_per_s) if device else (1.0, 0.0)
         places.append(Place(member.node, member.device, speed, work_per_s, memory.get(name_of(member))))
-    total = planned_total(job) or job.learned.total_batch
+    total = expected_total(job)
     plan = begun_with(job, view.strategy, first_plan(run.run, job.spec.split, places, job.learned.speeds, total))
     return replace(plan, id=current.id + 1, view=view.view)
 

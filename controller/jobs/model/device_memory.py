@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
+from atoll.controller.jobs.model.members import members_of
+from atoll.controller.jobs.model.observed import ObservedJob, ViewStage
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import DeviceMemory, JobLearned, Level, RunMember, RunRecord
+from atoll.controller.state.views import ViewRecord
 from atoll.step_estimators.estimates import RankProfile
 
 MAX_OF_FAILED: Final = 0.9
@@ -22,8 +25,8 @@ def name_of(member: RunMember) -> str:
 
 def after_training(known: DeviceMemory, profile: RankProfile) -> DeviceMemory:
     """Return what is known of a device once it has trained under this profile."""
-    batches = (profile.local_batch, *(point.local_batch for point in profile.points))
-    return replace(known, trained=max(known.trained, *batches))
+    trained, measured = max(profile.local_batch, profile.trained_batch), profile.max_batch
+    return replace(known, trained=max(known.trained, trained), measured=measured or known.measured)
 
 
 def after_overflow(known: DeviceMemory, batch: int) -> DeviceMemory:
@@ -47,11 +50,25 @@ def with_overflows(learned: JobLearned, before: RunRecord, after: RunRecord) -> 
     """Lower the bounds of devices whose workers ended for lack of memory, with an event for each.
 
     before, after: the run without and with the newest ends of workers."""
-    memory, events = dict(learned.memory), []
-    for member, batch in _overflows(before, after):
-        memory[name_of(member)] = known = after_overflow(memory.get(name_of(member), UNKNOWN), batch)
-        events.append(_event(member, batch, known))
-    return (replace(learned, memory=memory), tuple(events)) if events else (learned, ())
+    return _lowered(learned, _overflows(before, after))
+
+
+def with_overflows_in_place(
+    learned: JobLearned, observed: ObservedJob, run: RunRecord, view: ViewRecord
+) -> tuple[JobLearned, tuple[NewEvent, ...]]:
+    """Lower the bounds of devices whose workers say that memory did not suffice in this view."""
+    return _lowered(learned, overflows_in(observed, run, view))
+
+
+def overflows_in(observed: ObservedJob, run: RunRecord, view: ViewRecord) -> list[tuple[RunMember, int]]:
+    """Return the members whose memory did not suffice in this view, each with the samples of its step."""
+    found = []
+    for member in members_of(run, view):
+        worker = observed.workers.get(member.rank)
+        word = worker.view_report if worker is not None else None
+        if word is not None and word.view == view.view and word.overflow_batch and word.stage is ViewStage.BROKEN:
+            found.append((member, word.overflow_batch))
+    return found
 
 
 def _overflows(before: RunRecord, after: RunRecord) -> Iterator[tuple[RunMember, int]]:
@@ -62,13 +79,18 @@ def _overflows(before: RunRecord, after: RunRecord) -> Iterator[tuple[RunMember,
             yield new, new.exit.overflow_batch
 
 
+def _lowered(
+    learned: JobLearned, overflows: Iterable[tuple[RunMember, int]]
+) -> tuple[JobLearned, tuple[NewEvent, ...]]:
+    memory, events = dict(learned.memory), []
+    for member, batch in overflows:
+        memory[name_of(member)] = known = after_overflow(memory.get(name_of(member), UNKNOWN), batch)
+        events.append(_event(member, batch, known))
+    return (replace(learned, memory=memory), tuple(events)) if events else (learned, ())
+
+
 def _event(member: RunMember, batch: int, known: DeviceMemory) -> NewEvent:
     text = (
         f"{name_of(member)} ran out of memory with {batch} samples: plans give it at most {known.max_batch} from now on"
     )
     return NewEvent(kind=EventKind.NOTICE, level=Level.WARNING, cause=text)
-
-
-def known_batches(memory: Mapping[str, DeviceMemory]) -> dict[str, int]:
-    """Return the most samples of each device that plans may give it, where something bounds them."""
-    return {name: known.max_batch for name, known in memory.items() if known.max_batch}

@@ -72,7 +72,8 @@ class WorkerViewReport(NamedTuple):
     a view at a boundary. tolerates_loss_mid_step: it completes a step in which a peer is
     lost, and comes to a boundary.
     handed_bytes: of state that changed hands so far, between it and others. strategy: by which it trains in the view;
-    refusal: why that is not the view's."""
+    refusal: why that is not the view's. overflow_batch: samples for which its memory did not suffice, which broke the
+    view; else 0."""
 
     view: int
     stage: ViewStage
@@ -85,6 +86,7 @@ class WorkerViewReport(NamedTuple):
     handed_bytes: int = 0
     strategy: str = ""
     refusal: str = ""
+    overflow_batch: int = 0
 
     def left_for(self, view: int) -> bool:
         """Return True if it has left every view older than this one for good."""

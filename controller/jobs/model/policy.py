@@ -78,6 +78,11 @@ def planned_total(job: JobRecord) -> int:
     return job.pinned.total_batch or adapted
 
 
+def expected_total(job: JobRecord) -> int:
+    """Return the total batch that the next run begins with, also where it is the script's own; 0 if it is not known."""
+    return planned_total(job) or job.learned.total_batch or job.learned.initial_batch
+
+
 def adapted_by(plan: PlanRecord, strategy: str) -> Adapted:
     return Adapted(
         strategy=strategy,

@@ -71,6 +71,7 @@ def _view_report(report: common_pb2.ViewReport) -> WorkerViewReport | None:
         report.handed_bytes,
         report.strategy,
         report.refusal[:MAX_REASON],
+        report.overflow_batch,
     )
 
 

@@ -26,6 +26,7 @@ parser.add_argument("--raises-in", choices=("script", "forward", "backward"), de
 parser.add_argument("--batch-size", type=int, default=256)
 parser.add_argument("--steps", type=int, default=60, help="of the whole batch")
 parser.add_argument("--sample-s", type=float, default=0.0004, help="pretended work per sample")
+parser.add_argument("--sample-floats", type=int, default=0, help="that each sample keeps until its backward pass")
 parser.add_argument("--scheduler", action="store_true")
 options = parser.parse_args()
 
@@ -49,6 +50,17 @@ class Raises(torch.autograd.Function):
         return gradient
 
 
+class Keeps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(torch.ones(len(x), options.sample_floats))
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -58,6 +70,7 @@ class Model(nn.Module):
         if options.raises_in == "forward":
             overflow(len(x))
         found: torch.Tensor = self.layers(x)
+        found = Keeps.apply(found)
         return Raises.apply(found) if options.raises_in == "backward" else found
 
 

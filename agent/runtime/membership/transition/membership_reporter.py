@@ -36,8 +36,10 @@ class MembershipReporter:
         if self._times is not None and not getattr(self._times, field):
             setattr(self._times, field, max(time.monotonic() - self._times_begin_s, 1e-6))
 
-    def report(self, stage: ViewStage.ValueType, step: int, *, view: int = 0, reason: str = "") -> None:
-        """Report a stage. view: 0 is the view that the worker is in."""
+    def report(
+        self, stage: ViewStage.ValueType, step: int, *, view: int = 0, reason: str = "", overflow_batch: int = 0
+    ) -> None:
+        """Report a stage. view: 0 is the view that the worker is in. overflow_batch: as in ViewReport."""
         self._stage = stage
         if self._session.link is not None:
             self._session.link.stand(
@@ -46,6 +48,7 @@ class MembershipReporter:
                     stage=stage,
                     step=step,
                     reason=reason[:MAX_REASON],
+                    overflow_batch=overflow_batch,
                     times=self._times,
                     takes_in=self._takes_in,
                     tolerates_loss_mid_step=self._tolerates_loss,

@@ -26,6 +26,7 @@ from atoll.agent.runtime.membership.transition.membership_reporter import Member
 from atoll.agent.runtime.model.durable import Handover, Origin
 from atoll.agent.runtime.plans.planned_step import PlannedStep, planned_from_wire
 from atoll.agent.runtime.plans.schedule import PlanSchedule
+from atoll.agent.runtime.session.out_of_memory import OutOfMemory
 from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
 from atoll.agent.runtime.transport.meeting import join_again
@@ -117,7 +118,14 @@ class ViewTransition:
         if (why := mid_step or self._why_not_undoable()) is not None:
             self._unable(why, error)
         self.member.abort_step()
-        self._reporter.report(VIEW_STAGE_BROKEN, self.member.boundary_step, reason=str(error))
+        overflow_batch = error.batch if isinstance(error, OutOfMemory) else 0
+        self._reporter.report(
+            VIEW_STAGE_BROKEN, self.member.boundary_step, reason=str(error), overflow_batch=overflow_batch
+        )
+
+    def can_abort(self) -> bool:
+        """Return whether a step can be aborted and trained again in a next view."""
+        return self.possible and self.broken is None and self._why_not_undoable() is None
 
     def unable(self, why: str, error: AtollError) -> None:
         """Report that the run cannot continue in place after this loss. The caller leaves."""

@@ -10,6 +10,7 @@ from atoll.agent.runtime.agent_link.outbox import Outbox
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.step.drivers.coordination import StepNumbers
 from atoll.agent.runtime.step.measures.clock import Lap
+from atoll.agent.runtime.step.measures.peak_memory import NOT_MEASURED, MemoryUse
 from atoll.agent.runtime.strategy_interface.capabilities import Norms
 from atoll.v1.common_pb2 import StepSample
 
@@ -25,7 +26,15 @@ class StepReporter:
         self._waiting: deque[tuple[StepSample, Lap]] = deque()
 
     def report(
-        self, batch_slice: BatchSlice, lap: Lap, *, plan: int, norms: Norms, numbers: StepNumbers, non_finite: int = 0
+        self,
+        batch_slice: BatchSlice,
+        lap: Lap,
+        *,
+        plan: int,
+        norms: Norms,
+        numbers: StepNumbers,
+        memory: MemoryUse = NOT_MEASURED,
+        non_finite: int = 0,
     ) -> None:
         """Report the step that trained `batch_slice` under this plan. non_finite: steps so far, as NonFinite counts."""
         sample = StepSample(
@@ -43,6 +52,9 @@ class StepReporter:
             last_sync_s=numbers.last_sync_s,
             strategy_metrics=numbers.metrics,
             non_finite=non_finite,
+            peak_bytes=memory.peak_bytes,
+            memory_bytes=memory.memory_bytes,
+            max_batch=memory.max_batch,
         )
         self._waiting.append((sample, lap))
         while self._waiting and (len(self._waiting) > LAG_STEPS or self._waiting[0][1].measured()):

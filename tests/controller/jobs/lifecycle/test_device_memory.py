@@ -8,7 +8,7 @@ from made import ended, exited, job, run, spec
 from atoll.controller.jobs.model.device_memory import UNKNOWN, after_overflow, after_training, with_overflows
 from atoll.controller.jobs.model.failures import judge
 from atoll.controller.state.records import DeviceMemory, JobLearned, JobPhase, WorkerExitKind
-from atoll.step_estimators.estimates import BatchPoint, RankProfile
+from atoll.step_estimators.estimates import RankProfile
 
 OVERFLOW = exited(WorkerExitKind.FAILED, 1, "torch.OutOfMemoryError: CUDA out of memory", step=7)
 
@@ -50,10 +50,13 @@ def test_an_overflow_of_a_size_that_overflowed_before_is_told_apart() -> None:
 
 def test_what_a_device_trained_is_remembered() -> None:
     profile = RankProfile(
-        plan=2, local_batch=100, compute_s=1.0, compute_error_s=0.1, steps=5, points=(BatchPoint(128, 1.0, 0.1),)
+        plan=2, local_batch=100, compute_s=1.0, compute_error_s=0.1, steps=5, trained_batch=128, max_batch=300
     )
-    assert after_training(DeviceMemory(trained=64), profile).trained == 128
+    assert after_training(DeviceMemory(trained=64), profile) == DeviceMemory(trained=128, measured=300)
     assert after_training(DeviceMemory(trained=200), profile).trained == 200
+    unknown = replace(profile, max_batch=0)
+    assert after_training(DeviceMemory(measured=250), unknown).measured == 250
+    assert after_training(DeviceMemory(failed=280, allowed=200), profile).max_batch == 200
 
 
 def test_the_ends_of_workers_lower_bounds_once() -> None:

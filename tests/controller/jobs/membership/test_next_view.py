@@ -19,7 +19,7 @@ from atoll.controller.jobs.model.observed import (
     WayIn,
     WorkerViewReport,
 )
-from atoll.controller.state.records import Cause, ExitRecord, JobPhase, RunRecord, Standby, WorkerExitKind
+from atoll.controller.state.records import Cause, DeviceMemory, ExitRecord, JobPhase, RunRecord, Standby, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 
 KILLED = exited(WorkerExitKind.SIGNALLED, -9, "killed by signal 9", step=9)
@@ -352,3 +352,24 @@ def test_a_lost_stage_leaves_its_pipeline_out_and_the_others_keep_their_order() 
         assert step.run is not None
         assert step.run.fenced
         assert any(reason in text for text in told(step)), told(step)
+
+
+def test_members_of_whom_one_ran_out_of_memory_meet_again_at_once_with_less_for_it() -> None:
+    """1. Rank 0 reports that memory did not suffice; the others noticed. 2. The same members are the next view, without
+    a wait for news of a loss. 3. Its device gets less, the others take the rest."""
+    word = WorkerViewReport(1, ViewStage.BROKEN, 9, "no memory", takes_in=True, overflow_batch=171)
+    full = worker(step=9)._replace(view_report=word)
+    others = [reporting(ViewStage.BROKEN), reporting(ViewStage.BROKEN)]
+    known = {name: DeviceMemory(trained=128) for name in ("a/0", "b/0", "c/0")}
+    learned = {"memory": known, "total_batch": 384, "speeds": {"a/0": 0.5, "b/0": 1.0, "c/0": 1.0}}
+    seen = look(full, *others, broken_since_s=NOW_S)
+    step = next_step(replace(seen, job=changed(seen.job, **learned)), clock())
+    [proposed] = step.views
+    assert (proposed.cause, proposed.ranks, proposed.has_state) == (ViewCause.BROKEN, (0, 1, 2), (0, 1, 2))
+    assert proposed.reason == "rank 0 on a ran out of memory with 171 samples"
+    assert step.job.learned.memory["a/0"].max_batch == 149
+    assert step.plan is not None
+    assert step.plan.shares == (149.0, 118.0, 117.0)
+    assert "a/0 ran out of memory with 171 samples: plans give it at most 149 from now on" in told(step)
+    unsure = next_step(look(full, others[0], reporting(), broken_since_s=NOW_S), clock())
+    assert not unsure.views
