@@ -135,7 +135,7 @@ def _even(run: int, places: Sequence[Place], total_batch: int) -> PlanRecord:
         nodes = tuple(Bounds(max_batch=high) for high in memory_bounds(places, names, total))
     decision = EVEN.decide(EvenInput(total_batch=total, nodes=nodes))
     batches = decision.plan.batches
-    reason = "one worker" if ranks == 1 else f"the same for all {ranks} workers"
+    reason = "one worker" if ranks == 1 else f"equal batches for all {ranks} workers"
     if len(set(batches)) > 1 and not isinstance(nodes, int):
         reason = f"as equal as memory allows{_bound_by_memory(places, batches)}"
     return first_record(run, batches, decision, reason)

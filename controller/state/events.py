@@ -137,19 +137,19 @@ def _parts(event: NewEvent, digits: int) -> str:
 
 
 def _proposed(event: NewEvent) -> str:
-    """'view 2: rank 1 on b was killed; 2 workers go on in place (ranks 0, 2)'."""
+    """'view 2: rank 1 on b was killed; 2 workers continue in place (ranks 0, 2)'."""
     count = len(event.ranks)
-    who = "1 worker goes on alone" if count == 1 else f"{count} workers go on"
+    who = "1 worker continues alone" if count == 1 else f"{count} workers continue"
     how = "from a step boundary" if event.at_boundary else "in place"
     ranks = ", ".join(map(str, event.ranks[:MAX_RANKS_NAMED])) + ("" if count <= MAX_RANKS_NAMED else ", …")
     return f"view {event.view}: {event.cause}; {who} {how} (rank{'s' * (count > 1)} {ranks})"
 
 
 def _changed(event: NewEvent) -> str:
-    """'view 2: 2 workers went on in place after 0.84 s from step 9: 0.05 noticed, 0.12 aborted, ...; a lost'."""
+    """'view 2: 2 workers continued in place after 0.84 s from step 9: 0.05 noticed, 0.12 aborted, ...; a lost'."""
     changes = ((event.lost, "lost"), (event.joined, "joined"))
     changed = "".join(f"; {', '.join(names[:MAX_NAMED])} {what}" for names, what in changes if names)
-    how = "paused for" if event.kind is EventKind.CHANGED_AT_BOUNDARY else "went on in place after"
+    how = "paused for" if event.kind is EventKind.CHANGED_AT_BOUNDARY else "continued in place after"
     who = "1 worker, alone," if event.workers == 1 else _workers(event.workers)
     return f"view {event.view}: {who} {how} {event.total_s:.2f} s from step {event.step}: {_parts(event, 2)}{changed}"
 
@@ -188,13 +188,13 @@ def _planned(event: NewEvent) -> str:
 _SENTENCES: Final[Mapping[EventKind, str]] = {
     **{EventKind(phase): f"{phase.lower()}: {{e.cause}}" for phase in JobPhase if phase is not JobPhase.STARTING},
     EventKind.SUBMITTED: "submitted ({e.by}): {e.cause}",
-    EventKind.CANCEL_REQUESTED: "cancel was asked for ({e.by})",
-    EventKind.RESTART_NEEDED: "run {e.run} does not go on in place: {e.cause}",
+    EventKind.CANCEL_REQUESTED: "cancel requested ({e.by})",
+    EventKind.RESTART_NEEDED: "run {e.run} cannot continue in place: {e.cause}",
     EventKind.WORKER_ENDED: "run {e.run}: rank {e.rank} on {e.node} {e.cause}",
     EventKind.WORKERS_ENDED: "run {e.run}: {e.count} more workers ended: {e.cause}",
     EventKind.PLAN_KEPT: "plan {e.plan} stays: the planner finds no other. {e.cause}",
-    EventKind.STRATEGY_ASKED: "strategy {e.cause} was asked for ({e.by})",
-    EventKind.UNPINNED: "{e.cause}: left to the controller again (asked by {e.by})",
+    EventKind.STRATEGY_ASKED: "strategy {e.cause} requested ({e.by})",
+    EventKind.UNPINNED: "{e.cause}: decided by the controller again (requested by {e.by})",
     EventKind.DEVICE_ADMITTED: "{e.device} is admitted: {e.cause}",
     EventKind.DEVICE_STANDBY: "{e.device} waits as a standby: {e.cause}",
     EventKind.NODE_JOINED: "node {e.node} joined: {e.cause}",

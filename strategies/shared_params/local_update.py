@@ -232,7 +232,7 @@ def _warn_alone(session: Session) -> None:
     """Warn about a single island, once in a run. Every sync round has all islands, so it is true of each round."""
     if session.place.is_main and session.link is not None:
         text = (
-            f"all {session.place.world_size} workers of this run are of one island: its sync rounds have nobody else's "
-            "updates, and shared parameters take what density and values let through. On one island use strategy dense"
+            f"all {session.place.world_size} workers of this run are in one island: sync rounds exchange with no other "
+            "island, and compression only costs accuracy. On one island use strategy dense"
         )
         session.notice(LEVEL_WARNING, text)

@@ -167,7 +167,7 @@ def take_over(session: Session, origin: Origin, sizes: Mapping[str, int]) -> lis
             state = _whole(old, found[old], sizes, skipped)
             whole += [(old, state)] if state is not None else []
         elif aggregator is None and session.place.is_main:
-            text = f"the residual of rank {old} of run {origin.run} is lost with its machine; training goes on"
+            text = f"the residual of rank {old} of run {origin.run} is lost with its machine; training continues"
             session.notice(LEVEL_WARNING, text)
     return as_of(session, origin.shared, whole, sizes)
 

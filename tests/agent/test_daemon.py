@@ -78,7 +78,7 @@ async def test_worker_is_started_as_torchrun_would_and_its_end_is_reported(
         ("raise ValueError('no such layer')", common_pb2.EXIT_KIND_FAILED, 1, "ValueError: no such layer"),
         ("import sys; print('bye'); sys.exit(7)", common_pb2.EXIT_KIND_FAILED, 7, "exit code 7, its last line: bye"),
         ("import sys; sys.exit(75)", common_pb2.EXIT_KIND_PEER_LOST, 75, "a peer of its run was lost"),
-        ("import sys; sys.exit(85)", common_pb2.EXIT_KIND_DRAINED, 85, "stopped at a step boundary, as asked"),
+        ("import sys; sys.exit(85)", common_pb2.EXIT_KIND_DRAINED, 85, "stopped at a step boundary, as requested"),
         (
             "import os; os.kill(os.getpid(), 9)",
             common_pb2.EXIT_KIND_SIGNALLED,

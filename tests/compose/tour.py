@@ -185,7 +185,9 @@ def check_end(stack: Stack, killed_at: int) -> None:
         raise Failed(f"the job is {end and end['phase']}, not done: {end and end['reason']}")
     # In place, as events tell; or as a new run, as its ranks do. What began anew would get there too, in time.
     told = stack.client("logs", JOB) + stack.client("events", JOB)
-    resumed = [int(step) for step in re.findall(r"(?:goes on|went on in place after [0-9.]+ s) from step (\d+)", told)]
+    resumed = [
+        int(step) for step in re.findall(r"(?:resumes|continued in place after [0-9.]+ s) from step (\d+)", told)
+    ]
     if not resumed or min(resumed) < killed_at:
         raise Failed(f"killed past step {killed_at}, but it went on from steps {resumed}:\n{told[-3000:]}")
     say(f"it went on from steps {resumed}")

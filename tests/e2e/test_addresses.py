@@ -56,7 +56,7 @@ def test_a_machine_that_comes_back_under_another_address_trains_on(cluster: Clus
         job = cluster.submit("tiny.py", *options, workers=(2, 2), strategy="local-steps")
         cluster.wait_for_step(job, 10)
         sites.move(0)
-        cluster.wait_for(job, "going on in place", lambda seen: "went on in place" in cluster.story(job), 90)
+        cluster.wait_for(job, "going on in place", lambda seen: "continued in place" in cluster.story(job), 90)
         nodes = {node.name: node.address for node in cluster.client.nodes().nodes}
         assert nodes["far"] == sites.address(0)
         hurry(out)

@@ -74,7 +74,7 @@ def test_a_job_trains_through_the_relay_and_goes_on_when_that_is_killed(
     relay = relay_of(far)
     assert relay is not None
     kill(relay.pid)
-    far.wait_for(job, "view 2 in force", lambda seen: "went on in place" in far.story(job))
+    far.wait_for(job, "view 2 in force", lambda seen: "continued in place" in far.story(job))
     hurry(out)
     seen = far.wait_for_end(job)
     assert (seen.phase, seen.run) == (pb.PHASE_DONE, 1), far.story(job)

@@ -54,7 +54,7 @@ def exported(cluster: Cluster, job: str, to: Path) -> list[float]:
 
 def test_train_kill_look_restore_and_export(cluster: Cluster, tmp_path: Path) -> None:
     """1. Two machines train, a worker is killed. 2. Every tier shows. 3. The job ends: disk and store are left, of
-    these the newest two and one for good. 4. A new job goes on from step 40 and ends with the same bits. 5. Its model
+    these the newest two and one for good. 4. A new job resumes from step 40 and ends with the same bits. 5. Its model
     is read by plain torch."""
     out, again, url = tmp_path / "out", tmp_path / "again", f"file://{tmp_path / 'store'}"
     cluster.local([1.0, 1.0])

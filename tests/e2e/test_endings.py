@@ -50,7 +50,7 @@ def test_rank_0_killed_while_it_saves_the_last_checkpoint_is_finished_by_another
     ended = pair.wait_for_end(job, deadline_s=150)
     assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 2, 0), pair.story(job)
     assert ended.checkpoint_step == STEPS
-    pair.wait_for_output(job, f"goes on from step {STEPS}")
+    pair.wait_for_output(job, f"resumes from step {STEPS}")
     assert ended.recovery.steps_lost == 0
     check_every_sample_once(out, samples=600, epochs=2)
 

@@ -147,7 +147,7 @@ def test_a_script_that_hangs_is_stopped_where_its_user_says_how_long_a_step_may_
     assert re.search(
         r"queued: rank 1 on agent-1 failed: no step for \d+ s after step 20 \(hang_s = 10\)", pair.story(job)
     )
-    pair.wait_for_output(job, "goes on from step 20")
+    pair.wait_for_output(job, "resumes from step 20")
     check_every_sample_once(out, samples=600, epochs=2)
 
 

@@ -34,7 +34,7 @@ def resumed_at(cluster: Cluster, job: str, rank: int = 0) -> list[tuple[int, str
     """What the rank said of it, waited for: a log comes a little after what it tells of."""
 
     def said() -> list[tuple[int, str]]:
-        found = re.findall(r"goes on from step (\d+)(, from memory)?.*\n", cluster.log(job, rank))
+        found = re.findall(r"resumes from step (\d+)(, from memory)?.*\n", cluster.log(job, rank))
         return [(int(step), where) for step, where in found]
 
     return wait_until(f"rank {rank} says from where it goes on", said, 90)

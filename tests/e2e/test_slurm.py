@@ -116,4 +116,4 @@ def test_a_job_that_is_requeued_goes_on_and_ends_well(slurm: Slurm, tmp_path: Pa
     told = slurm.run("scontrol", "show", "job", batch)
     said = (tmp_path / f"slurm-{batch}.out").read_text()
     assert re.search(r"JobState=COMPLETED .*Restarts=1 .*ExitCode=0:0", told, re.DOTALL), said
-    assert re.search(r"rank 0 goes on from step [1-9]", said), said
+    assert re.search(r"rank 0 resumes from step [1-9]", said), said

@@ -119,7 +119,7 @@ def test_shares_that_change_and_a_worker_killed_between_two_exchanges_leave_no_t
             elif out == whole:
                 assert [agent.steps[0][step].local_batch for step in (29, 30, 37)] == [9, 3, 1]
             else:
-                assert agent.said().count("goes on from step 8\n") == 2
+                assert agent.said().count("resumes from step 8\n") == 2
     torch.testing.assert_close(end(alone)["weights"], end(whole, 1)["weights"], rtol=1e-3, atol=1e-5)
     for rank in range(2):
         assert lines(broken, rank) == lines(whole, rank)

@@ -94,7 +94,7 @@ def test_two_ranks_train_what_one_does_and_all_moments_come_back(
                 agent.send_stop_in(20, rank=1)
             assert agent.exit_codes() == codes, agent.said()
             if run > 1:
-                assert agent.said().count(f"goes on from step {goes_on_from}\n") == 2
+                assert agent.said().count(f"resumes from step {goes_on_from}\n") == 2
                 goes_on_from = agent.checkpoint_step
     for rank in range(2):
         assert lines(broken, rank) == [line for line in lines(whole, rank) if not rank or line["step"] != unwritten]
@@ -112,7 +112,7 @@ def test_power_fails_and_all_moments_come_back_from_memory(tmp_path: Path, start
     with in_memory(out, 2, start) as agent:
         agent.start_workers(SCRIPT, "gan", str(out))
         assert agent.exit_codes() == [0, 0], agent.said()
-        at = {int(step) for step in re.findall(r"goes on from step (\d+), from memory", agent.said())}
+        at = {int(step) for step in re.findall(r"resumes from step (\d+), from memory", agent.said())}
     (step,) = at
     assert step >= 11
     for rank in range(2):

@@ -265,7 +265,7 @@ def test_a_plan_waits_for_every_rank_and_a_stuck_worker_saves_and_leaves(tmp_pat
         epochs = newest.header.epoch + 2  # one more: the first run may have been stuck at an epoch's very end
         agent.start_workers("regression.py", str(out), "--epochs", str(epochs))
         assert agent.exit_codes() == [0, 0], agent.said()
-        assert agent.said().count(f"goes on from step {newest.step}\n") == 2
+        assert agent.said().count(f"resumes from step {newest.step}\n") == 2
         kept = [(found.run, found.step) for found in listing.newest(agent.directory_of(1))]
         assert (1, newest.step) in kept
         assert kept[0] == (2, 9 * epochs)

@@ -419,7 +419,7 @@ class Run:
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         """Inside, the model is in eval mode, without gradients, and has the same weights and buffers on every rank:
-        those of a checkpoint of this moment. Training goes on afterwards as if it had not been evaluated.
+        those of a checkpoint of this moment. Training continues afterwards as if it had not been evaluated.
 
             with run.evaluation():
                 for inputs, labels in held_out:  # of run.evaluation_loader

@@ -231,7 +231,7 @@ def restore(
     resumed = Resumed(found.checkpoint, found.own)
     resumed.restore(model, optimizer, snapshot.prepared)
     loader.seek(resumed.position)
-    exits.say(f"rank {session.place.rank} goes on from step {header.step}{', from memory' if from_memory else ''}")
+    exits.say(f"rank {session.place.rank} resumes from step {header.step}{', from memory' if from_memory else ''}")
     _compare_seed(session, header.seed, loader)
     _report_resumed(session, "memory" if from_memory else "disk", header.step)
     return Restored(header.step, resumed, found.generation)

@@ -414,7 +414,7 @@ class Saver:
         if isinstance(error, MovedWhileRead):
             self._session.notice(LEVEL_WARNING, f"checkpoint at step {step} is left out: {error}")
             return
-        text = f"checkpoint at step {step} failed: {error}; training goes on. Free space or choose another directory"
+        text = f"checkpoint at step {step} failed: {error}; training continues. Free space or choose another directory"
         self._session.notice(LEVEL_ERROR, text)
 
 

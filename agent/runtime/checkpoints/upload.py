@@ -86,7 +86,7 @@ class Uploader:
                 self._level()
             except CheckpointError as error:
                 if not self._failing:
-                    text = f"checkpoints are not uploaded: {error}. Training goes on, the next one is tried again"
+                    text = f"checkpoints are not uploaded: {error}. Training continues, the next one is tried again"
                     self._notify(LEVEL_ERROR, text)
                 self._failing = True
 

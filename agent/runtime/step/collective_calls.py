@@ -58,7 +58,7 @@ class CollectiveCalls:
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         """Inside, the model is the one that a checkpoint of this moment holds, the same on every rank; behind the last
-        batch of the last epoch the one that training ends with. Training goes on afterwards as if nothing had been.
+        batch of the last epoch the one that training ends with. Training continues afterwards as if nothing had been.
         Inside another one it does nothing."""
         if self.model.is_shown or self.training_ended or self._session.joins:
             yield

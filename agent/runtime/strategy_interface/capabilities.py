@@ -88,7 +88,7 @@ class TensorReducer(Protocol):
     """The gradient of the whole batch, the same on every rank, in this step."""
 
     def start(self, origin: Origin | None) -> None:
-        """All ranks are equal; training goes on, of the checkpoint `origin` where there is one. Collective; raises
+        """All ranks are equal; training continues, of the checkpoint `origin` where there is one. Collective; raises
         PeerLost."""
 
     def fuse(self, parameters: Sequence[nn.Parameter]) -> list[list[int]]:

@@ -34,7 +34,7 @@ def classify(ended: Ended, kill: tuple[ExitKind, str] | None) -> Exit:
         case exit_codes.FINISHED if kill is None:
             return Exit(ExitKind.FINISHED, 0, "")
         case exit_codes.DRAINED:
-            return Exit(ExitKind.DRAINED, code, "stopped at a step boundary, as asked")
+            return Exit(ExitKind.DRAINED, code, "stopped at a step boundary, as requested")
         case exit_codes.PEER_LOST if kill is None or kill[0] is not ExitKind.FAILED:
             # A hung worker exits as one that lost a peer does, but lost none.
             return Exit(ExitKind.PEER_LOST, code, words or "a peer of its run was lost")

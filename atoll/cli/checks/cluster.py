@@ -121,7 +121,7 @@ def check_reach(reached: Connection) -> list[Finding]:
 def judge_reach(address: str, *, came: bool) -> Finding:
     """Judge by this machine's address, as the controller sees it. came: True if it was dialled there."""
     if is_loopback(address):
-        return Finding("reach", "info", "not known: the controller is on this machine, or behind a tunnel's end here")
+        return Finding("reach", "info", "unknown: the controller is on this machine, or a tunnel to it begins here")
     if came:
         return Finding("reach", "ok", f"the controller dials this machine at {address}")
     step = "to train here: atoll agent --behind-nat, or let the other machines through to all ports of this one"

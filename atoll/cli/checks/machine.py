@@ -185,7 +185,7 @@ def _etcd() -> Finding:
 def judge_etcd(binary: EtcdBinary) -> Finding:
     """Judge whether the etcd that a controller would start keeps acknowledged writes."""
     if binary.doubt:
-        step = "for more than tests: atoll install-etcd, or put etcd 3.5.20 or newer on PATH"
+        step = "for more than tests, run `atoll install-etcd`, or put etcd 3.5.20 or newer on PATH"
         return Finding("etcd", "warning", f"{binary} {binary.doubt}", step)
     return Finding("etcd", "ok", str(binary))
 

@@ -34,7 +34,9 @@ def jobs(
 
     if not found:
         terminal.note(
-            "no jobs. Submit one: atoll submit train.py" if everything else "no living jobs. All: atoll jobs -a"
+            "no jobs. Submit one: atoll submit train.py"
+            if everything
+            else "no live jobs. List ended ones too: atoll jobs -a"
         )
         return
     now_s = time.time()
@@ -156,7 +158,7 @@ def plans(
         return
     terminal.print_table(views.PLAN_COLUMNS, views.plan_rows(reply))
     newest = reply.plans[-1].plan
-    terminal.note(f"derive one again: atoll plans {job} --input {newest.id} | atoll decide {newest.planner}")
+    terminal.note(f"decide one again: atoll plans {job} --input {newest.id} | atoll decide {newest.planner}")
 
 
 def cancel(context: typer.Context, job: JobName, as_json: Json = False) -> None:
@@ -205,10 +207,12 @@ def rm(
     found = connected.run(lambda client: client.get(job))
     if found.phase not in ENDED:
         state = f"job {found.id} is {wire.phase(found)}"
-        raise Conflict(f"{state}; only what is over can be removed. `atoll cancel {found.id}` ends it")
+        raise Conflict(f"{state}; only ended jobs can be removed. `atoll cancel {found.id}` ends it")
     if not yes:
         if as_json or not sys.stdin.isatty():
-            raise BadInput(f"there is nobody to ask whether {found.id} shall be removed. Say so with --yes")
+            raise BadInput(
+                f"without a terminal, `atoll rm` cannot ask whether to remove {found.id}. Confirm with --yes"
+            )
         from atoll.cli.render import views
 
         kept = None if keep_checkpoints else connected.run(lambda client: client.checkpoints(found.id))

@@ -33,7 +33,7 @@ class Overview:
         connected = sum(node.connected for node in nodes.nodes)
         devices = sum(len(node.devices) for node in nodes.nodes if node.connected)
         self.head = (
-            f"{nodes.controller}   {len(living)} jobs of {len(jobs)} live   "
+            f"{nodes.controller}   {len(living)} of {len(jobs)} jobs live   "
             f"{connected} of {len(nodes.nodes)} nodes connected, {devices} devices"
         )
 

@@ -79,7 +79,7 @@ def status_lines(job: Job, now_s: float) -> list[str]:
     if job.membership:
         lines.append(f"view {job.view} of run {job.run} is {printable(job.membership)}")
     if job.cancelled_by:
-        lines.append(f"cancel was asked for{_by(job.cancelled_by)}")
+        lines.append(f"cancel requested{_by(job.cancelled_by)}")
     if job.progress.step or job.progress.metrics:
         lines.append(progress_line(job))
     checkpoint = f"newest at step {job.checkpoint_step}" if job.checkpoint_step else "none yet"

@@ -145,8 +145,8 @@ def _placement_events(before: PlacementRecord | None, now: PlacementRecord | Non
     hosts = shared_hosts(now)
     if hosts and (before is None or shared_hosts(before) != hosts):
         text = (
-            f"copies in memory are on the host that they are to outlive ({', '.join(hosts[:8])} and others there): "
-            "its loss goes back to the disk. More hosts would help"
+            f"copies in memory lie on the host of the originals ({', '.join(hosts[:8])} and others): "
+            "if that host is lost, the job resumes from disk. Use more hosts"
         )
         yield _placement_warning(text)
 

@@ -233,7 +233,7 @@ class LeaderEpoch:
         job = found.job
         if not job.status.phase.ended:
             state = f"job {job.id} is {job.status.phase.lower()}"
-            raise Conflict(f"{state}; only what is over can be removed. `atoll cancel {job.id}` ends it")
+            raise Conflict(f"{state}; only ended jobs can be removed. `atoll cancel {job.id}` ends it")
         for other in self.ledger.jobs.values():
             start = other.job.spec.checkpoint.start_from
             if start is not None and start.job == job.id and not other.job.status.phase.ended:
@@ -281,8 +281,9 @@ def _adjustable(state: JobState, asked: JobPins) -> PlanRecord:
     """Return the newest plan of a run that can take these values now. Raises BadInput, Conflict."""
     job = state.job
     if job.status.phase not in (JobPhase.STARTING, JobPhase.RUNNING) or not state.plans:
-        again = "Submit it again with what you want" if job.status.phase.ended else "Try again when it runs"
-        raise Conflict(f"job {job.id} does not run: it is {job.status.phase.lower()}. {again}")
+        again = "Submit it again with these settings" if job.status.phase.ended else "Try again when it runs"
+        phase = job.status.phase.lower()
+        raise Conflict(f"job {job.id} is {phase}, and only a running job can be adjusted. {again}")
     current = state.plans[-1]
     if asked.total_batch:
         check_total_batch(asked.total_batch, len(current.shares))

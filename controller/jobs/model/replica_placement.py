@@ -120,5 +120,5 @@ def copies_by_node(placement: PlacementRecord) -> dict[str, tuple[str, ...]]:
 def _reason(names: Sequence[str], plan: PlacementPlan) -> str:
     blocks = [" + ".join(names[i] for i in block) for block in plan.groups[:8]]
     more = len(plan.groups) - len(blocks)
-    text = "these keep copies of each other's state: " + ", ".join(blocks) + (f" and {more} more" if more else "")
+    text = f"state is copied between {', '.join(blocks)}" + (f" and within {more} more groups" if more else "")
     return f"{text}; {plan.moved} moved" if plan.moved else text

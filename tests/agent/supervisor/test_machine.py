@@ -170,7 +170,7 @@ def test_stop_is_for_this_run_and_older_ones_of_the_job() -> None:
 def test_ends_are_told_apart() -> None:
     for code, words, wanted in (
         (0, "", (ExitKind.FINISHED, "")),
-        (85, "", (ExitKind.DRAINED, "stopped at a step boundary, as asked")),
+        (85, "", (ExitKind.DRAINED, "stopped at a step boundary, as requested")),
         (75, "atoll: rank 2 is gone", (ExitKind.PEER_LOST, "atoll: rank 2 is gone")),
         (1, "ValueError: x", (ExitKind.FAILED, "ValueError: x")),
         (1, "package.errors.Bad: x", (ExitKind.FAILED, "package.errors.Bad: x")),

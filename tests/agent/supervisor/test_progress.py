@@ -159,7 +159,7 @@ def test_with_hang_s_it_is_stopped_in_stages_and_counts_as_the_scripts_failure()
 
 
 def test_a_start_may_take_longer_than_a_step() -> None:
-    """1. A script loads its data for minutes before its first step, or goes on from step 20 and compiles: its user said
+    """1. A script loads its data for minutes before its first step, or resumes from step 20 and compiles: its user said
     how long a step may take. 2. One that does so for ever is stopped all the same. 3. From its first whole
     step on the user's limit holds."""
     for step in (0, 20):

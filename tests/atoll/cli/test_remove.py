@@ -71,7 +71,7 @@ def test_it_says_what_there_is_and_asks(over: ScriptedController) -> None:
 def test_with_yes_it_does_not_ask_and_with_nobody_to_ask_it_needs_that(over: ScriptedController) -> None:
     refused = rm(over, JOB)
     assert refused.exit_code == 2
-    assert "Say so with --yes" in refused.output
+    assert "Confirm with --yes" in refused.output
     assert JOB in over.script.jobs
     done = rm(over, JOB, "--yes", "--json")
     assert (done.exit_code, json.loads(done.stdout)) == (0, {"job": JOB, "notes": []})

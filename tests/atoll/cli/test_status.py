@@ -160,4 +160,4 @@ def test_jobs_reads_like_this(runner: CliRunner, controller: ScriptedController)
 def test_no_jobs_is_said_on_stderr_only(runner: CliRunner, controller: ScriptedController) -> None:
     code, out, err = atoll(runner, controller, "jobs")
     assert (code, out) == (0, "")
-    assert "no living jobs" in err
+    assert "no live jobs" in err

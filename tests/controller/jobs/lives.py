@@ -147,7 +147,7 @@ class Agent:
         )
 
     def telemetry(self) -> list[agents_pb2.WorkerTelemetry]:
-        """Run n goes on from step 10 n, out of memory, and tells of two steps and the first of them in memory."""
+        """Run n resumes from step 10 n, out of memory, and tells of two steps and the first of them in memory."""
         told = []
         for job, run, rank in self.alive() if self.tells else ():
             first = 10 * run if run > 1 else 0

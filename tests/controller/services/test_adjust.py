@@ -149,7 +149,9 @@ async def test_pins_hold_until_they_are_taken_off_and_plans_can_be_derived_again
         await agent.train((job, 1, rank), range(41, 81), local=64 - 32 * rank, total=96, compute_s=compute_s, plan=3)
     await a.until(lambda: len(a.plans) == 3)
     assert a.plans[2].plan.planner == "inverse-time"
-    assert "shares, total-batch: left to the controller again (asked by unauthenticated)" in await head.events(job)
+    assert "shares, total-batch: decided by the controller again (requested by unauthenticated)" in await head.events(
+        job
+    )
 
     reply = await head.stub.Plans(pb.PlansRequest(job=job), timeout=CALL_S)
     assert PLANNERS["placement"].run_json(reply.placement.input) == reply.placement.output
@@ -164,7 +166,7 @@ async def test_what_cannot_be_adjusted_says_why(head: Controller) -> None:
     job = await head.submit((1, 1), **SPARSE)
     assert await refusal(head, job, 0.99) == (
         grpc.StatusCode.FAILED_PRECONDITION,
-        f"job {job} does not run: it is queued. Try again when it runs",
+        f"job {job} is queued, and only a running job can be adjusted. Try again when it runs",
     )
     assert await refusal(head, "nothing", 0.99) == (
         grpc.StatusCode.NOT_FOUND,

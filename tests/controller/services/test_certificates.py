@@ -78,11 +78,11 @@ async def test_who_submitted_adjusted_and_cancelled_is_recorded_and_shown(head: 
     assert (shown.submitted_by, shown.cancelled_by) == ("client:alice", "client:bob")
     lines = status_lines(shown, shown.ended_unix_s)
     assert "ago (client:alice), took" in lines[1]
-    assert "cancel was asked for (client:bob)" in lines
+    assert "cancel requested (client:bob)" in lines
     events = await head.events(job)
     assert events[0].startswith("submitted (client:alice): train.py")
     assert any(event.endswith("→ 0.5 (asked by client:bob)") for event in events)
-    assert events.count("cancel was asked for (client:bob)") == 1
+    assert events.count("cancel requested (client:bob)") == 1
 
 
 async def test_an_agent_registers_only_as_itself(head: Controller, made: Certificates) -> None:

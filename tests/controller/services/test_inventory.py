@@ -103,7 +103,7 @@ async def test_a_job_that_is_over_is_removed_with_all_that_is_its_own(
     try:
         job = await head.submit((2, 2))
         await head.phase(job, pb.PHASE_RUNNING)
-        assert f"is running; only what is over can be removed. `atoll cancel {job}` ends it" in await refused(job)
+        assert f"is running; only ended jobs can be removed. `atoll cancel {job}` ends it" in await refused(job)
         await cancel(job)
         start = common_pb2.StartFrom(job=job)
         heir = await head.submit((2, 2), checkpoint=common_pb2.CheckpointPolicy(keep=1, start_from=start))

@@ -102,11 +102,11 @@ def test_a_change_of_members_says_how_long_each_part_of_the_pause_took() -> None
     assert [part.seconds for part in event.parts] == pytest.approx([0.05, 0.1, 0.15, 0.15, 0.1, 0.4])
     assert (event.total_s, event.view, event.step, event.workers) == (pytest.approx(0.95), 2, 9, 2)
     assert event.text == (
-        "view 2: 2 workers went on in place after 0.95 s from step 9: 0.05 noticed, 0.10 aborted, 0.15 told, "
+        "view 2: 2 workers continued in place after 0.95 s from step 9: 0.05 noticed, 0.10 aborted, 0.15 told, "
         "0.15 formed, 0.10 agreed, 0.40 first step; rank 1 on b lost"
     )
     alone = changed_event(replace(VIEW, ranks=(0,), has_state=(0,)), [WAY], Level.WARNING)
-    assert alone.text.startswith("view 2: 1 worker, alone, went on in place after 0.95 s")
+    assert alone.text.startswith("view 2: 1 worker, alone, continued in place after 0.95 s")
     joined = changed_event(replace(VIEW, at_boundary=True, lost=(), joined=("rank 3 on c",)), [WAY], Level.INFO)
     assert (joined.kind, joined.parts[0].seconds) == (EventKind.CHANGED_AT_BOUNDARY, 0.0)
     assert joined.text.startswith("view 2: 2 workers paused for 0.90 s from step 9")

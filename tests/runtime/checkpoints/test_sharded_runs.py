@@ -32,4 +32,4 @@ def test_a_run_of_another_size_goes_on_from_shards(tmp_path: Path, start: Start)
         agent.start_workers("sharded_regression.py", str(tmp_path), *ARGUMENTS)
         assert agent.exit_codes() == [0, 0], agent.said()
         printed = "".join((agent.job_directory / f"run-2-rank-{rank}.log").read_text() for rank in range(2))
-        assert set(re.findall(r"goes on from step (\d+)", printed)) == {"8"}
+        assert set(re.findall(r"resumes from step (\d+)", printed)) == {"8"}

@@ -106,7 +106,7 @@ def test_a_rank_killed_in_an_exchange_costs_one_step_and_its_residual_goes_on(
         agent.params = params
         agent.start_workers("compressed_train.py", str(tmp_path))
         assert agent.exit_codes() == [0, 0], agent.said()
-        assert agent.said().count("goes on from step 5\n") == 2
+        assert agent.said().count("resumes from step 5\n") == 2
     ended(tmp_path, 2, 2)
     trained: Counter[tuple[int, int]] = Counter()
     for path in tmp_path.glob("run-*.jsonl"):
@@ -124,7 +124,7 @@ def test_a_rank_killed_between_two_messages_leaves_the_others_with_what_they_hav
     start: Start, tmp_path: Path, fault: str, way: str
 ) -> None:
     """1. In step 5 rank 1 of three sends to rank 0 and is killed before it sends to rank 2: rank 0 makes the step, and
-    rank 2 cannot. 2. The next run goes on from step 6, with what both had left out; rank 1's is lost, and told."""
+    rank 2 cannot. 2. The next run resumes from step 6, with what both had left out; rank 1's is lost, and told."""
     params = {"ways": [way], "groups": [[4, 0]]}
     with agent_of("compressed", tmp_path, 3, start=start, **LARGEST) as agent:
         agent.params = params
@@ -134,9 +134,9 @@ def test_a_rank_killed_between_two_messages_leaves_the_others_with_what_they_hav
         agent.params = params
         agent.start_workers("compressed_train.py", str(tmp_path))
         assert agent.exit_codes() == [0] * 3, agent.said()
-        assert agent.said().count("goes on from step 6\n") == 3
+        assert agent.said().count("resumes from step 6\n") == 3
     lost = [notice.text for notice in agent.notices if "is lost" in notice.text]
-    assert lost == ["the residual of rank 1 of run 1 is lost with its machine; training goes on"]
+    assert lost == ["the residual of rank 1 of run 1 is lost with its machine; training continues"]
     ended(tmp_path, 2, 3)
 
 

@@ -404,7 +404,7 @@ def test_an_island_of_several_workers_is_one_replica_over_a_stop_and_another_mem
     with islands(tmp_path, then, start=start, run=2, **settings) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2", *flags)
         assert agent.exit_codes() == [0] * len(then), agent.said()
-        alone = ["all 4 workers of this run are of one island"] if len(set(then)) == 1 else []
+        alone = ["all 4 workers of this run are in one island"] if len(set(then)) == 1 else []
         assert [one.partition(":")[0] for one in agent.warnings] == alone
         assert {one.strategy_metrics["islands"] for one in agent.steps[0]} == {len(set(then))}
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(len(then))] for what in ("begin", "end"))

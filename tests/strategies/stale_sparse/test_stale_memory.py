@@ -69,10 +69,10 @@ class Job:
             agent.start_workers("stale_train.py", str(self.out), *LONG, *more)
             assert agent.exit_codes() == [0] * world_size, agent.said()
             logs = [(self.out / "job" / f"run-{self.runs}-rank-{rank}.log").read_text() for rank in range(world_size)]
-            found = re.findall(r"goes on from step (\d+), from memory", "\n".join(logs))
+            found = re.findall(r"resumes from step (\d+), from memory", "\n".join(logs))
             assert len(found) == world_size, logs
             assert len(set(found)) == 1, found
-            return int(found[0]), [text for text in agent.warnings if "the state goes into memory every" not in text]
+            return int(found[0]), [text for text in agent.warnings if "the state is copied to memory every" not in text]
 
     def kept(self, run: int, world_size: int, what: str) -> list[dict[str, Any]]:
         return [kept(self.out, run, rank, what) for rank in range(world_size)]

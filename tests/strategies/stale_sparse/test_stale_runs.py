@@ -125,7 +125,7 @@ def test_drained_and_resumed_by_fewer_nothing_is_trained_or_taken_over_twice(
     with sparse(tmp_path, 2, start=start, run=2, **settings) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2")
         assert agent.exit_codes() == [0] * 2, agent.said()
-        assert agent.said().count(f"goes on from step {drained}\n") == 2
+        assert agent.said().count(f"resumes from step {drained}\n") == 2
         assert agent.warnings == []
     first = [kept(tmp_path, 1, rank, "end") for rank in range(3)]
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(2)] for what in ("begin", "end"))
@@ -304,7 +304,7 @@ def test_a_killed_rank_costs_seconds_and_only_its_own_residual(start: Start, tmp
     with sparse(tmp_path, 2, start=start, run=2, **settings) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2")
         assert agent.exit_codes() == [0] * 2, agent.said()
-        assert agent.said().count(f"goes on from step {saved}\n") == 2
+        assert agent.said().count(f"resumes from step {saved}\n") == 2
         (lost,) = agent.warnings
         assert lost.startswith("the residual of rank 1 of run 1 is lost")
     first = [kept(tmp_path, 1, rank, "end") for rank in (0, 2)]

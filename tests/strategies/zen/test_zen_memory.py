@@ -37,7 +37,7 @@ def goes_on_after_power_loss(out: Path, start: Start, after: int) -> tuple[int, 
         agent.start_workers("zen_train.py", str(out))
         assert agent.exit_codes() == [0] * after, agent.said()
     logs = [(out / "job" / f"run-2-rank-{rank}.log").read_text() for rank in range(after)]
-    found = [re.search(r"goes on from step (\d+), from memory", log) for log in logs]
+    found = [re.search(r"resumes from step (\d+), from memory", log) for log in logs]
     steps = {int(one[1]) for one in found if one is not None}
     assert all(found), logs
     assert len(steps) == 1
@@ -82,5 +82,5 @@ def test_a_run_of_one_goes_on_from_a_checkpoint_of_three(start: Start, tmp_path:
     with agent_of("zen", tmp_path, 1, start=start, run=2, scheme="zen") as agent:
         agent.start_workers("zen_train.py", str(tmp_path))
         assert agent.exit_codes() == [0], agent.said()
-        assert "goes on from step 5\n" in agent.said()
+        assert "resumes from step 5\n" in agent.said()
     torch.testing.assert_close(ended(tmp_path, 2, 1), calm(world_size=3), rtol=1e-4, atol=1e-5)

@@ -59,7 +59,7 @@ def test_a_rank_killed_in_a_pull_costs_one_step(start: Start, tmp_path: Path, ca
     with agent_of("zen", tmp_path, 2, start=start, run=2, scheme="zen") as agent:
         agent.start_workers("zen_train.py", str(tmp_path))
         assert agent.exit_codes() == [0, 0], agent.said()
-        assert agent.said().count("goes on from step 5\n") == 2
+        assert agent.said().count("resumes from step 5\n") == 2
     weights = ended(tmp_path, 2, 2)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     trained: Counter[tuple[int, int]] = Counter()
@@ -85,7 +85,7 @@ def test_a_rank_killed_between_two_messages_leaves_the_others_with_what_they_hav
     with agent_of("zen", tmp_path, 3, start=start, run=2, scheme="zen") as agent:
         agent.start_workers("zen_train.py", str(tmp_path))
         assert agent.exit_codes() == [0] * 3, agent.said()
-        assert agent.said().count(f"goes on from step {goes_on_from}\n") == 3
+        assert agent.said().count(f"resumes from step {goes_on_from}\n") == 3
     weights = ended(tmp_path, 2, 3)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 

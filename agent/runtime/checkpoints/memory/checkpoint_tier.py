@@ -263,7 +263,7 @@ class CheckpointTier:
     def _announce(self, every: int) -> None:
         if self._news.changed(every) and self._session.place.is_main:
             text = (
-                f"the state goes into memory every {every} steps from now on: a generation costs training "
+                f"the state is copied to memory every {every} steps from now on: a copy costs training "
                 f"{1000 * self._cadence.cost_s:.2f} ms here, a step takes {1000 * self._cadence.step_s:.1f} ms"
             )
             self._session.notice(LEVEL_INFO, text)
@@ -281,7 +281,7 @@ class CheckpointTier:
             return
         self._memory = None
         self._current = 0
-        text = f"no checkpoints in memory: {why}. Those on disk are written as asked; training goes on"
+        text = f"no checkpoints in memory: {why}. Those on disk are written as asked; training continues"
         self._session.notice(LEVEL_WARNING, text)
 
 

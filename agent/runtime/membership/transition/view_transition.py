@@ -393,7 +393,7 @@ class ViewTransition:
     def _unable(self, why: str, error: AtollError) -> NoReturn:
         """Report that the run cannot continue in place, and leave."""
         self.unable(why, error)
-        self._leave(PeerLost(why if why in str(error) else f"{error}; it cannot go on in place: {why}"))
+        self._leave(PeerLost(why if why in str(error) else f"{error}; it cannot continue in place: {why}"))
 
     def _leave(self, error: PeerLost) -> NoReturn:
         """End this worker; it saves what is whole."""

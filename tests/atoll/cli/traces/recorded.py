@@ -37,7 +37,7 @@ ENDED = NewEvent(kind=EventKind.WORKER_ENDED, level=Level.WARNING, rank=1, node=
 BEGINNING: list[Recorded] = [
     (0.01, 0, submitted("tiny.py on 3 to 3 workers")),
     (0.02, 1, started(*ALL_THREE)),
-    (0.02, 1, NewEvent(kind=EventKind.PLAN_ISSUED, plan=1, planner="even", cause="the same for all 3 workers")),
+    (0.02, 1, NewEvent(kind=EventKind.PLAN_ISSUED, plan=1, planner="even", cause="equal batches for all 3 workers")),
     (0.27, 1, phase(EventKind.RUNNING, "run 1: 3 workers training")),
     (6.94, 1, first_step(3, 6.9)),
 ]

@@ -47,7 +47,7 @@ def test_agents_on_one_host_never_keep_each_others_copies_where_there_are_other_
     assert plan is not None
     assert kept(plan, *nodes) == {"a": ["c"], "b": ["d"], "c": ["a"], "d": ["b"]}
     assert shared_hosts(plan) == ()
-    assert plan.reason == "these keep copies of each other's state: a + c, b + d"
+    assert plan.reason == "state is copied between a + c, b + d"
     assert PLANNERS["placement"].run_json(plan.input) == plan.output
 
 

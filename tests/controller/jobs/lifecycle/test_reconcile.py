@@ -67,8 +67,8 @@ def test_a_queued_job_starts_on_free_devices_with_the_next_run_number() -> None:
     assert step.actions == ()  # launches follow once this is written
     assert [e.text for e in step.events] == [
         "run 5: starting 2 workers on 2 nodes (a/0, b/0)",
-        "plan 1 (even): the same for all 2 workers",
-        "placement: these keep copies of each other's state: a + b",
+        "plan 1 (even): equal batches for all 2 workers",
+        "placement: state is copied between a + b",
     ]
 
 

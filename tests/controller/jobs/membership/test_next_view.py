@@ -101,7 +101,7 @@ def test_the_survivors_of_a_killed_worker_are_the_next_view_and_the_job_goes_on_
     assert not [action for action in step.actions if isinstance(action, SendView | StopRun)]
     assert (
         told(step)[-1]
-        == "view 2: rank 1 on b was killed at step 9: killed by signal 9; 2 workers go on in place (ranks 0, 2)"
+        == "view 2: rank 1 on b was killed at step 9: killed by signal 9; 2 workers continue in place (ranks 0, 2)"
     )
 
 
@@ -181,7 +181,7 @@ def test_what_cannot_go_on_in_place_starts_again_and_says_why(seen: ObservedJob,
     assert step.run is not None
     assert (step.run.fenced, step.run.cause) == (True, Cause.LOSS)
     assert all(one.state is ViewState.ABANDONED for one in step.views)
-    assert f"run 1 does not go on in place: {reason}" in told(step)
+    assert f"run 1 cannot continue in place: {reason}" in told(step)
 
 
 def test_a_machine_that_its_peers_and_the_controller_miss_alike_is_not_waited_for() -> None:
@@ -229,7 +229,7 @@ def test_a_change_is_told_in_one_sentence_with_its_parts() -> None:
     trains = reporting(number=2, step=11)
     step = next_step(look(trains, None, trains, views=(view(1, ViewState.ABANDONED), proposed), record=record), clock())
     assert told(step) == [
-        "view 2: 2 workers went on in place after 0.95 s from step 9: 0.05 noticed, 0.10 aborted, 0.15 told, "
+        "view 2: 2 workers continued in place after 0.95 s from step 9: 0.05 noticed, 0.10 aborted, 0.15 told, "
         "0.15 formed, 0.10 agreed, 0.40 first step; rank 1 on b lost"
     ]
 
@@ -250,7 +250,7 @@ def test_who_does_not_stand_still_in_time_starts_the_run_again() -> None:
     workers = (reporting(ViewStage.FORMING, 2), None, reporting(ViewStage.TRAINING, 1))
     assert next_step(look(*workers, views=views, record=record, since_s=NOW_S - 9), clock()).views == ()
     step = next_step(look(*workers, views=views, record=record, since_s=NOW_S - 11), clock())
-    assert "run 1 does not go on in place: rank 2 on c did not stand still within 10 s" in told(step)
+    assert "run 1 cannot continue in place: rank 2 on c did not stand still within 10 s" in told(step)
     assert step.job.status.phase is JobPhase.STOPPING
 
 

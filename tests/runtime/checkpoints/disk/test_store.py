@@ -281,7 +281,7 @@ def test_a_failing_store_is_told_once_and_made_up_for(
             files.write(tmp_path / "jobs", header(step), {}, None)
             level(uploader)
     assert len(told) == 1
-    assert "503 Slow Down. Training goes on" in told[0]
+    assert "503 Slow Down. Training continues" in told[0]
     level(uploader)
     assert steps(url) == [20, 30]
     assert told[1:] == ["checkpoints are uploaded to URL again"]

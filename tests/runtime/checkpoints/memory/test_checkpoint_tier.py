@@ -85,7 +85,7 @@ def test_the_next_view_overwrites_the_newest_generation_last(tmp_path: Path) -> 
 def test_a_generation_that_begins_as_the_one_before_is_told_is_written_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. The copying thread says that step 1 is written, and is held up before it rests. 2. Training goes on to step 2,
+    """1. The copying thread says that step 1 is written, is held up before it rests. 2. Training continues to step 2,
     whose generation begins meanwhile. 3. It is written, and training does not wait for a thread that sleeps."""
     rig = Rig(tmp_path)
     tested = rig.tier(0)
@@ -246,6 +246,6 @@ def test_a_shard_that_no_rank_would_take_at_a_recovery_is_not_written(
     tested.close()
     assert rig.said == [
         "no checkpoints in memory: this rank's shard takes 641600 bytes; at most 600000 are written and sent. Train in "
-        "stages, or on more machines. Those on disk are written as asked; training goes on"
+        "stages, or on more machines. Those on disk are written as asked; training continues"
     ]
     assert not any(path.stat().st_size for path in tmp_path.glob("*.mem"))

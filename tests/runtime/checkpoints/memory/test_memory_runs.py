@@ -116,7 +116,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, start: Start) -> Undis
 
 
 def resumed_at(printed: str) -> int:
-    found = re.findall(r"goes on from step (\d+), from memory", printed)
+    found = re.findall(r"resumes from step (\d+), from memory", printed)
     assert len(set(found)) == 1, printed
     return int(found[0])
 
@@ -191,7 +191,7 @@ def test_both_machines_of_a_pair_lost_means_the_disk(tmp_path: Path, start: Star
     on_disk = max(job.checkpoints())
     assert on_disk < newest
     printed, _ = job.ended(3)
-    assert set(re.findall(r"goes on from step (\d+)(, from memory)?", printed)) == {(str(on_disk), "")}
+    assert set(re.findall(r"resumes from step (\d+)(, from memory)?", printed)) == {(str(on_disk), "")}
     assert lines(job.out, 3) == undisturbed(3)
 
 
@@ -206,7 +206,7 @@ def test_what_is_on_disk_at_the_same_step_or_later_is_used(tmp_path: Path, start
         saved = agent.checkpoint_step
     assert job.newest_step(0) <= saved
     printed, _ = job.ended(2)
-    assert set(re.findall(r"goes on from step (\d+)(, from memory)?", printed)) == {(str(saved), "")}
+    assert set(re.findall(r"resumes from step (\d+)(, from memory)?", printed)) == {(str(saved), "")}
 
 
 def flip(path: Path) -> None:
