@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -110,7 +111,11 @@ _CONNECTS: Final = "--controller, --timeout and the --tls options of `atoll --he
 for group, commands in _GROUPS.items():
     for command in commands:
         epilog = _CONNECTS if "context" in inspect.signature(command).parameters else None
-        app.command(rich_help_panel=group, epilog=epilog, cls=_WITH_MADE_OPTIONS.get(command, TidyCommand))(command)
+        text = re.sub(
+            r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(command) or ""
+        )  # typer keeps the breaks inside a paragraph
+        made = _WITH_MADE_OPTIONS.get(command, TidyCommand)
+        app.command(rich_help_panel=group, cls=made, help=text, epilog=epilog)(command)
 app.add_typer(certs.app, name="certs", rich_help_panel="Cluster")
 
 

@@ -17,7 +17,7 @@ class Compressed(StrategySettings):
     Source: Espresso and Cupcake (Wang, 2023) for what is compressed, where, and what is fused."""
 
     algorithm: Algorithm = "float16"
-    """Compress gradients by this code. `float16` halves them. `int8` and `int4` keep so many bits of each entry, with a
+    """Compress gradients by this code. `float16` halves them. `int8` and `int4` keep 8 and 4 bits of each entry, with a
     scale for 16 entries. `dgc` sends the largest entries, `random-k` random ones, `threshold` those beyond a magnitude.
     `ef-sign` sends a bit of each entry and a mean for 1,024 of them, `one-bit` a bit and two means. `power` sends a
     product of two thin matrices."""
@@ -29,7 +29,7 @@ class Compressed(StrategySettings):
     """Send the entries of a worker's gradient that exceed this magnitude, with `threshold`."""
 
     rank: Annotated[int, Field(ge=1, le=64)] = 4
-    """Use matrices of so many columns, with `power`."""
+    """Use matrices of N columns, with `power`."""
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Let each worker add up this momentum of all its gradients before it chooses the largest, with `dgc`. Take the
@@ -39,10 +39,10 @@ class Compressed(StrategySettings):
     """Clip each worker's part of a tensor's gradient to this norm of the whole gradient, with `dgc`; 0: never."""
 
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Lower the density from 0.25 to `density` within so many first steps, with `dgc`."""
+    """Lower the density from 0.25 to `density` within the first N steps, with `dgc`."""
 
     min_bytes: Annotated[int, Field(ge=0)] = 65_536
-    """Compress gradients of at least so many bytes until a plan says which tensors to compress."""
+    """Compress gradients of at least N bytes until a plan says which tensors to compress."""
 
 
 WORDS: Final[Mapping[Algorithm, str]] = {

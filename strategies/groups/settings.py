@@ -13,7 +13,7 @@ class Groups(StrategySettings):
     """Local updates, averaged in groups of replicas that are ready at the same time; all together at a round's end."""
 
     stages: Annotated[int, Field(ge=1, le=256)] = 1
-    """Cut the model into so many parts. So many workers form a pipeline, and the job's workers are a multiple of it."""
+    """Cut the model into N parts. N workers form a pipeline, and the job's workers are a multiple of N."""
 
     grouping: Literal["scheduled", "all", "pairs", "static"] = "scheduled"
     """Average after a local update by this rule. `scheduled` averages replicas that are ready in the same window
@@ -21,14 +21,14 @@ class Groups(StrategySettings):
     has fixed groups."""
 
     window_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
-    """Let a ready replica wait for others at most so many seconds, with `scheduled`; longer only where groups must
-    connect all replicas. 0 is an iteration's time divided by the number of replicas."""
+    """Let a ready replica wait for others at most this long, in seconds, with `scheduled`. It waits longer only where
+    groups must connect all replicas. 0 is an iteration's time divided by the number of replicas."""
 
     history: Annotated[int, Field(ge=1, le=1000)] = 10
-    """Connect all replicas within so many consecutive groups, with `scheduled`."""
+    """Connect all replicas within N consecutive groups, with `scheduled`."""
 
     group_size: Annotated[int, Field(ge=2, le=1024)] = 2
-    """Put so many replicas into a group, with `static`."""
+    """Put N replicas into a group, with `static`."""
 
     thin_links: Literal["float32", "bfloat16", "int8"] = "float32"
     """Send float32 activations and their gradients in this form between stages on different islands. `bfloat16` makes

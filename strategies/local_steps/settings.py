@@ -27,18 +27,18 @@ class LocalSteps(StrategySettings):
     much."""
 
     every: Every = 1
-    """Exchange each entry once in so many steps. In each step an equal part of the model is due."""
+    """Exchange each entry every N steps. In each step an equal part of the model is due."""
 
     values: Literal["int2", "int4", "int8", "float16", "bfloat16", "float32"] = "int2"
     """Round values on the wire to this type. `int8` and `int4` have a scale for each 16 values. `int2` is a sign and
     one of two magnitudes. What rounding takes away stays in the residual."""
 
     staleness: Staleness = 1
-    """Allow the updates of other islands to be so many steps late, 0 to 15."""
+    """Allow the updates of other islands to be at most N steps late, 0 to 15."""
 
     gradients: Gradients = "own"
     """Take gradients at an island's `own` weights, which are ahead, or at the `shared_params`. The latter learns more
     where islands have nothing in common, for example where each has classes of its own; the controller detects that."""
 
     digest_every: Annotated[int, Field(ge=1, lt=2**32)] = 100
-    """Compare the weights of all workers once in so many steps."""
+    """Compare the weights of all workers every N steps."""

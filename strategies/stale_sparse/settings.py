@@ -38,7 +38,7 @@ class StaleSparse(StrategySettings):
     `gradients` is `float16`."""
 
     digest_every: Annotated[int, Field(ge=1, lt=2**32)] = 100
-    """Compare the weights of all workers once in so many rounds."""
+    """Compare the weights of all workers every N rounds."""
 
     momentum: Literal["lazy", "as-is"] = "lazy"
     """Decay the moments of a block for the steps that did not touch it (`lazy`), or leave them alone (`as-is`), with

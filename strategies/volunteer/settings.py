@@ -13,7 +13,7 @@ class Volunteer(StrategySettings):
     """The exact gradient of the whole batch, in parts that volunteers compute too."""
 
     stages: Annotated[int, Field(ge=1, le=256)] = 1
-    """Cut the model into so many parts. So many workers form a pipeline, and the job's workers are a multiple of it. A
+    """Cut the model into N parts. N workers form a pipeline, and the job's workers are a multiple of N. A
     volunteer helps one worker and needs only the part of that worker."""
 
     thin_links: Literal["float32", "bfloat16", "int8"] = "float32"

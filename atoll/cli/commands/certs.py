@@ -56,19 +56,19 @@ def server(
 def client(
     folder: Folder, name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the user who will submit jobs.")]
 ) -> None:
-    """Make a user's certificate (1 year), with which one may run code on every node."""
+    """Make a user's certificate (1 year); its holder may run code on every node."""
     _issue(folder, "client", name, [], "atoll --controller HOST:PORT jobs")
 
 
 @_command
 def agent(folder: Folder, node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")]) -> None:
-    """Make a node's certificate (1 year), with which and with the token file it may join."""
+    """Make a node's certificate (1 year); to join, a node needs the token file too."""
     _issue(folder, "agent", node, [], f"atoll agent --name {node} --token-file TOKEN --controller HOST:PORT")
 
 
 @_command
 def volunteer(folder: Folder, node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")]) -> None:
-    """Make a volunteer's certificate (1 year) and its join token, with which a node can only help."""
+    """Make a volunteer's certificate (1 year) and join token; with them a node can only help."""
     from atoll.security import certificates
 
     own = certificates.issue_volunteer(folder.expanduser(), node, _now())

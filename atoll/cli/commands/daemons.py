@@ -127,9 +127,7 @@ def agent(
         str | None,
         typer.Option(metavar="NAME", help="Put this node into the island of this name.", show_default="default"),
     ] = None,
-    rack: Annotated[
-        str, typer.Option(metavar="NAME", help="Name the part of the island that fails together.", show_default="none")
-    ] = "",
+    rack: Annotated[str, typer.Option(metavar="NAME", help="Name the rack, whose machines fail together.")] = "",
     address: Annotated[
         str | None,
         typer.Option(metavar="HOST", help="Let other nodes reach this one here.", show_default="found out"),
@@ -181,13 +179,12 @@ def agent(
             metavar="N",
             min=2,
             max=MAX_SHARERS,
-            help="Share each GPU among so many agents.",
-            show_default="no",
+            help="Share each GPU among N agents.",
         ),
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Give each worker so many CPU threads.", show_default="cores / devices"),
+        typer.Option(metavar="N", min=1, help="Give each worker N CPU threads.", show_default="cores / devices"),
     ] = None,
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus at this address.")

@@ -76,7 +76,7 @@ def adjust(
             "--total-batch",
             metavar="N",
             min=0,
-            help="Train so many samples a step, of all workers together; 0 changes nothing.",
+            help="Train N samples a step, of all workers together; 0 changes nothing.",
         ),
     ] = 0,
     strategy: Annotated[

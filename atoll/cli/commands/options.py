@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 _COMPLETE_WITHIN_S: Final = 1.0
-_MAX_WORDS: Final = 24
-"""Characters of a setting's words that still fit beside its option."""
 
 
 def _ids(context: typer.Context, incomplete: str) -> list[str]:
@@ -89,16 +87,14 @@ Config = Annotated[
 ]
 Follow = Annotated[
     bool,
-    typer.Option(
-        "--follow", "-f", rich_help_panel=OUTPUT, help="Show progress until the job ends; Ctrl-C detaches from it."
-    ),
+    typer.Option("--follow", "-f", rich_help_panel=OUTPUT, help="Show progress until the job ends; Ctrl-C detaches."),
 ]
 FollowFor = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
         rich_help_panel=OUTPUT,
-        help="Detach after this time, with exit code 124; the job goes on. Needs --follow.",
+        help="Detach after this time, with exit code 124. The job continues.",
         show_default="until the job ends",
     ),
 ]
@@ -120,15 +116,13 @@ _OPTIONS: Final[dict[str, Any]] = {
         JOB, str, "--module", "NAME", "Run this module as `python -m` does, in place of a script.", also=("-m",)
     ),
     "name": _option(JOB, str, "--name", "NAME", "Name the job.", show_default="the script's"),
-    "workers": _option(
-        JOB, str, "--workers", "N|MIN:MAX", "Train on so many devices, or on as many as are free between MIN and MAX."
-    ),
-    "standby": _option(JOB, int, "--standby", "N", "Keep so many free devices to take the places of lost ones."),
+    "workers": _option(JOB, str, "--workers", "N|MIN:MAX", "Train on N devices, or on MIN to MAX as they are free."),
+    "standby": _option(JOB, int, "--standby", "N", "Keep N free devices to take the places of lost ones."),
     "seed": _option(
         JOB, int, "--seed", "N", "Seed weights, order of samples and dropout; 0 leaves the seed to the script."
     ),
     "max_restarts": _option(
-        JOB, int, "--max-restarts", "N", "Start the script again after it fails, at most so many times in a row."
+        JOB, int, "--max-restarts", "N", "Start the script again after it fails, at most N times in a row."
     ),
     "env": _option(JOB, list[str], "--env", "K=V", "Set an environment variable of the workers; repeatable."),
     "secrets": _option(
@@ -149,7 +143,7 @@ _OPTIONS: Final[dict[str, Any]] = {
         ADAPT, str, "--adapt-batch", "MIN:MAX", "Let the controller choose the total batch in this range."
     ),
     "checkpoint.every_steps": _option(
-        CHECKPOINT, int, "--checkpoint-every", "STEPS", "Save once in so many steps; 0 saves only at the end."
+        CHECKPOINT, int, "--checkpoint-every", "STEPS", "Save every STEPS steps; 0 saves only at the end."
     ),
     "checkpoint.directory": _option(
         CHECKPOINT,
@@ -159,13 +153,13 @@ _OPTIONS: Final[dict[str, Any]] = {
         "Save to this absolute path on the nodes, or to an object store.",
         show_default="the agent's folder",
     ),
-    "checkpoint.keep": _option(CHECKPOINT, int, "--keep", "N", "Keep so many complete checkpoints."),
+    "checkpoint.keep": _option(CHECKPOINT, int, "--keep", "N", "Keep the newest N complete checkpoints."),
     "checkpoint.keep_every_steps": _option(
         CHECKPOINT,
         int,
         "--keep-every",
         "STEPS",
-        "Keep the first checkpoint at or after each multiple of this for good.",
+        "Keep the first checkpoint at or after each multiple of STEPS for good; 0 keeps none.",
     ),
 }
 """Options by field of the job file; `checkpoint.keep` is field `keep` of its section."""
@@ -223,18 +217,17 @@ def _of_settings(
     texts = meanings(strategy.settings) if shown else {}
     for name in names:
         field = strategy.settings.model_fields[name]
-        flag = f"--{name.replace('_', '-')}"
-        kind = _plain(field.annotation)
-        by_words = not shown and kind is not bool  # job file or controller know the strategy, and so the type
+        kind = _plain(field.annotation) if shown else str  # else job file or controller know the strategy
+        default = str(field.default).lower() if kind is bool else field.default
         option = typer.Option(
-            f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
-            metavar=_metavar(field.annotation, kind),
+            f"--{name.replace('_', '-')}",
+            metavar={int: "N", float: "NUMBER", bool: "true|false"}.get(kind, "WORD"),
             help=_text(texts.get(name, ""), field.annotation),
             hidden=not shown,
-            parser=_value if by_words else None,
+            parser=_value if kind in (bool, str) else None,
             rich_help_panel=panel,
         )
-        yield f"{prefix}{name}", Annotated[kind | None, option], field.default if shown else None
+        yield f"{prefix}{name}", Annotated[(str if kind is bool else kind) | None, option], default if shown else None
 
 
 def _text(meaning: str, annotation: Any) -> str:
@@ -244,10 +237,10 @@ def _text(meaning: str, annotation: Any) -> str:
     return f"{meaning} One of {', '.join(words)}." if unsaid else meaning
 
 
-def _value(text: str) -> int | float | str:
-    """Return a number if the text is one."""
-    for kind in (int, float):
-        with suppress(ValueError):
+def _value(text: str) -> bool | float | str:
+    """Return what a job file would hold: a number, true or false, or else the text."""
+    for kind in (int, float, {"true": True, "false": False}.__getitem__):
+        with suppress(ValueError, KeyError):
             return kind(text)
     return text
 
@@ -257,12 +250,6 @@ def _plain(annotation: Any) -> Any:
     while not isinstance(annotation, type) and get_args(annotation):
         annotation = get_args(annotation)[0]
     return str if isinstance(annotation, str) else annotation
-
-
-def _metavar(annotation: Any, kind: Any) -> str:
-    if get_origin(annotation) is Literal and len(words := "|".join(get_args(annotation))) <= _MAX_WORDS:
-        return words
-    return {int: "N", float: "NUMBER"}.get(kind, "WORD")
 
 
 def _made(listed: Iterable[MadeOption], *, defaults: bool) -> list[Any]:

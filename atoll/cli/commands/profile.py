@@ -33,10 +33,10 @@ def profile(
         Path | None,
         typer.Option(metavar="FILE", help="Write the profile to this file.", show_default="SCRIPT.profile.json"),
     ] = None,
-    probes: Annotated[int, typer.Option(metavar="N", help="Run so many trials with compression and staleness.")] = 30,
+    probes: Annotated[int, typer.Option(metavar="N", help="Run N trials with compression and staleness.")] = 30,
     samples: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Train so many samples in each trial.", show_default="half the dataset"),
+        typer.Option(metavar="N", help="Train N samples in each trial.", show_default="half the dataset"),
     ] = None,
     batch: Annotated[
         str | None,
@@ -44,9 +44,7 @@ def profile(
             metavar="MIN:MAX", help="Try total batches in this range.", show_default="the script's / 4 to * 4"
         ),
     ] = None,
-    workers: Annotated[
-        int, typer.Option(metavar="N", help="Train each trial with so many processes on this machine.")
-    ] = 2,
+    workers: Annotated[int, typer.Option(metavar="N", help="Train each trial with N processes on this machine.")] = 2,
     uniform: Annotated[
         bool, typer.Option("--uniform", help="Draw sparsities uniformly from 0 to 0.999, as published.")
     ] = False,

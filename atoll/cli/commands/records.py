@@ -41,7 +41,7 @@ def logs(
         typer.Option(metavar="N", min=0, help="Print the output of this worker, as it wrote it.", show_default="all"),
     ] = None,
     tail: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Print so many newest lines; 0 prints all that are kept.")
+        int, typer.Option(metavar="N", min=0, help="Print the newest N lines; 0 prints all that are kept.")
     ] = 0,
     as_json: JsonLines = False,
 ) -> None:
@@ -115,7 +115,7 @@ def metrics(
     *,
     points: Annotated[
         int,
-        typer.Option(metavar="N", min=0, help="Show at most so many points of each curve, spread evenly; 0 shows all."),
+        typer.Option(metavar="N", min=0, help="Show at most N points of each curve, spread evenly; 0 shows all."),
     ] = 0,
     plot: Annotated[bool, typer.Option("--plot", help="Draw the curves on the terminal.")] = False,
     as_csv: Annotated[

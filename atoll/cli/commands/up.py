@@ -26,7 +26,7 @@ MAX_AGENTS: Final = 64
 def up(
     *,
     agents: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=MAX_AGENTS, help="Start so many agents.", show_default="1")
+        int | None, typer.Option(metavar="N", min=1, max=MAX_AGENTS, help="Start N agents.", show_default="1")
     ] = None,
     speeds: Annotated[
         str | None,
@@ -40,7 +40,7 @@ def up(
     ] = DATA_DIR,
     threads: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Give each worker so many CPU threads.", show_default="cores / workers"),
+        typer.Option(metavar="N", min=1, help="Give each worker N CPU threads.", show_default="cores / workers"),
     ] = None,
     share_gpu: Annotated[
         bool, typer.Option("--share-gpu", help="Let agents share a GPU if there are fewer GPUs than agents.")

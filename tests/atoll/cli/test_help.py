@@ -93,7 +93,7 @@ def test_settings_of_a_strategy_are_options_with_sentences_and_defaults(strategy
         assert made[name].rich_help_panel == "Strategy"
         assert re.fullmatch(r"[A-Z].*\.", made[name].help), made[name].help
         assert not FRAGMENT.match(made[name].help)
-        assert made[name].default == field.default
+        assert made[name].default == (str(field.default).lower() if field.annotation is bool else field.default)
     assert {made[name].rich_help_panel for name in adapted} <= {"Adapt"}
 
 
@@ -178,7 +178,7 @@ def test_a_setting_has_the_type_that_its_strategy_gives_it(
         (("--sparsity", "0.9"), "`--sparsity` belongs to strategy stale-sparse; you chose none. Say --strategy"),
         (("--adapt-every",), "`--adapt-every` belongs to strategy local-steps; you chose none. Say --strategy"),
         (
-            ("--strategy", "zen", "--no-error-feedback"),
+            ("--strategy", "zen", "--error-feedback", "false"),
             "`--error-feedback` belongs to strategy stale-sparse; you chose",
         ),
         (("--strategy", "local-steps", "--density", "2"), "local_steps.density = 2.0 is wrong: it should be less than"),
