@@ -147,7 +147,7 @@ def test_controller_and_views_know_it() -> None:
         relay = StrategyRelay(lambda job, run, text: print(f"event of {job}, run {run}: {text}"))
         sent = []
         epoch = SimpleNamespace(
-            ledger=SimpleNamespace(jobs={"toy-1": SimpleNamespace(job=job, run=run)}),
+            ledger=SimpleNamespace(jobs={"toy-1": SimpleNamespace(job=job, run=run, strategy="toy")}),
             progress=ProgressBoard(),
             relay=relay,
             sessions=SimpleNamespace(send=lambda node, message: sent.append((node, message))),
