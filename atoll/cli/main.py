@@ -102,7 +102,7 @@ _GROUPS: Final[dict[str, tuple[Callable[..., None], ...]]] = {
 }
 """The commands by their panel in the help text; those that a new user meets first stand first."""
 _WITH_MADE_OPTIONS: Final[dict[Callable[..., None], type[TyperCommand]]] = {
-    run.run: options.JobCommand,
+    run.run: options.RunCommand,
     submit.submit: options.JobCommand,
     submit.restore: options.RestoreCommand,
     jobs.adjust: options.AdjustCommand,
@@ -111,9 +111,8 @@ _CONNECTS: Final = "--controller, --timeout and the --tls options of `atoll --he
 for group, commands in _GROUPS.items():
     for command in commands:
         epilog = _CONNECTS if "context" in inspect.signature(command).parameters else None
-        text = re.sub(
-            r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(command) or ""
-        )  # typer keeps the breaks inside a paragraph
+        # Typer keeps the breaks inside a paragraph.
+        text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(command) or "")
         made = _WITH_MADE_OPTIONS.get(command, TidyCommand)
         app.command(rich_help_panel=group, cls=made, help=text, epilog=epilog)(command)
 app.add_typer(certs.app, name="certs", rich_help_panel="Cluster")

@@ -288,7 +288,7 @@ def with_flags(job: JobFile, flags: Mapping[str, Any]) -> JobFile:
 def _check_owners(flags: Mapping[str, Any], chosen: str, named: str) -> None:
     """Check that all flags of strategies belong to the chosen one. Raises BadInput naming the strategies of the first
     that does not. named: the strategy that the user named, or "none"."""
-    if chosen not in (*registry.strategies(), "auto"):
+    if chosen not in registry.names():
         return  # the job file's check names it
     for field in (field for field, value in flags.items() if value is not None):
         section, _, key = field.rpartition(".")

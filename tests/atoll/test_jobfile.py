@@ -186,7 +186,7 @@ def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
         ("[env]\n'A=B' = 'x'", "env.A=B = 'A=B' is not a name of a variable"),
         ("[checkpoint]\ndirectory = 'x'", "line 2: checkpoint.directory = 'x' must be an absolute path"),
         ("[checkpoint]\nkeep = 0", "line 2: checkpoint.keep = 0 is wrong: it should be greater than or equal to 1"),
-        ("strategy = 'ring'", "line 1: strategy = 'ring' is not known. Use one of dense, stale-sparse"),
+        ("strategy = 'ring'", "line 1: strategy = 'ring' is not known. Use one of auto, dense"),
         (
             "strategy = 'stale-sparse'\n[stale_sparse]\nsparsty = 0.9",
             "unknown field 'stale_sparse.sparsty'. Did you mean 'sparsity'?",

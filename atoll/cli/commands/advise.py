@@ -34,19 +34,35 @@ _TIME: Final = re.compile(r"([0-9.]+)\s*(ms|s|us|µs)?", re.IGNORECASE)
 
 def advise(
     context: typer.Context,
-    script: Annotated[Path, typer.Argument(help="The training script. Its own arguments follow `--`.")],
+    script: Annotated[
+        Path, typer.Argument(metavar="SCRIPT", help="Training script. Its own arguments follow after `--`.")
+    ],
     args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")] = None,
     *,
     workers: Annotated[
-        int | None, typer.Option(help="Workers of the job.", show_default="all devices of the cluster, else 2")
+        int | None,
+        typer.Option(
+            metavar="N", help="Compare for a job of N workers.", show_default="all devices of the cluster, else 2"
+        ),
     ] = None,
     bandwidth: Annotated[
         str | None,
-        typer.Option(metavar="BITS/S", help="Bandwidth between islands, as 100M.", show_default="as agents measured"),
+        typer.Option(
+            metavar="BITS/S",
+            help="Assume this bandwidth between islands, e.g. 100M.",
+            show_default="as agents measured",
+        ),
     ] = None,
-    rtt: Annotated[str, typer.Option(metavar="TIME", help="Round trip between islands, for --bandwidth.")] = "20ms",
+    rtt: Annotated[
+        str, typer.Option(metavar="TIME", help="Assume this round-trip time between islands, with --bandwidth.")
+    ] = "20ms",
     islands: Annotated[
-        int | None, typer.Option(help="Islands of the workers, for --bandwidth.", show_default="the cluster's, else 2")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Spread the workers over N islands, with --bandwidth.",
+            show_default="the cluster's, else 2",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -54,7 +70,7 @@ def advise(
 
     atoll advise train.py --workers 4 --bandwidth 100M --rtt 40ms
 
-    Runs some steps of the script on this machine, in seconds. Links and devices are the cluster's.
+    The command trains some steps of the script on this machine, for seconds. Links and devices are the cluster's.
     """
     need("atoll.controller.planners.registry", "controller")
     _check_script(script)

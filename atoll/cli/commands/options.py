@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args, get_origin
@@ -170,23 +170,22 @@ def given(context: typer.Context) -> dict[str, Any]:
     return dict(context.meta.get(_KEPT, {}))
 
 
-def _of_job(chosen: str) -> Iterator[MadeOption]:
-    """Yield the options of a job. Those of strategies other than the chosen one are hidden: they say whose they are."""
+def _of_job(chosen: str, workers: str = "") -> Iterator[MadeOption]:
+    """Yield the options of a job. Those of strategies other than the chosen one are hidden: they say whose they are.
+
+    workers: the default to show, if it is not the job file's."""
     from atoll.jobs.job_spec import Checkpoint, JobSpec
     from atoll.strategies import registry
 
-    names = list(registry.strategies())
+    names = list(registry.names())
     how = f"Exchange gradients by this strategy: {', '.join(names)}. `--strategy NAME --help` shows its settings."
     strategy = _option(STRATEGY, str, "--strategy", "NAME", how, autocompletion=lambda: names)
     fields = {f"checkpoint.{name}": field for name, field in Checkpoint.model_fields.items()} | JobSpec.model_fields
     fields["workers"] = fields["max_workers"]
+    defaults = {name: field.default for name, field in fields.items() if field.default not in ("", (), {}, ...)}
+    defaults |= {"workers": workers} if workers else {}
     for name, kind in {**_OPTIONS, "strategy": strategy}.items():
-        known = fields.get(name)
-        yield (
-            name,
-            kind,
-            None if known is None or known.is_required() or known.default in ("", (), {}) else known.default,
-        )
+        yield name, kind, defaults.get(name)
     for each in sorted(registry.strategies().values(), key=lambda each: each.name != chosen):
         shown = each.name == chosen
         yield from _of_settings(each, each.settings.model_fields, "settings.", STRATEGY, shown=shown)
@@ -298,7 +297,7 @@ def _command_with(listed: Callable[[str], Iterable[MadeOption]], *, defaults: bo
         def get_params(self, ctx: Any) -> list[Any]:
             *own, asking_for_help = super().get_params(ctx)
             params = [*own, *made(ctx.meta.get(_CHOSEN, ""))]
-            if any(param.rich_help_panel == OUTPUT for param in params):
+            if any(param.rich_help_panel in PANELS for param in params):
                 asking_for_help.rich_help_panel = OUTPUT
             panels = {panel: place for place, panel in enumerate(PANELS)}
             return sorted([*params, asking_for_help], key=lambda param: panels.get(param.rich_help_panel, -1))
@@ -321,7 +320,10 @@ AdjustCommand: Final = _command_with(_adjusted, defaults=False)
 """`atoll adjust`, with the settings that a running job may change."""
 
 JobCommand: Final = _command_with(_of_job, defaults=True)
-"""A command that starts a job, with the options of the job and of its strategy."""
+"""`atoll submit`, with the options of the job and of its strategy."""
+
+RunCommand: Final = _command_with(partial(_of_job, workers="1 to all devices"), defaults=True)
+"""`atoll run`, which trains on all devices if it is not told otherwise."""
 
 RestoreCommand: Final = _command_with(_of_job, defaults=False)
 """`atoll restore`, whose options are by default those of the job before."""

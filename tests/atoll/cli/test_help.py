@@ -20,7 +20,7 @@ from atoll.strategies import registry
 
 ROOT = typer.main.get_command(app)
 GROUPS = ("Start", "Jobs", "Watch", "Cluster", "Research")
-OF_A_JOB = ("submit", "restore")
+OF_A_JOB = ("run", "submit", "restore")
 """Commands with the options of a job."""
 
 FRAGMENT = re.compile(
@@ -139,6 +139,7 @@ def test_defaults_of_a_job_are_shown_but_not_those_of_a_restored_one(runner: Cli
     assert shown["--checkpoint-every"].default == 200
     assert shown["--strategy"].default == JobSpec.model_fields["strategy"].default
     assert (shown["--workers"].default, shown["--split"].default) == (1, "auto")
+    assert "[default: 1 to all devices]" in runner.invoke(app, ["run", "--help"]).stdout
     assert "[default: 200]" not in runner.invoke(app, ["restore", "--help"]).stdout
 
 
@@ -186,7 +187,7 @@ def test_a_setting_has_the_type_that_its_strategy_gives_it(
             ("--strategy", "local-steps", "--values", "int3"),
             "local_steps.values = 'int3' is wrong: it should be 'int2'",
         ),
-        (("--strategy", "ring", "--density", "0.1"), "strategy = 'ring' is not known. Use one of dense"),
+        (("--strategy", "ring", "--density", "0.1"), "strategy = 'ring' is not known. Use one of auto"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(
