@@ -143,3 +143,39 @@ def test_a_compressed_job_is_planned_by_what_its_workers_measured_and_explained(
     assert (ended.phase, ended.run, ended.checkpoint_step) == (pb.PHASE_DONE, 1, 300), pair.story(job)
     for steps in trained_samples(out).values():
         assert Counter(sample for batch in steps.values() for sample in batch) == Counter(range(600))
+
+
+def test_a_running_job_changes_its_strategy_in_place_there_and_back(pair: Cluster, tmp_path: Path) -> None:
+    """1. A job trains by `dense`. 2. Its user asks for `local-steps`: the same processes go on by it from a boundary,
+    and events, status and plans say from when, and who asked. 3. The pin is taken off, and `dense` is back. 4. One run
+    trains each sample once, and a strategy that no run can change to is refused."""
+    out = tmp_path / "out"
+    tiny = (str(SCRIPTS / "tiny.py"), "--name", "switched", "--workers", "2", "--strategy", "dense")
+    job = submitted(pair, *tiny, "--", f"--out={out}", "--epochs=8", "--step-s=0.05")
+    before = pair.wait_for(job, "steps", lambda j: j.progress.step > 10)
+    refused = atoll(pair, "adjust", job, "--strategy", "groups")
+    assert refused.returncode != 0
+    assert "a run cannot begin strategy groups at a step boundary" in refused.stderr
+
+    adjusted = atoll(pair, "adjust", job, "--strategy", "local-steps")
+    assert adjusted.returncode == 0, adjusted.stderr
+    assert "pinned: strategy local-steps" in adjusted.stdout
+    changed = pair.wait_for(job, "local-steps", lambda j: j.strategy == "local-steps" and j.progress.step > 25)
+    assert "switched from dense to local-steps at step" in changed.strategy_reason
+    text = atoll(pair, "status", job).stdout
+    assert "strategy local-steps (switched from dense to local-steps at step " in text
+    assert "asked by unauthenticated" in text
+    pair.wait_for(job, "its metrics", lambda j: "stall_share" in j.progress.strategy_metrics)
+    plans = atoll(pair, "plans", job).stdout
+    assert "by strategy local-steps" in plans
+
+    assert atoll(pair, "adjust", job, "--unpin", "strategy").returncode == 0
+    pair.wait_for(job, "dense", lambda j: j.strategy == "dense" and j.view == 3)
+    hurry(out)
+    ended = pair.wait_for_end(job)
+    assert (ended.phase, ended.run) == (pb.PHASE_DONE, 1), pair.story(job)
+    assert {w.status.pid for w in before.workers} == {w.status.pid for w in changed.workers}
+    texts = [event.text for event in pair.client.events(job)]
+    assert sum("switched from" in text for text in texts) == 2, pair.story(job)
+    for steps in trained_samples(out).values():
+        assert Counter(sample for batch in steps.values() for sample in batch) == Counter(range(600))

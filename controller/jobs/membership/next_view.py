@@ -356,7 +356,7 @@ def _switched(
     pinned = f"asked by {job.pinned.strategy_by or 'its user'}" if job.pinned.strategy else ""
     asked = NextMembers(
         cause=ViewCause.STRATEGY,
-        reason=pinned or (job.learned.strategy_reason if job.leaves_strategy else "") or "it is the job's own",
+        reason=pinned or (job.learned.strategy_reason if job.leaves_strategy else "") or "the job's own strategy",
         members=members_of(run, newest),
         has_state=newest.ranks,
         at_boundary=True,
