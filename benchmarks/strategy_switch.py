@@ -48,6 +48,12 @@ def changes(cluster: Cluster, job: str) -> list[common.Event]:
     return [event for event in cluster.client.events(job) if event.kind == common.EVENT_KIND_STRATEGY_CHANGED]
 
 
+def change_to(cluster: Cluster, job: str, wanted: str, count: int) -> None:
+    """Change the job's strategy, and wait until it has changed so many times."""
+    cluster.client.adjust(job, strategy=wanted)
+    cluster.wait_for(job, wanted, lambda _: len(changes(cluster, job)) == count)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
@@ -67,10 +73,8 @@ def main() -> None:
         job = cluster.submit(script, *arguments, workers=(2, 2), checkpoint=checkpoint, strategy="dense")
         seen = cluster.wait_for_step(job, STEPS_BETWEEN)
         for count, wanted in enumerate(WAY * given.rounds, start=1):
-            cluster.client.adjust(job, strategy=wanted)
-            cluster.wait_for(job, wanted, lambda _, count=count: len(changes(cluster, job)) == count)
-            step = changes(cluster, job)[-1].step
-            seen = cluster.wait_for(job, "steps", lambda j, step=step: j.progress.step > step + STEPS_BETWEEN)
+            change_to(cluster, job, wanted, count)
+            seen = cluster.wait_for_step(job, changes(cluster, job)[-1].step + STEPS_BETWEEN)
         took: dict[tuple[str, str], list[float]] = {}
         for event in changes(cluster, job):
             paused = max(paused_s(out / str(rank), event.step) for rank in (0, 1))

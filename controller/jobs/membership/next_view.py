@@ -17,7 +17,8 @@ from atoll.controller.jobs.model.exits import silent_s
 from atoll.controller.jobs.model.failures import crashed
 from atoll.controller.jobs.model.members import in_whole_pipelines, joiners, members_of, with_state
 from atoll.controller.jobs.model.observed import ObservedJob, PassClock, ViewStage, WorkerViewReport
-from atoll.controller.jobs.model.strategy_in_force import why_not_switchable
+from atoll.controller.jobs.model.policy import begun_with
+from atoll.controller.jobs.model.strategy_in_force import strategy_of, why_not_switchable
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import ExitRecord, Level, RunMember, RunRecord, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
@@ -293,9 +294,9 @@ def _advanced(
             before = observed.views.in_force
             step = min(word.step for word in words)
             now = move_view(newest, ViewState.IN_FORCE, f"its members train, from step {step}", clock.unix_s)
-            refusal = next((word.refusal for word in words if word.refusal), "")
-            if refusal and now.previous_strategy:
-                return _refused(observed, now, step, refusal)
+            if by := _strategy_taken(observed, newest, words):
+                refusal = next((word.refusal for word in words if word.refusal), "")
+                return _by_another(observed, replace(now, step=step), by, refusal)
             over = (
                 [move_view(before, ViewState.ABANDONED, f"view {newest.view} is in force", clock.unix_s)]
                 if before
@@ -366,30 +367,42 @@ def _switched(
     return propose(observed, run, newest, asked, clock)
 
 
-def _refused(observed: ObservedJob, now: ViewRecord, step: int, refusal: str) -> ViewStep:
-    """The view in force by the strategy before, because the script does not allow the new one. It is asked for no
-    more."""
-    job, before = observed.job, observed.views.in_force
-    refused = {**job.learned.refused_strategies, now.strategy: refusal}
-    learned = replace(job.learned, refused_strategies=refused)
-    if job.leaves_strategy:
-        learned = replace(learned, strategy=now.previous_strategy, strategy_reason=f"{now.strategy}: {refusal}")
-    pinned = replace(job.pinned, strategy="", strategy_by="")
-    job = replace(job, learned=learned, pinned=pinned)
-    if job.wanted_strategy != now.previous_strategy:
-        job = replace(job, pinned=replace(pinned, strategy=now.previous_strategy))
+def _strategy_taken(observed: ObservedJob, view: ViewRecord, words: Sequence[WorkerViewReport]) -> str:
+    """Return the strategy by which all members train in place of the view's; empty if they train by that one."""
+    found = {word.strategy for word in words}
+    (by,) = found if len(found) == 1 else ("",)
+    return by if by != strategy_of(observed.job, view) else ""
+
+
+def _by_another(observed: ObservedJob, now: ViewRecord, by: str, refusal: str) -> ViewStep:
+    """The view in force by the strategy that its members stay with.
+
+    refusal: why their script does not allow the view's, which is asked for no more; empty if they could not change
+    there, and it is proposed again."""
+    job, before, wanted = observed.job, observed.views.in_force, now.strategy
     over = (
         [move_view(before, ViewState.ABANDONED, f"view {now.view} is in force", now.in_force_unix_s)] if before else []
     )
-    kept = replace(now, step=step, strategy=now.previous_strategy, previous_strategy="")
+    views = (*over, replace(now, strategy=by, previous_strategy=""))
+    current = observed.plans.newest
+    plan = None
+    if current is not None:  # its parameters are of the strategy that is not taken
+        stays = replace(current, id=current.id + 1, from_step=0, reason=f"strategy {by} stays", predicted_s=0.0)
+        begun = begun_with(job, by, stays)
+        total, factor = current.total_batch, current.learning_rate_factor
+        plan = replace(begun, total_batch=total, learning_rate_factor=factor)
+    if not refusal:
+        return ViewStep(views=views, plan=plan)
+    learned = replace(job.learned, refused_strategies={**job.learned.refused_strategies, wanted: refusal})
+    if job.leaves_strategy:
+        learned = replace(learned, strategy=by, strategy_reason=f"the script does not allow {wanted}: {refusal}")
+    job = replace(job, learned=learned, pinned=replace(job.pinned, strategy="", strategy_by=""))
+    if job.wanted_strategy != by:
+        job = replace(job, pinned=replace(job.pinned, strategy=by))
     event = NewEvent(
-        kind=EventKind.STRATEGY_REFUSED,
-        level=Level.WARNING,
-        view=now.view,
-        cause=refusal,
-        strategies=(now.previous_strategy, now.strategy),
+        kind=EventKind.STRATEGY_REFUSED, level=Level.WARNING, view=now.view, cause=refusal, strategies=(by, wanted)
     )
-    return ViewStep(views=(*over, kept), job=job, events=(event,))
+    return ViewStep(views=views, job=job, plan=plan, events=(event,))
 
 
 def left_out(
