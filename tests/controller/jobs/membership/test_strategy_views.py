@@ -12,8 +12,9 @@ from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.model.observed import ObservedJob, ObservedWorker, ViewStage
 from atoll.controller.jobs.model.policy import begun_with
 from atoll.controller.jobs.model.strategy_in_force import last_change, strategy_in_force
-from atoll.controller.state.records import AUTO, Adapted, JobLearned, JobPins
+from atoll.controller.state.records import Adapted, JobLearned, JobPins
 from atoll.controller.state.views import ViewCause, ViewState
+from atoll.strategies.registry import AUTO
 
 BOTH = (view(strategy="dense"),)
 TO_LOCAL = JobPins(strategy="local-steps", strategy_by="client:ada")
