@@ -28,7 +28,7 @@ def test_strategies_are_found_by_name_and_by_settings() -> None:
     for settings in (Dense(), StaleSparse()):
         assert registry.of(settings).settings is type(settings)
     known = "dense, stale-sparse, local-steps, zen, groups, compressed, volunteer"
-    with pytest.raises(SettingError, match=f"strategy = 'ring' is not known. Use one of {known}"):
+    with pytest.raises(SettingError, match=f"strategy = 'ring' is not known. Use one of auto, {known}"):
         registry.find("ring")
 
 
