@@ -17,7 +17,6 @@ def show(script: str, advice: Advice) -> None:
     """Print what was measured and assumed, the table, and what would help."""
     measured = advice.script
     sparse = measured.gradient_density < 1
-    sparse = measured.gradient_density < 1
     density = f", {100 * measured.gradient_density:.2g} % of a gradient not zero" if sparse else ""
     print(f"{script}: {measured.entries:,} entries in {measured.tensors} tensors, batch {measured.batch}{density}")
     for one in measured.timed:
