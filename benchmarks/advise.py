@@ -2,8 +2,8 @@
 
     sudo env PATH=$PATH python benchmarks/advise.py [--rates 20,100,500] [--strategies dense,local-steps] [--steps 14]
 
-Each strategy trains the same script over each rate after `atoll advise` has predicted it. A prediction is right if it is
-within FACTOR of the measured step. Exit code 1 if one of strategy `dense` is not.
+Each strategy trains the same script over each rate after `atoll advise` has predicted it. A prediction is right if it
+is within FACTOR of the measured step. Exit code 1 if one of strategy `dense` is not.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ STATE_BYTES: Final = 4
 """Bytes an entry that a strategy keeps beside model, gradient and optimizer: residuals, or shared parameters."""
 STATELESS: Final = ("gradients", "nonzeros")
 """Kinds of exchange that keep nothing from step to step."""
+NO_LINK: Final = ("a measured link: wait for the agents' measurements, or give --bandwidth and --rtt",)
 NOT_COMPARED: Final = "its steps cannot be compared with those of the others; choose it by --strategy"
 
 
@@ -278,7 +279,7 @@ def advise(script: MeasuredScript, cluster: AdvisedCluster) -> Advice:
         strategies=tuple(strategies),
         chosen=plan.strategy,
         reason=plan.reason,
-        helps=(*_faster_link(script, cluster, plan), *_left_out(script, cluster, plan)),
+        helps=NO_LINK if not compared else (*_faster_link(script, cluster, plan), *_left_out(script, cluster, plan)),
     )
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import permutations
+from typing import Final
 
+from atoll.controller.jobs.model.peer_links import PeerLink, PeerLinks
 from atoll.controller.planners.strategy_choice.facts import IslandLink
 from atoll.profiling.advice import AdvisedCluster, WorkerSeat, bandwidth_words
 from atoll.v1.jobs_pb2 import Node
 
-SAME_DEVICE = "every worker has a device of its own, as fast as this machine's"
+SHOWN_LINKS: Final = 6
+SAME_DEVICE: Final = "every worker has a device of its own, as fast as this machine's"
 
 
 def by_hand(workers: int, link: tuple[float, float] | None, islands: int) -> AdvisedCluster:
@@ -29,7 +32,7 @@ def by_hand(workers: int, link: tuple[float, float] | None, islands: int) -> Adv
 
 
 def of_nodes(
-    nodes: Iterable[Node], workers: int, kind: str, own_rate: float, link: tuple[float, float] | None
+    nodes: Sequence[Node], workers: int, kind: str, own_rate: float, link: tuple[float, float] | None
 ) -> AdvisedCluster:
     """Return the fastest devices of the cluster, of one kind. own_rate: benchmark of the device that was measured, 0 if
     unknown. link: by hand, in place of measured links."""
@@ -43,21 +46,49 @@ def of_nodes(
         kind = Counter(one[3] for one in found).most_common(1)[0][0]
     chosen = sorted((one for one in found if one[3] == kind), key=lambda one: (-one[0], one[1]))[:workers]
     known = own_rate > 0 and all(rate > 0 for rate, *_ in chosen)
-    places = tuple(WorkerSeat(island, rate / own_rate if known else 1.0) for rate, _, island, _ in chosen)
-    missing = workers - len(places)
-    places += tuple(places[at % len(places)] for at in range(missing))
+    seats = tuple(WorkerSeat(island, rate / own_rate if known else 1.0) for rate, _, island, _ in chosen)
+    missing = workers - len(seats)
+    seats += tuple(seats[at % len(seats)] for at in range(missing))
     measured = [f"speeds of {len(chosen)} devices, by the agents' benchmark against this machine's"] if known else []
     assumed = [] if known else [SAME_DEVICE]
     if missing > 0:
         assumed.append(f"{missing} workers more than the cluster has devices, as fast and as linked as those")
-    names = sorted({place.island for place in places})
+    islands: dict[str, set[str]] = defaultdict(set)
+    for _, node, island, _ in chosen:
+        islands[island].add(node)
+    links, inside, words = _links(nodes, islands) if link is None else (_all_links(islands, link), {}, "")
     if link is not None:
-        assumed.append(f"{link_words(link)} between islands, as given; links inside an island cost nothing")
-        return AdvisedCluster(
-            places=places, links=_all_links(names, link), measured=tuple(measured), assumed=tuple(assumed)
-        )
-    assumed.append("links inside an island cost nothing")
-    return AdvisedCluster(places=places, measured=tuple(measured), assumed=tuple(assumed))
+        assumed.append(f"{link_words(link)} between islands, as given")
+    elif words:
+        measured.append(words)
+    if any(len(names) > 1 for name, names in islands.items() if name not in inside) or missing > 0:
+        assumed.append("links inside an island that agents did not measure cost nothing")
+    return AdvisedCluster(places=seats, links=links, inside=inside, measured=tuple(measured), assumed=tuple(assumed))
+
+
+def _links(
+    nodes: Sequence[Node], islands: Mapping[str, set[str]]
+) -> tuple[tuple[IslandLink, ...], dict[str, tuple[float, float]], str]:
+    """Return the links between islands and inside them, as agents measured them, and words about them."""
+    peers = PeerLinks(
+        {
+            (node.name, link.node): PeerLink(link.rtt_s, link.bandwidth_bps, link.measured_unix_s)
+            for node in nodes
+            for link in node.links
+            if link.bandwidth_bps >= 1
+        }
+    )
+    between, inside, words = [], {}, []
+    for source, target in permutations(sorted(islands), 2):
+        if (found := peers.between(islands[source], islands[target])) is None:
+            continue
+        between.append(IslandLink(source=source, target=target, bandwidth_bps=found.bandwidth_bps, rtt_s=found.rtt_s))
+        words.append(f"{source} to {target} {link_words((found.bandwidth_bps, found.rtt_s))}")
+    for island, names in islands.items():
+        if (found := peers.between(names, names)) is not None:
+            inside[island] = (found.bandwidth_bps, found.rtt_s)
+    shown = ", ".join(words[:SHOWN_LINKS]) + (", ..." if len(words) > SHOWN_LINKS else "")
+    return tuple(between), inside, f"links by agents: {shown}" if shown else ""
 
 
 async def own_rate(kind: str) -> float:

@@ -10,7 +10,7 @@ from atoll.controller.planners.strategy_choice.facts import IslandLink
 from atoll.profiling import advised_clusters
 from atoll.profiling.advice import AdvisedCluster, MeasuredScript, TimedBatch, WorkerSeat, advise, planner_input, split
 from atoll.v1.common_pb2 import Device
-from atoll.v1.jobs_pb2 import Node
+from atoll.v1.jobs_pb2 import Node, NodeLink
 
 ENGINES = {"groups": "needs run.prepare_pipeline", "volunteer": "needs run.prepare_pipeline"}
 SCRIPT = MeasuredScript(
@@ -116,3 +116,34 @@ def test_a_cluster_has_the_fastest_devices_of_the_measured_kind() -> None:
     unknown = advised_clusters.of_nodes(nodes, 2, "cpu", 0.0, None)
     assert [place.rate for place in unknown.places] == [1.0, 1.0]
     assert unknown.assumed[0].startswith("every worker has a device of its own")
+
+
+def test_links_are_those_that_agents_measured() -> None:
+    """Medians of the pairs, directed; what was not measured inside an island is assumed."""
+
+    def node(name: str, island: str, **links: float) -> Node:
+        measured = [NodeLink(node=to, bandwidth_bps=bps, rtt_s=0.01) for to, bps in links.items()]
+        devices = [Device(index=0, kind="cpu", work_per_s=1e9)]
+        return Node(name=name, island=island, devices=devices, connected=True, links=measured)
+
+    nodes = [
+        node("a", "home", b=1e9, c=50e6),
+        node("b", "home", c=70e6),
+        node("c", "lab", a=20e6, d=5e9),
+        node("d", "lab"),
+    ]
+    found = advised_clusters.of_nodes(nodes, 4, "cpu", 1e9, None)
+    assert {(link.source, link.target): link.bandwidth_bps for link in found.links} == {
+        ("home", "lab"): 60e6,
+        ("lab", "home"): 20e6,
+    }
+    assert found.inside == {"home": (1e9, 0.01), "lab": (5e9, 0.01)}
+    assert "links by agents: home to lab 60 Mbit/s and 10 ms" in found.measured[1]
+    assert found.assumed == ()
+    alone = [Node(name=one.name, island=one.island, devices=one.devices, connected=True) for one in nodes]
+    unmeasured = advised_clusters.of_nodes(alone, 4, "cpu", 1e9, None)
+    assert (unmeasured.links, unmeasured.inside) == ((), {})
+    advice = advise(SCRIPT, unmeasured)
+    assert all(one.refused for one in advice.strategies)
+    assert "no link between the islands was measured" in advice.reason
+    assert advice.helps[0].startswith("a measured link")
