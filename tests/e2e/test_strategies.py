@@ -179,3 +179,17 @@ def test_a_running_job_changes_its_strategy_in_place_there_and_back(pair: Cluste
     assert sum("switched from" in text for text in texts) == 2, pair.story(job)
     for steps in trained_samples(out).values():
         assert Counter(sample for batch in steps.values() for sample in batch) == Counter(range(600))
+
+
+def test_a_job_whose_script_refuses_the_default_strategy_trains_by_the_one_it_allows(pair: Cluster) -> None:
+    """1. Nobody names a strategy; the model has sparse gradients, which `dense` refuses. 2. All workers train by `zen`
+    from their first step on, and report it. 3. The controller records it for the job's next run, and says why."""
+    script = str(SCRIPTS.parents[1] / "atoll/cli/scripts/advised.py")
+    options = ("--workers", "2", "--strategy", "auto", "--env", "MODEL=words", "--env", "EPOCHS=300")
+    job = submitted(pair, script, "--name", "words", *options)
+    pair.wait_for(job, "steps by zen", lambda j: j.progress.strategy_metrics.get("density", 0) > 0)
+    pair.wait_for(job, "the recorded strategy", lambda j: "zen" in j.strategy_reason or j.strategy == "zen")
+    said = atoll(pair, "events", job).stdout
+    assert "trains with zen: dense was chosen automatically" in said
+    assert "makes sparse gradients, which this strategy does not send" in said
+    pair.client.cancel(job)

@@ -24,13 +24,13 @@ if os.environ["MODEL"] == "pipeline":
     train_round, rounds = run.prepare_pipeline(
         model, lambda parameters: torch.optim.SGD(parameters, lr=0.1), nn.functional.mse_loss, dataset, batch_size=20
     )
-    for _ in run.epochs(100):
+    for _ in run.epochs(int(os.environ.get("EPOCHS", "100"))):
         for each in rounds:
             train_round(each)
 else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = run.prepare(model, optimizer, dataset, batch_size=20)
-    for _ in run.epochs(100):
+    for _ in run.epochs(int(os.environ.get("EPOCHS", "100"))):
         for x, y in loader:
             run.backward(nn.functional.mse_loss(model(x), y))
             optimizer.step()
