@@ -51,7 +51,7 @@ class Told:
 def parts(line: str) -> Iterator[str]:
     """The commands of a line of shell, without prompt, comment, variables before them and what goes in and out."""
     line = re.sub(r"^\s*(\$ )?", "", line)
-    for part in re.split(r"\s#|\s\|\s|\s&&\s|; ", line):
+    for part in re.split(r"\s#|\s\|\s|\s&&\s|; |\s&$", line):
         command = re.split(r"\s[<>]", part)[0].strip()
         command = re.sub(r"^(sudo |env |time |PATH=\S+ |[A-Z_]+=\S+ )+", "", command)
         if re.match(r"(atoll|python|make) \S", command):

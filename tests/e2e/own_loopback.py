@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import psutil
 from shared_processes import PIDS
 
 ATOLL: Final = (sys.executable, "-m", "atoll.cli.main")
@@ -48,7 +50,7 @@ class OwnLoopback:
         PIDS.add(self._keeper.pid)
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self.env = {**kept, "HOME": str(home), "PATH": programs, "TERM": "xterm"}
+        self.env = {**kept, "HOME": str(home), "PATH": programs, "TERM": "xterm", "OMP_NUM_THREADS": "1"}
 
     def __enter__(self) -> Self:
         assert self._keeper.stdout is not None
@@ -61,8 +63,23 @@ class OwnLoopback:
         try:
             self.atoll("down")
         finally:
+            left = self._left()
+            for process in left:
+                process.terminate()
+            _, alive = psutil.wait_procs(left, timeout=10)
+            for process in alive:
+                process.kill()
             self._keeper.communicate(timeout=10)  # its input ends, and so does it
             PIDS.discard(self._keeper.pid)
+
+    def _left(self) -> list[psutil.Process]:
+        """Return the processes that are in the namespace, but for the one that keeps it."""
+        own, found = os.stat(f"/proc/{self._keeper.pid}/ns/net").st_ino, []
+        for process in psutil.process_iter():
+            with suppress(OSError, psutil.NoSuchProcess):
+                if process.pid != self._keeper.pid and os.stat(f"/proc/{process.pid}/ns/net").st_ino == own:
+                    found.append(process)
+        return found
 
     def inside(self, *command: str) -> list[str]:
         """Return the command that runs `command` in the namespace."""
