@@ -38,12 +38,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="First step: atoll run train.py. On several machines: docs/deploy.md",
 )
 
 
 _HELP: Final = (
     "Train one PyTorch model across islands of unequal devices.\n\n"
+    "Begin with `atoll run train.py`: it trains your script on all devices there are, and starts a cluster on this "
+    "machine if there is none.\n\n"
     "Exit codes: 0 ok, 1 job failed, 2 bad input, 3 controller unreachable, 4 not allowed, 5 no feasible plan, "
     "6 job cancelled, 124 timeout, 130 interrupted."
 )

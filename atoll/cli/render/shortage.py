@@ -37,8 +37,9 @@ def missing_devices(job: Job, nodes: Sequence[Node]) -> str:
     if len(kinds) > 1:
         have = " and ".join(f"{count} {kind}" for kind, count in kinds.items())
         have += " devices are connected, and workers of a job are of one kind"
-    add = "Start `atoll agent` on another machine"
-    if nodes and all(node.name.startswith(_OF_UP) for node in nodes) and "cuda" not in kinds:
+    add = "Start `atoll agent` on another machine" if kinds else "Start `atoll agent` on each machine that has some"
+    names = [node.name for node in nodes if node.connected]
+    if names and all(name.startswith(_OF_UP) for name in names) and "cuda" not in kinds:
         add = f"For more agents on this machine: `atoll down`, then `atoll up --agents {wanted} --detach`"
     fewer = f". Or `atoll cancel {job.id}`, and ask for --workers {there}" if there else ""
     return f"{printable(job.id)} waits for {what}: {have}. {add}{fewer}"
