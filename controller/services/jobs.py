@@ -132,7 +132,7 @@ class JobServicer(JobServiceServicer):
             raise BadInput(f"unpin = {unknown[0][:80]!r} is not known. Use {', '.join(sorted(known))}")
         if asked == JobPins() and not request.unpin:
             raise BadInput(
-                "the request changes nothing. Give a strategy, --sparsity, a batch, shares, or what to unpin"
+                "the request changes nothing. Give a strategy, one of its settings, a batch, shares or --unpin"
             )
         return job_to_wire(epoch, await epoch.adjust(request.job, asked, set(request.unpin), caller(context)))
 

@@ -158,7 +158,7 @@ def plans(
         return
     terminal.print_table(views.PLAN_COLUMNS, views.plan_rows(reply))
     newest = reply.plans[-1].plan
-    terminal.note(f"decide one again: atoll plans {job} --input {newest.id} | atoll decide {newest.planner}")
+    terminal.note(f"compute one again: atoll plans {job} --input {newest.id} | atoll decide {newest.planner}")
 
 
 def cancel(context: typer.Context, job: JobName, as_json: Json = False) -> None:

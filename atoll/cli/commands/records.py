@@ -143,7 +143,7 @@ def metrics(
         written = curves.write_event_files(found, tensorboard)
         terminal.note(f"{written} points in {tensorboard}. See them: tensorboard --logdir {tensorboard}")
     elif not found:
-        terminal.note(f"{job} reports nothing. In its script: run.report(loss=loss.item())")
+        terminal.note(f"{job} has reported no numbers. Report them in the script: run.report(loss=loss.item())")
     elif plot:
         size = shutil.get_terminal_size()
         for curve in found:

@@ -30,8 +30,8 @@ NODE_COLUMNS: Final = ("NODE", "ISLAND", "STATE", "ADDRESS", "DEVICES", "LOAD", 
 PLAN_COLUMNS: Final = (">PLAN", ">STEP", "PLANNER", ">BATCH", "STRATEGY", ">PREDICTED", ">MEASURED", "REASON")
 CHECKPOINT_COLUMNS: Final = ("TIER", ">STEP", ">RUN", "SHARDS", ">SIZE", ">AGE", "HEALTH", "WHERE")
 SUPERVISED: Final = (
-    "strategy none, plan none: a script without atoll.init, as for torchrun, is supervised and restarted, "
-    "and splits its data itself"
+    "no strategy and no plan: a script without atoll.init, such as one for torchrun, is supervised and restarted, "
+    "and splits its own data"
 )
 NOT_PINNED: Final = "nothing pinned"
 _LINKS_SHOWN: Final = 12
@@ -86,7 +86,7 @@ def status_lines(job: Job, now_s: float) -> list[str]:
     over = bool(job.ended_unix_s)  # then its memory was given back, and what went on is over too
     in_memory = f"; memory: step {job.memory_step}" if job.memory_step and not over else ""
     if only_supervised(job):
-        checkpoint = "none, for no worker has called atoll.init; a script without it saves and loads its own"
+        checkpoint = "none, since no worker has called atoll.init; a script without it saves its own"
     lines.append(f"checkpoint: {checkpoint}{in_memory}")
     if job.HasField("recovery") and (job.recovery.resumed_unix_s or not over):
         lines.append(recovery_line(job.recovery, now_s))
@@ -148,7 +148,7 @@ def recovery_line(recovery: Recovery, now_s: float) -> str:
         doing = "resizing" if recovery.resize else "recovering"
         return f"{doing} for {max(now_s - recovery.detected_unix_s, 0):.1f} s: {printable(recovery.cause)}"
     took_s, lost = recovery.resumed_unix_s - recovery.seen_unix_s, recovery.steps_lost
-    where = "begun anew" if recovery.tier == "start" else f"{recovery.tier}, step {recovery.step}"
+    where = "started from the beginning" if recovery.tier == "start" else f"{recovery.tier}, step {recovery.step}"
     what = "resized in {:.1f} s after run {}" if recovery.resize else "recovered in {:.1f} s from the loss of run {}"
     text = f"{what.format(took_s, recovery.run)}: {where}"
     if recovery.reached_step < recovery.step:  # whoever heard of its steps was lost as well

@@ -152,7 +152,8 @@ class LeaderEpoch:
                 "spec.secrets: this controller serves other machines without TLS, where anyone on the way could read "
                 "them. Give it certificates (`atoll certs`), or leave the secrets out"
             )
-        cause = f"{spec.script} on {spec.min_workers} to {spec.max_workers} workers"
+        low, high = spec.min_workers, spec.max_workers
+        cause = f"{spec.script} on {f'{low} to {high}' if low < high else high} worker{'s' * (high > 1)}"
         submitted = NewEvent(kind=EventKind.SUBMITTED, by=by, cause=cause)
         async with self.ledger.writing:  # held over all, so that retention does not remove the code in between
             self.ledger.check_room()

@@ -113,7 +113,7 @@ def _without(
     newest = observed.views.kept[-1]
     if observed.views.in_force is None:
         unable = [f"{one.who} cannot: {_why(one)}" for one in reports if one.is_in(ViewStage.UNABLE)]
-        return ViewStep(again=unable[0] if unable else "not all of its workers have trained a step by atoll.init")
+        return ViewStep(again=unable[0] if unable else "not all of its workers have completed a step")
     states = [member for member in gone if member.rank in with_state(newest)]
     if own := [member for member in states if member.exit is not None and not from_outside(member.exit)]:
         return ViewStep(again=f"rank {own[0].rank} ended by itself")

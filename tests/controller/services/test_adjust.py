@@ -173,7 +173,7 @@ async def test_what_cannot_be_adjusted_says_why(head: Controller) -> None:
         "no job 'nothing'. `atoll jobs --all` lists them",
     )
     for sparsity, text in (
-        (None, "the request changes nothing. Give a strategy, --sparsity, a batch"),
+        (None, "the request changes nothing. Give a strategy, one of its settings"),
         (1.0, "strategy_params.sparsity = 1.0 should be less than or equal to 0.9999"),
     ):
         code, said = await refusal(head, job, sparsity)

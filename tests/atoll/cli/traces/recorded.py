@@ -35,7 +35,7 @@ ALL_THREE = ("local-0/0", "local-1/0", "local-2/0")
 LOST = "was killed at step 48: killed by signal 9 (SIGKILL)"
 ENDED = NewEvent(kind=EventKind.WORKER_ENDED, level=Level.WARNING, rank=1, node="local-1", step=48, cause=LOST)
 BEGINNING: list[Recorded] = [
-    (0.01, 0, submitted("tiny.py on 3 to 3 workers")),
+    (0.01, 0, submitted("tiny.py on 3 workers")),
     (0.02, 1, started(*ALL_THREE)),
     (0.02, 1, NewEvent(kind=EventKind.PLAN_ISSUED, plan=1, planner="even", cause="equal batches for all 3 workers")),
     (0.27, 1, phase(EventKind.RUNNING, "run 1: 3 workers training")),
@@ -116,7 +116,7 @@ RESTARTED: list[Recorded] = [
 ]
 TWICE = "rank 1 on local-2 failed: IndexError: list index out of range; the run before failed the same way at step 0"
 FAILED: list[Recorded] = [
-    (0.01, 0, submitted("bad.py on 2 to 2 workers")),
+    (0.01, 0, submitted("bad.py on 2 workers")),
     (0.01, 1, started("local-1/0", "local-2/0")),
     (0.04, 1, phase(EventKind.RUNNING, "run 1: 2 workers training")),
     (

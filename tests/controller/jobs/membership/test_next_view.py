@@ -153,7 +153,7 @@ RAISED = exited(WorkerExitKind.FAILED, 1, "ValueError: x")
     [
         (
             look(reporting(), gone(), reporting(), views=(view(state=ViewState.FORMING),)),
-            "not all of its workers have trained a step by atoll.init",
+            "not all of its workers have completed a step",
         ),
         (
             look(worker(step=9), gone(), worker(step=9)),
