@@ -46,6 +46,9 @@ LAST = {
     "consumed": 0,
     "non_finite": 0,
     "sampled_batches": 0,
+    "peak_bytes": 0,
+    "memory_bytes": 0,
+    "max_batch": 0,
     "strategy_metrics": {},
 }
 LINK = {
