@@ -196,6 +196,8 @@ class ControllerStream:
         """One stream, from its first to its last message. Always raises."""
         supervisor.address = await local_address(self._settings.address, address)
         supervisor.shards.listen(supervisor.address)
+        if not self._settings.volunteer:  # others need not dial it
+            supervisor.links.listen(supervisor.address)
         channel = open_channel(address, self._settings.tls)
         self._address = address
         call: Call | None = None
@@ -223,6 +225,7 @@ class ControllerStream:
             workers=supervisor.workers,
             memory=supervisor.memory,
             shards=supervisor.shards,
+            links=supervisor.links,
         )
         async with asyncio.timeout(REGISTER_DEADLINE_S):
             with suppress(asyncio.InvalidStateError):  # the stream is over: reading says why
@@ -300,6 +303,9 @@ class ControllerStream:
                 supervisor.take_inventory(message.take_inventory)
             case "use_relay":
                 supervisor.passages.use(incoming.relay_access(message.use_relay, self._address))
+            case "measure_link":
+                incoming.check_measure_link(message.measure_link)
+                supervisor.links.measure(message.measure_link)
             case "log_ack":
                 incoming.check_key(message.log_ack.id)
                 supervisor.logs.ack(message.log_ack)
@@ -340,6 +346,8 @@ class ControllerStream:
                 beat_s = now_s + registered.heartbeat_s
             while (inventory := supervisor.next_inventory()) is not None:
                 await self._write(call, AgentMessage(inventory=inventory), registered.lease_s)
+            while (link := supervisor.links.next_report()) is not None:
+                await self._write(call, AgentMessage(link=link), registered.lease_s)
             if (batch := supervisor.logs.next_batch()) is not None:
                 await self._write(call, AgentMessage(log=batch), registered.lease_s)
                 self._pending.woken.set()  # there may be more

@@ -8,18 +8,20 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
+from atoll.agent.links.bursts import MAX_BURST_S
 from atoll.agent.tunnels.passages import RelayAccess
 from atoll.errors import BadInput
 from atoll.host.ports import host_and_port
 from atoll.jobs import job_spec
 from atoll.jobs.job_spec import MAX_REPLICAS, MAX_WORKERS
 from atoll.jobs.worker_key import WorkerKey
-from atoll.network.message_limits import HOST, JOB_ID, MAX_HOLDERS, MAX_RANK, MAX_TEXT
+from atoll.network.message_limits import HOST, JOB_ID, MAX_HOLDERS, MAX_RANK, MAX_TEXT, NODE_NAME
 from atoll.network.rpc import split_address
 from atoll.strategies import registry
 from atoll.strategies.declaration import MAX_JSON_BYTES
 from atoll.v1.agents_pb2 import (
     Launch,
+    MeasureLink,
     Member,
     PlanForJob,
     Registered,
@@ -204,6 +206,15 @@ def relay_access(message: UseRelay, controller: str) -> RelayAccess:
     _need(0 < message.port < 2**16, "use_relay.port", message.port, "must be 1 to 65535")
     _need(len(message.key) == KEY_BYTES, "use_relay.key", f"{len(message.key)} bytes", f"must be {KEY_BYTES} bytes")
     return RelayAccess(host_and_port(host, message.port), message.key)
+
+
+def check_measure_link(message: MeasureLink) -> None:
+    _need(NODE_NAME.fullmatch(message.node) is not None, "measure_link.node", message.node, "must be a node's name")
+    _need(len(message.key) == KEY_BYTES, "measure_link.key", f"{len(message.key)} bytes", f"must be {KEY_BYTES} bytes")
+    _need(0 < message.burst_s <= MAX_BURST_S, "measure_link.burst_s", message.burst_s, f"at most {MAX_BURST_S}")
+    if not message.relayed:
+        _need(HOST.fullmatch(message.address) is not None, "measure_link.address", message.address, "must be a host")
+        _need(1024 <= message.port <= 65535, "measure_link.port", message.port, "must be 1024 to 65535")
 
 
 def check_take_inventory(asked: TakeInventory) -> None:

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+from atoll.agent.links.link_probe import LinkProbe
 from atoll.agent.supervisor.machine import Phase, Worker
 from atoll.agent.supervisor.memory import MemoryFolders
 from atoll.agent.supervisor.settings import AgentSettings
@@ -68,6 +69,7 @@ def register(
     workers: Sequence[Worker],
     memory: MemoryFolders,
     shards: ShardServer,
+    links: LinkProbe,
 ) -> Register:
     return Register(
         name=settings.name,
@@ -102,4 +104,6 @@ def register(
         rack=settings.rack,
         volunteer=settings.volunteer,
         behind_nat=settings.behind_nat,
+        links_port=links.port,
+        links_secret=links.secret,
     )

@@ -5,15 +5,12 @@ from __future__ import annotations
 import errno
 import random
 import socket
-from pathlib import Path
 from typing import Final
 
 from atoll.errors import AtollError
+from atoll.host.ports import EPHEMERAL_RANGE, FIRST_PORT, LAST_PORT, candidate_ports
 
 HELD: Final = 4
-_FIRST: Final = 20_000
-_LAST: Final = 31_999  # below the usual ephemeral range, whose ports any outgoing connection may take
-_EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class RendezvousPorts:
@@ -48,15 +45,9 @@ class RendezvousPorts:
                 self._sockets[port] = held
         if not self._sockets:
             raise AtollError(
-                f"no free port from {_FIRST} to {_LAST} for the rendezvous of workers. Free some, or narrow "
-                f"{_EPHEMERAL} where it covers this range"
+                f"no free port from {FIRST_PORT} to {LAST_PORT} for the rendezvous of workers. Free some, or narrow "
+                f"{EPHEMERAL_RANGE} where it covers this range"
             )
-
-
-def candidate_ports() -> list[int]:
-    """Ports from 20000 to 31999 that are not handed out to outgoing connections; all of them where all are."""
-    low, high = map(int, _EPHEMERAL.read_text().split())
-    return [p for p in range(_FIRST, _LAST + 1) if not low <= p <= high] or list(range(_FIRST, _LAST + 1))
 
 
 def _bind(port: int) -> socket.socket | None:

@@ -21,8 +21,8 @@ class AgentSettings:
     name: str = field(default_factory=socket.gethostname)
     """Name of this node, unique in the cluster."""
 
-    island: str = "default"
-    """The group of nodes with a fast network between them that this one belongs to."""
+    island: str = ""
+    """The group of nodes with a fast network between them that this one belongs to. Empty: it is measured."""
 
     rack: str = ""
     """Failure domain inside the island: replicas of a state go to different racks if there are several."""
@@ -75,7 +75,8 @@ class AgentSettings:
                 raise SettingError("controller", controller, f"cannot be used: {error}", "Give HOST:PORT") from error
         if self.metrics is not None:
             check_address("metrics", self.metrics)
-        named = [("name", self.name), ("island", self.island), *([("rack", self.rack)] if self.rack else [])]
+        optional = (("island", self.island), ("rack", self.rack))
+        named = [("name", self.name), *(each for each in optional if each[1])]
         for setting, value in named:
             if not NODE_NAME.fullmatch(value):
                 why = "must be 1 to 63 letters, digits, '.', '_' or '-', the first a letter or digit"

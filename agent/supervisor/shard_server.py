@@ -17,9 +17,8 @@ from google.protobuf.message import DecodeError
 from atoll.agent.runtime.checkpoints.disk.shard_folders import ALL_SLOTS, ShardFolders, place_of
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.transport.keys import Gatekeeper, Keys, generate, secure_server
-from atoll.agent.supervisor.rendezvous_ports import candidate_ports
 from atoll.errors import CheckpointError
-from atoll.host.ports import bracketed
+from atoll.host.ports import bracketed, candidate_ports
 from atoll.network.message_limits import MAX_SHARD_PIECE
 from atoll.v1.worker_pb2 import ShardReply, ShardRequest
 

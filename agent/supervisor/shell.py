@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from atoll.agent.links.link_probe import LinkProbe
 from atoll.agent.supervisor import machine
 from atoll.agent.supervisor.environments.code_store import Fetch
 from atoll.agent.supervisor.inventory import InventoryTaker
@@ -117,7 +118,9 @@ class Supervisor:
             (self.memory.root, self.memory.spill), self.checkpoints_of, self._inventory_taken
         )
         self.strategy_messages = StrategyMessages()
-        self.passages = Passages(settings.name, OwnWorkers(self._welcome_of, self._pid_of, lambda: self.address))
+        own = OwnWorkers(self._welcome_of, self._pid_of, lambda: self.address, lambda: self.links.port)
+        self.passages = Passages(settings.name, own)
+        self.links = LinkProbe(settings.name, self.passages.dial_links, printed)
         self._socket = WorkerSocket(
             settings.state_dir,
             self.collector,
@@ -256,6 +259,7 @@ class Supervisor:
         self.ports.close()
         self._inventory_taker.close()
         self.shards.close()
+        await self.links.closed()
         self.memory.close()
 
     async def _tick(self) -> None:

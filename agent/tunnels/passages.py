@@ -34,6 +34,9 @@ PATIENCE_S: Final = 60.0
 """Seconds for which a wanted link is retried: the relay may restart, or the other worker may not be there yet."""
 IDLE_S: Final = 7200.0
 MAX_LINKS: Final = 512
+LINKS_NOTE: Final = "measure links"
+"""Note of a connection to measure a link, in place of a LinkNote."""
+LINKS_IDLE_S: Final = 10.0
 _HERE: Final = "127.0.0.1"
 _CALL_S: Final = 10.0
 _DIAL_S: Final = 40.0  # longer than the relay waits for the other end
@@ -123,6 +126,8 @@ class OwnWorkers:
     pid: Callable[[WorkerKey], int | None]
     address: Callable[[], str]
     """Address at which this node's workers listen."""
+    links_port: Callable[[], int] = lambda: 0
+    """Port at which this node's links are measured; 0: none."""
 
 
 class Passages:
@@ -163,6 +168,13 @@ class Passages:
         note = LinkNote(key.job, key.run, key.rank, asked.rank, asked.port, asked.seal)
         ports[where] = port, self._own(self._listen(listener, there.node, note))
         return Passage(asked=asked, port=port)
+
+    async def dial_links(self, node: str) -> socket.socket:
+        """A connection through the relay to where that node's links are measured. Raises OSError, AtollError,
+        TimeoutError."""
+        if (access := self._access) is None:
+            raise ControllerUnreachable("the controller named no relay")
+        return await call_relay(access.address, Call(self._node, "dial", to=node, note=LINKS_NOTE), access.key, _DIAL_S)
 
     def close(self, key: WorkerKey) -> None:
         """The worker is gone. What is under way ends with its connections."""
@@ -214,20 +226,29 @@ class Passages:
             pause_s = min(2 * pause_s, _LONGEST_S)
 
     async def _answer(self, access: RelayAccess, frame: dict[str, Any]) -> None:
-        """Answer a link that another node dials to a worker here."""
+        """Answer a link that another node dials to a worker here, or to measure it."""
         inner: socket.socket | None = None
         try:
+            if frame.get("note") == LINKS_NOTE:
+                inner = await connected(self._workers.address(), self._workers.links_port())
+                await join(
+                    inner, await self._answered(access, frame), idle_s=LINKS_IDLE_S, moved=lambda way, count: None
+                )
+                return
             note = LinkNote.parse(str(frame.get("note", "")))
             key = WorkerKey(note.job, note.run, note.rank)
             welcome = await self._listener(key, note, str(frame.get("by", "")))
             inner = await connected(self._workers.address(), note.port)
-            link = str(frame.get("link", ""))
-            outer = await call_relay(access.address, Call(self._node, "answer", link=link), access.key, _CALL_S)
-            await self._pass(inner, outer, note, welcome)
+            await self._pass(inner, await self._answered(access, frame), note, welcome)
         except (AtollError, OSError, TimeoutError, ExceptionGroup) as error:
             logger.debug("%s: %s", frame, error)
             if inner is not None:
                 inner.close()
+
+    async def _answered(self, access: RelayAccess, frame: dict[str, Any]) -> socket.socket:
+        """This end of a link that another node dials."""
+        link = str(frame.get("link", ""))
+        return await call_relay(access.address, Call(self._node, "answer", link=link), access.key, _CALL_S)
 
     async def _listener(self, key: WorkerKey, note: LinkNote, by: str) -> Welcome:
         """Wait until this node's worker listens there. Raises BadInput if it is unknown or the dialler is not in its

@@ -76,13 +76,14 @@ def islands(jobs: Iterable[Job], nodes: Sequence[Node]) -> dict[str, Any]:
                 sent[between] += link.sent_bytes
                 if worker.rank in behind_nat or link.peer in behind_nat:
                     relayed.add(between)
+    reasons = {node.island: node.island_reason for node in nodes}
     members: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for node in nodes:
         members[node.island].append(
             {"name": node.name, "connected": node.connected, "devices": len(node.devices), "busy": bool(node.workers)}
         )
     return {
-        "islands": [{"name": name, "nodes": members[name]} for name in sorted(members)],
+        "islands": [{"name": name, "nodes": members[name], "reason": reasons[name]} for name in sorted(members)],
         "links": [
             {
                 "from": ends[0],

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Final
 
 DEFAULT_PORT: Final = 7700
 DEFAULT_ADDRESS: Final = f"127.0.0.1:{DEFAULT_PORT}"
 """Default address of a controller."""
 DEFAULT_ETCD_PORT: Final = 2379
+FIRST_PORT: Final = 20_000
+LAST_PORT: Final = 31_999
+"""Ports of agents, below the usual ephemeral range, whose ports any outgoing connection may take."""
+EPHEMERAL_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _BACKLOG: Final = 128
+
+
+def candidate_ports() -> list[int]:
+    """Ports from FIRST_PORT to LAST_PORT that are not handed out to outgoing connections; all of them where all are."""
+    low, high = map(int, EPHEMERAL_RANGE.read_text().split())
+    return [p for p in range(FIRST_PORT, LAST_PORT + 1) if not low <= p <= high] or list(
+        range(FIRST_PORT, LAST_PORT + 1)
+    )
 
 
 def bracketed(host: str) -> str:

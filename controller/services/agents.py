@@ -15,6 +15,7 @@ from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.controller.jobs.records import wire
 from atoll.controller.services.checks import (
     check_inventory,
+    check_link_measured,
     check_log,
     check_register,
     check_statuses,
@@ -72,6 +73,7 @@ class AgentServicer(AgentServiceServicer):
         except (NameTaken, DeviceTaken) as error:
             self._warn(epoch, "name" if isinstance(error, NameTaken) else "device", register.name, str(error))
             raise
+        session.links_port, session.links_secret = register.links_port, register.links_secret
         session.report(register.workers, register.rendezvous_ports, register.memory_jobs)
         self._warn_of_skew(epoch, register)
         logger.info("agent %s joined from %s", node.name, context.peer())
@@ -187,13 +189,16 @@ class AgentServicer(AgentServiceServicer):
                 case "strategy":
                     check_strategy_message(message.strategy)
                     answer_strategy(epoch, session, message.strategy, time.monotonic())
+                case "link":
+                    check_link_measured(message.link)
+                    epoch.links.on_measured(session, message.link)
                 case "log":
                     check_log(message.log)
                     if not session.output.full():  # else the agent repeats it
                         session.output.put_nowait(message.log)
                 case _:
                     raise BadInput(
-                        "an agent's messages are Register once, then Heartbeat, Telemetry, LogBatch, Inventory"
+                        "an agent's messages are Register once, then Heartbeat, Telemetry, LogBatch, Inventory, Link"
                     )
 
     async def _write_down(self, epoch: LeaderEpoch, session: AgentSession) -> None:

@@ -48,6 +48,9 @@ MAX_TROUBLES: Final = 16
 MAX_WORKERS: Final = 1024
 MAX_COUNT: Final = 2**40
 SHARDS_KEY_BYTES: Final = 32
+LINKS_SECRET_BYTES: Final = 32
+MAX_LINK_BPS: Final = 1e15
+MAX_LINK_S: Final = 1e3
 _PREPARED: Final = ("entries", "samples", "batch_size", "shared_bytes", "own_bytes")
 MAX_POINTS: Final = 16
 MAX_LOG_BYTES: Final = 256 * 1024
@@ -65,12 +68,16 @@ def check_register(register: agents_pb2.Register) -> None:
     if port and not (1024 <= port <= 65535 and len(key) == SHARDS_KEY_BYTES):
         told = f"register.shards_port = {port} with a key of {len(key)} bytes"
         raise BadInput(f"{told} must be 1024 to 65535 with {SHARDS_KEY_BYTES} bytes")
+    port, key = register.links_port, register.links_secret
+    if port and not (1024 <= port <= 65535 and len(key) == LINKS_SECRET_BYTES):
+        told = f"register.links_port = {port} with a secret of {len(key)} bytes"
+        raise BadInput(f"{told} must be 1024 to 65535 with {LINKS_SECRET_BYTES} bytes")
     if register.protocol != PROTOCOL:
         raise BadInput(
             f"register.protocol = {register.protocol}: this controller speaks {PROTOCOL}. "
             "Run the same version of Atoll on all machines"
         )
-    for field in ("name", "island", *(("rack",) if register.rack else ())):
+    for field in ("name", *(each for each in ("island", "rack") if getattr(register, each))):
         value = getattr(register, field)
         if not NODE_NAME.fullmatch(value):
             raise BadInput(
@@ -93,6 +100,17 @@ def check_register(register: agents_pb2.Register) -> None:
     if not math.isfinite(register.unix_s):
         raise BadInput(f"register.unix_s = {register.unix_s} is no time")
     check_statuses(register.workers, register.rendezvous_ports, register.memory_jobs)
+
+
+def check_link_measured(link: agents_pb2.LinkMeasured) -> None:
+    if not NODE_NAME.fullmatch(link.node):
+        raise BadInput(f"link.node = {link.node[:80]!r} is no name of a node")
+    _text("link.trouble", link.trouble)
+    bounds = {"rtt_s": MAX_LINK_S, "busy_s": MAX_LINK_S, "to_bps": MAX_LINK_BPS, "from_bps": MAX_LINK_BPS}
+    for field, most in bounds.items():
+        value = getattr(link, field)
+        if not 0 <= value <= most or (not value and not link.trouble):  # NaN too
+            raise BadInput(f"link.{field} = {value} must be above 0 and at most {most:g}")
 
 
 def _check_device(device: common_pb2.Device) -> None:

@@ -192,5 +192,6 @@ def node_to_wire(epoch: LeaderEpoch, node: ObservedNode) -> jobs_pb2.Node:
         - (node.last_message_s if node.last_message_s is not None else epoch.sessions.awaiting_since_s),
         workers=session.statuses.values() if session else (),
         samples=session.samples if session else (),
+        island_reason=node.record.island_reason or epoch.links.trouble_of(node.record.name),
     )
     return jobs_pb2.Node(**fields)

@@ -50,6 +50,7 @@ class EventKind(StrEnum):
     NODE_JOINED = "NODE_JOINED"
     VOLUNTEER_JOINED = "VOLUNTEER_JOINED"
     NODE_LOST = "NODE_LOST"
+    ISLAND_CHANGED = "ISLAND_CHANGED"
     NODE = "NODE"
     WORKER_NOTICE = "WORKER_NOTICE"
     NOTICE = "NOTICE"
@@ -200,6 +201,7 @@ _SENTENCES: Final[Mapping[EventKind, str]] = {
     EventKind.NODE_JOINED: "node {e.node} joined: {e.cause}",
     EventKind.VOLUNTEER_JOINED: "volunteer {e.node} joined: {e.cause}",
     EventKind.NODE_LOST: "node {e.node} was lost: {e.cause}",
+    EventKind.ISLAND_CHANGED: "node {e.node} is now in island {e.cause}",
     EventKind.WORKER_NOTICE: "rank {e.rank}: {e.cause}",
     EventKind.DROPPED: "{e.count} {e.cause}",
 }

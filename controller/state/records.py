@@ -384,6 +384,9 @@ class DeviceRecord(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord(EtcdRecord):
+    """island: the operator's name if there is one, else the island that was measured. island_reason: why it is in that
+    island; empty while nothing is known."""
+
     name: str
     island: str
     address: str
@@ -397,3 +400,5 @@ class NodeRecord(EtcdRecord):
     shards_key: str = ""
     volunteer: bool = False
     behind_nat: bool = False
+    named_island: str = ""
+    island_reason: str = ""

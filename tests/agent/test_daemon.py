@@ -27,7 +27,7 @@ STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n
 
 async def test_agent_tells_what_it_has(agent: RunningAgent, controller: ScriptedController) -> None:
     register = controller.registers[0]
-    assert (register.name, register.island, register.address) == ("node-a", "default", "127.0.0.1")
+    assert (register.name, register.island, register.address) == ("node-a", "", "127.0.0.1")
     assert [d.index for d in register.devices] == list(range(len(register.devices)))
     assert register.devices[0].memory_bytes > 0
     assert register.memory_bytes > 0

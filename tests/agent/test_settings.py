@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from atoll.agent.address import local_address, route_address
-from atoll.agent.supervisor.rendezvous_ports import HELD, RendezvousPorts, candidate_ports
+from atoll.agent.supervisor.rendezvous_ports import HELD, RendezvousPorts
 from atoll.agent.supervisor.settings import AgentSettings
 from atoll.errors import BadInput, SettingError
+from atoll.host.ports import candidate_ports
 from atoll.host.routes import interface_of
 
 

@@ -124,9 +124,9 @@ def agent(
         str | None, typer.Option(metavar="NAME", help="Name this node.", show_default="the host's name")
     ] = None,
     island: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Put this node into the island of this name.", show_default="default"),
-    ] = None,
+        str,
+        typer.Option(metavar="NAME", help="Put this node into the island of this name.", show_default="measured"),
+    ] = "",
     rack: Annotated[str, typer.Option(metavar="NAME", help="Name the rack, whose machines fail together.")] = "",
     address: Annotated[
         str | None,
@@ -204,7 +204,7 @@ def agent(
     chosen = settings.AgentSettings(
         controllers=reached.controllers,
         name=name,
-        island=island or (name if behind_nat else "default"),  # behind NAT is a site of its own, unless it is said
+        island=island,
         rack=rack,
         address=address,
         state_dir=state_dir.expanduser().absolute(),

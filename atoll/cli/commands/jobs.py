@@ -186,6 +186,7 @@ def nodes(context: typer.Context, as_json: Json = False) -> None:
         terminal.note("no nodes. Join this machine: atoll agent --controller HOST:PORT")
         return
     terminal.print_table(views.NODE_COLUMNS, [views.node_row(node) for node in reply.nodes])
+    terminal.print_lines(views.island_lines(reply.nodes))
 
 
 def rm(

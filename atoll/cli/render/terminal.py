@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, TextIO, TypeVar
 
 _Error = TypeVar("_Error", bound=BaseException)
@@ -79,6 +79,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
 
     Console(highlight=False).print(rich_table(columns, rows))
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Lines below a table; nothing at all where there is none."""
+    for line in lines:
+        print(line, flush=True)
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, one_line: bool = False) -> Any:

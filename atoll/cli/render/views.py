@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from humanize import metric, naturalsize
@@ -360,6 +361,13 @@ def node_row(node: Node) -> tuple[str, ...]:
         ", ".join(running) or "-",
         node.version or "-",
     )
+
+
+def island_lines(nodes: Iterable[Node]) -> list[str]:
+    """Return a line for each island with the reason of its nodes, as of the nodes that are connected."""
+    reasons = {node.island: node.island_reason for node in nodes if node.connected}
+    unknown = "no link of it is measured yet"
+    return [f"island {name}: {printable(reason or unknown)}" for name, reason in sorted(reasons.items())]
 
 
 def _standing(node: Node) -> str:

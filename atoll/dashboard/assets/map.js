@@ -27,7 +27,7 @@ export function islandMap({ islands, links }) {
   }
   for (const island of islands) {
     const place = places.get(island.name);
-    drawn.append(svg("circle", { class: "island", cx: place.x, cy: place.y, r: radius }),
+    drawn.append(svg("circle", { class: "island", cx: place.x, cy: place.y, r: radius }, svg("title", {}, `${island.name}: ${island.reason}`)),
       svg("text", { class: "island-name", x: place.x, y: place.y - radius + 22, "text-anchor": "middle" }, island.name));
     const columns = Math.ceil(Math.sqrt(island.nodes.length * 2)), apart = Math.min(16, 1.45 * radius / columns);
     island.nodes.forEach((node, at) => {
@@ -39,7 +39,8 @@ export function islandMap({ islands, links }) {
     drawn.append(svg("text", { x: place.x, y: place.y + radius - 12, "text-anchor": "middle" },
       `${island.nodes.length} node${island.nodes.length === 1 ? "" : "s"}`));
   }
-  return el("figure", {}, drawn);
+  const reasons = islands.filter((island) => island.reason).map((island) => el("div", { class: "quiet" }, `${island.name}: ${island.reason}`));
+  return el("figure", {}, drawn, ...reasons);
 }
 
 // A link's ends and its rate: in one line, or one below the other.

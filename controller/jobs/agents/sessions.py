@@ -54,10 +54,12 @@ class AgentSession:
 
     def __init__(self, session: str, record: NodeRecord, now_s: float) -> None:
         self.id: Final = session
-        self.record: Final = record
+        self.record = record
         self.devices: Final = frozenset(device.index for device in record.devices)
         self.began_s: Final = now_s
         self.last_message_s = now_s
+        self.links_port, self.links_secret = 0, b""
+        """Where others measure links to it, and the secret of their keys there."""
         self.ports: tuple[int, ...] = ()
         self.workers: dict[WorkerKey, ObservedWorker] = {}
         self.changes = 0

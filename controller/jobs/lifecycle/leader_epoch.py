@@ -16,6 +16,7 @@ from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
 from atoll.controller.jobs.agents.strategy_relay import StrategyRelay
 from atoll.controller.jobs.lifecycle.connectivity import relay_notice
 from atoll.controller.jobs.lifecycle.reconciler import Reconciler
+from atoll.controller.jobs.links.board import LinkBoard
 from atoll.controller.jobs.model.members import members_of
 from atoll.controller.jobs.model.observed import JobStep
 from atoll.controller.jobs.model.policy import pins_of
@@ -76,10 +77,12 @@ class LeaderEpoch:
         self.progress: Final = ProgressBoard()
         self.relay: Final = StrategyRelay(self.progress.schedulers_notice)
         self.code: Final = CodeBundles(store, fence)
+        self.links: Final = LinkBoard(self.sessions, self._write_node, self._tell, self.nudge)
         self.reconciler: Final = Reconciler(
             self.ledger,
             self.sessions,
             self.progress,
+            self.links.links,
             node_lease_s=settings.node_lease_s,
             reveal=settings.private,
             removed=self._removed,
@@ -102,6 +105,8 @@ class LeaderEpoch:
         self.sessions.remember(await self.ledger.load())
         await self._remove_unused_code()
         self.reconciler.remember(self.sessions.remembered)
+        for record in self.sessions.remembered.values():
+            self.links.remember(record)
 
     async def run(self) -> None:
         """Reconcile until cancelled. Raises LeadershipLost, after which nothing here may be used."""
@@ -111,6 +116,7 @@ class LeaderEpoch:
                 group.create_task(self.ledger.follow(), name="ledger-watch")
                 group.create_task(self.sessions.watch(), name="sessions-watch")
                 group.create_task(self.relay.run(self.sessions.send), name="strategy-relay")
+                group.create_task(self.links.run(), name="links")
         except* LeadershipLost as lost:
             raise LeadershipLost(str(lost.exceptions[0])) from lost
         finally:
@@ -126,13 +132,20 @@ class LeaderEpoch:
 
         Raises Conflict, StoreUnavailable, LeadershipLost, and ControllerUnreachable if the epoch ended meanwhile."""
         self.sessions.check(session_id, node)
-        await self._store.commit([Put(keys.node(node.name), encode(node))], (), self._fence)
+        node = self.links.place(node)
+        await self._write_node(node)
         if self.over.is_set():  # etcd answered late; the sessions of this epoch were ended before
             raise self._ended()
         session = AgentSession(session_id, node, time.monotonic())
         self.sessions.admit(session)
         self.reconciler.note_joined(node)
         return session
+
+    async def _write_node(self, node: NodeRecord) -> None:
+        await self._store.commit([Put(keys.node(node.name), encode(node))], (), self._fence)
+
+    def _tell(self, event: NewEvent) -> None:
+        self.reconciler.add_cluster_event(event)
 
     def send_relay_access(self, *sessions: AgentSession) -> None:
         """Send these registered agents, or all, their access to the relay. Start the relay if one of them needs it."""

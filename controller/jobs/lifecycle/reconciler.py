@@ -38,6 +38,7 @@ from atoll.controller.jobs.model.observed import (
     PassClock,
     ViewStage,
 )
+from atoll.controller.jobs.model.peer_links import PeerLinks
 from atoll.controller.jobs.model.start import FreeDevice
 from atoll.controller.jobs.model.strategy_in_force import strategy_of
 from atoll.controller.jobs.records.job_state import JobState
@@ -74,6 +75,7 @@ class Reconciler:
         ledger: Ledger,
         sessions: AgentSessions,
         progress: ProgressBoard,
+        peer_links: PeerLinks,
         *,
         node_lease_s: float,
         reveal: bool,
@@ -83,6 +85,7 @@ class Reconciler:
         self._ledger = ledger
         self._sessions = sessions
         self._progress = progress
+        self._peer_links = peer_links
         self._node_lease_s = node_lease_s
         self._removed = removed
         self._clock = clock
@@ -270,6 +273,7 @@ class Reconciler:
             training=self._training(state),
             devices=ObservedDevices(free=offered, ports=free.ports, unreachable=unreachable if waiting else ""),
             views=ObservedViews(state.views, state.view_since_s, None, state.joining_since_s, views_sent),
+            peer_links=self._peer_links,
             data_seed=new_seed() if waiting else "",
         )
         state.broken_since_s = self._broken_since_s(state, observed)

@@ -90,8 +90,9 @@ def exit_to_wire(key: WorkerKey, exit: ExitRecord) -> common_pb2.WorkerStatus:
 
 
 def node_from_wire(register: agents_pb2.Register) -> NodeRecord:
-    fields = {one.name: getattr(register, one.name) for one in dataclasses.fields(NodeRecord)}
-    fields["island"] = register.island or "default"
+    """The record has the operator's island; the caller places a node without one."""
+    fields: dict[str, Any] = {one.name: getattr(register, one.name, "") for one in dataclasses.fields(NodeRecord)}
+    fields["named_island"] = register.island
     fields["devices"] = tuple(DeviceRecord(**job_spec.values_of(device)) for device in register.devices)
     fields["shards_port"] = 0 if register.volunteer else register.shards_port
     fields["shards_key"] = register.shards_key.hex()

@@ -303,7 +303,8 @@ def _first_clusters(
 
 
 def _named(previous: Mapping[str, str], grouping: _IslandGrouping) -> tuple[Island, ...]:
-    """Name each island as its operator did, or as most of its nodes' island was called before, or "lan-N"."""
+    """Name each island as its operator did, or as most of its nodes' island was called before. Name others "lan-N",
+    and a node behind NAT by its own name."""
     clusters = grouping.clusters
     names = {number: cluster.name for number, cluster in clusters.items() if cluster.name}
     taken = set(names.values())
@@ -318,7 +319,8 @@ def _named(previous: Mapping[str, str], grouping: _IslandGrouping) -> tuple[Isla
             names[number] = name
             taken.add(name)
     for number in sorted(clusters.keys() - names.keys(), key=lambda each: min(clusters[each].nodes)):
-        names[number] = free_name(taken)
+        node = min(clusters[number].nodes)
+        names[number] = node if clusters[number].alone and node not in taken else free_name(taken)
         taken.add(names[number])
     made = []
     for number, cluster in clusters.items():

@@ -35,13 +35,14 @@ def test_nodes(runner: CliRunner, controller: ScriptedController) -> None:
         common.DeviceSample(index=0, utilisation=0.95, memory_used_bytes=2**34, temperature_c=61),
         common.DeviceSample(index=1, utilisation=0.05, memory_used_bytes=2**30),
     ]
-    found = node(connected=True, workers=[running], samples=samples)
+    found = node(connected=True, workers=[running], samples=samples, island_reason="named by the operator")
     controller.script.nodes = pb.ListNodesReply(nodes=[found, lost])
     lines = atoll(runner, controller, "nodes")[1].splitlines()
     assert lines == [
         "NODE     ISLAND   STATE      ADDRESS   DEVICES                 LOAD               MEMORY  WORKERS     VERSION",
         "gpu-1    lab      connected  10.0.0.2  2 x cuda: RTX 3090      50 % 17 GiB 61 °C  64 GiB  vit-3f9a/1  0.1.0",
         "local-1  default  lost                 cpu: Xeon at 0.3 speed  -                       -  -           -",
+        "island lab: named by the operator",
     ]
     document = json.loads(atoll(runner, controller, "nodes", "--json")[1])
     assert list(document) == ["nodes"]
@@ -75,6 +76,7 @@ def test_nodes(runner: CliRunner, controller: ScriptedController) -> None:
         "version": "",
         "volunteer": False,
         "behind_nat": False,
+        "island_reason": "",
     }
 
 

@@ -12,6 +12,7 @@ from atoll.agent.incoming import each_worker
 from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions, Outgoing
 from atoll.controller.jobs.lifecycle.reconciler import Reconciler
+from atoll.controller.jobs.model.peer_links import PeerLinks
 from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state import keys
 from atoll.controller.state.events import EventKind, NewEvent
@@ -202,7 +203,7 @@ class Life:
         self.sessions = AgentSessions(3.0, lambda: None, clock)
         self.progress = ProgressBoard(clock)
         self.reconciler = Reconciler(
-            self.ledger, self.sessions, self.progress, node_lease_s=3.0, reveal=True, clock=clock
+            self.ledger, self.sessions, self.progress, PeerLinks(), node_lease_s=3.0, reveal=True, clock=clock
         )
 
     async def begin(self) -> None:

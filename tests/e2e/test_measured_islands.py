@@ -1,0 +1,70 @@
+"""Machines whose islands are measured by their agents."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from cluster import Cluster, wait_until
+from held_ports import free_port
+from two_lans import TwoLans, why_no_lans
+
+from atoll.cli.render.views import island_lines
+from atoll.v1 import common_pb2 as common
+
+WHY_NOT = why_no_lans()
+pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=f"NO TEST OF MEASURED ISLANDS HERE: {WHY_NOT}")
+
+
+@pytest.fixture
+def lans() -> Iterator[TwoLans]:
+    with TwoLans("a1", "a2", "b1", "b2", "a-laptop") as made:
+        made.shape(20)
+        yield made
+
+
+@pytest.fixture
+def joined(cluster: Cluster, lans: TwoLans) -> Cluster:
+    """A controller on LAN a, and an agent on each machine; the laptop says that it is behind NAT. None has --island."""
+    port = free_port()
+    cluster.addresses.append(f"127.0.0.1:{port}")
+    data = ("--data-dir", str(cluster.folder / "controller"))
+    cluster.atoll("controller", "controller", "--listen", f"0.0.0.0:{port}", "--insecure", *data)
+    for machine in lans.machines:
+        cluster.start(
+            machine,
+            (
+                *lans.inside(machine), sys.executable, "-m", "atoll.cli.main", "agent", "--controller",
+                f"{lans.here}:{port}", "--name", machine, "--threads", "1", "--state-dir",
+                str(cluster.folder / machine), "--jobs-dir", str(cluster.folder / "jobs"),
+                *(("--behind-nat",) if machine == "a-laptop" else ()),
+            ),
+        )  # fmt: skip
+    cluster.wait_for_nodes(len(lans.machines))
+    return cluster
+
+
+def islands(cluster: Cluster) -> list[list[str]]:
+    found: dict[str, list[str]] = {}
+    for node in cluster.client.nodes().nodes:
+        found.setdefault(node.island, []).append(node.name)
+    return sorted(sorted(names) for names in found.values())
+
+
+def test_two_lans_and_a_laptop_behind_nat_are_three_islands(joined: Cluster, lans: TwoLans) -> None:
+    """1. Five agents measure each other, the laptop through the relay. 2. Two LANs and the laptop come out, with
+    reasons and events. 3. The link between the LANs becomes as fast as they are, and they are one island."""
+    apart = [["a-laptop"], ["a1", "a2"], ["b1", "b2"]]
+    wait_until("three islands", lambda: islands(joined) == apart, 60)
+
+    def measured_through_the_relay() -> str:
+        lines = island_lines(joined.client.nodes().nodes)
+        return next((line for line in lines if line.startswith("island a-laptop: behind NAT; lan-")), "")
+
+    assert "is the nearest other" in wait_until("the laptop's link", measured_through_the_relay, 30)
+    lines = "\n".join(island_lines(joined.client.nodes().nodes))
+    print(lines)
+    lans.shape(2000)
+    kinds = [event.kind for event in joined.client.events("")]
+    assert common.EVENT_KIND_ISLAND_CHANGED in kinds
