@@ -56,7 +56,10 @@ def test_two_lans_and_a_laptop_behind_nat_are_three_islands(joined: Cluster, lan
     """1. Five agents measure each other, the laptop through the relay. 2. Two LANs and the laptop come out, with
     reasons and events. 3. The link between the LANs becomes as fast as they are, and they are one island."""
     apart = [["a-laptop"], ["a1", "a2"], ["b1", "b2"]]
-    wait_until("three islands", lambda: islands(joined) == apart, 60)
+    try:
+        wait_until("three islands", lambda: islands(joined) == apart, 60)
+    finally:
+        print("\n".join(island_lines(joined.client.nodes().nodes)))
 
     def measured_through_the_relay() -> str:
         lines = island_lines(joined.client.nodes().nodes)

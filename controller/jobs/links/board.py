@@ -47,8 +47,11 @@ ANSWER_S: Final = 30.0
 """Seconds after which an agent that did not answer is no longer waited for."""
 MAX_LINKS: Final = 200_000
 """Directed measurements in memory; beyond it those of nodes that are gone are dropped."""
-READINGS_IN_TRAINING: Final = 2
-"""Readings of a link of which the best counts while workers train: their own traffic takes a part of the link."""
+READINGS: Final = 2
+"""Newest readings of a link, of which the best counts: a busy machine, or the traffic of training, makes a link look
+thin for a moment."""
+MAX_READING_RATIO: Final = 2.0
+"""Largest ratio of two readings that confirm each other."""
 MAX_CHANGES_TOLD: Final = 64
 """Changes of islands with an event of their own, of one run of the planner."""
 
@@ -68,7 +71,7 @@ class LinkBoard:
         self._sessions, self._write, self._tell, self._changed, self._clock = sessions, write, tell, changed, clock
         self._measured: dict[Pair, PeerLink] = {}  # by sender and receiver
         self.links: Final = PeerLinks(self._measured)
-        self._readings: dict[Pair, deque[float]] = {}
+        self._readings: dict[Pair, deque[PeerLink]] = {}
         self._placed: dict[str, NodeRecord] = {}
         self._queue = MeasurementQueue()
         self._free_s: dict[str, float] = {}
@@ -179,16 +182,17 @@ class LinkBoard:
             logger.info("link from %s to %s: %s", by, report.node, report.trouble)
             return
         self._trouble.pop(by, None)
-        trains = self._trains(by) or self._trains(report.node)
-        unix_s = time.time()
+        unix_s, doubtful = time.time(), False
         for pair, bps in (((by, report.node), report.to_bps), ((report.node, by), report.from_bps)):
-            readings = self._readings.setdefault(pair, deque(maxlen=READINGS_IN_TRAINING))
-            readings.append(bps)
-            counted = max(readings) if trains else bps
-            self._measured[pair] = PeerLink(rtt_s=report.rtt_s, bandwidth_bps=counted, measured_unix_s=unix_s)
+            readings = self._readings.setdefault(pair, deque(maxlen=READINGS))
+            readings.append(PeerLink(rtt_s=report.rtt_s, bandwidth_bps=bps, measured_unix_s=unix_s))
+            best_bps, least_s = max(one.bandwidth_bps for one in readings), min(one.rtt_s for one in readings)
+            worst_bps = min(one.bandwidth_bps for one in readings)
+            doubtful = doubtful or len(readings) < READINGS or best_bps > MAX_READING_RATIO * worst_bps
+            self._measured[pair] = PeerLink(rtt_s=least_s, bandwidth_bps=best_bps, measured_unix_s=unix_s)
         if len(self._measured) > MAX_LINKS:
             self._forget_gone()
-        self._queue.history[pair_of(by, report.node)] = PairHistory(measured_s=now_s)
+        self._queue.history[pair_of(by, report.node)] = PairHistory(measured_s=now_s, doubtful=doubtful)
         self._regroup = True
         self._changed()
 

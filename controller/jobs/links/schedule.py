@@ -20,6 +20,8 @@ MAX_ISLANDS_SEEN: Final = 16
 REMEASURE_S: Final = 300.0
 WATCH_S: Final = 10.0
 """Least time between two measurements of a pair on which workers train: a link that falls shows within seconds."""
+CONFIRM_S: Final = 5.0
+"""Pause after a first reading, or one that differs from the reading before, until the next confirms it."""
 IDLE_SHARE: Final = 0.5
 """Largest share of an idle node's time in which its links are measured."""
 TRAINING_SHARE: Final = 0.02
@@ -48,9 +50,11 @@ class MeasurableNode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PairHistory:
-    """measured_s: when the pair was last measured; failures: in a row, since then; tried_s: when the last one began."""
+    """measured_s: when the pair was last measured; doubtful: no second reading confirms it; failures: in a row, since
+    then; tried_s: when the last one ended."""
 
     measured_s: float = -math.inf
+    doubtful: bool = False
     failures: int = 0
     tried_s: float = -math.inf
 
@@ -146,7 +150,7 @@ def past_due(past: PairHistory, now_s: float, *, trains: bool) -> bool:
     """Return True if a pair with this past is to be measured."""
     if past.failures:
         return now_s - past.tried_s >= min(FAILED_S * 2.0 ** min(past.failures - 1, 10), REMEASURE_S)
-    return now_s - past.measured_s >= (WATCH_S if trains else REMEASURE_S)
+    return now_s - past.measured_s >= (CONFIRM_S if past.doubtful else WATCH_S if trains else REMEASURE_S)
 
 
 def rest_s(busy_s: float, *, trains: bool) -> float:
