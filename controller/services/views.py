@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from itertools import islice
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -32,6 +33,8 @@ from atoll.strategies.declaration import as_json
 from atoll.v1 import common_pb2, jobs_pb2
 
 MAX_PLANS_BYTES: Final = 3 * 1024 * 1024
+MAX_NODE_LINKS: Final = 64
+"""Most measured links that a node is listed with: messages are limited."""
 MAX_LINKS: Final = 4096
 """Most links of all workers of a job together: messages are limited."""
 _PHASES: Final = {phase: jobs_pb2.Phase.Value(f"PHASE_{phase}") for phase in JobPhase}
@@ -192,6 +195,10 @@ def node_to_wire(epoch: LeaderEpoch, node: ObservedNode) -> jobs_pb2.Node:
         - (node.last_message_s if node.last_message_s is not None else epoch.sessions.awaiting_since_s),
         workers=session.statuses.values() if session else (),
         samples=session.samples if session else (),
+        links=[
+            jobs_pb2.NodeLink(node=other, **asdict(link))
+            for other, link in islice(epoch.links.links_of(node.record.name).items(), MAX_NODE_LINKS)
+        ],
         island_reason=node.record.island_reason or epoch.links.trouble_of(node.record.name),
     )
     return jobs_pb2.Node(**fields)

@@ -10,8 +10,8 @@ import asyncio
 import ipaddress
 import logging
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -71,6 +71,7 @@ class LinkBoard:
         self._sessions, self._write, self._tell, self._changed, self._clock = sessions, write, tell, changed, clock
         self._measured: dict[Pair, PeerLink] = {}  # by sender and receiver
         self.links: Final = PeerLinks(self._measured)
+        self._sent: defaultdict[str, dict[str, PeerLink]] = defaultdict(dict)  # the same, by sender
         self._readings: dict[Pair, deque[PeerLink]] = {}
         self._placed: dict[str, NodeRecord] = {}
         self._queue = MeasurementQueue()
@@ -116,6 +117,7 @@ class LinkBoard:
         """Drop the measurements of a node that moved."""
         for pair in [pair for pair in self._measured if name in pair]:
             del self._measured[pair]
+            del self._sent[pair[0]][pair[1]]
             self._readings.pop(pair, None)
         for pair in [pair for pair in self._queue.history if name in pair]:
             del self._queue.history[pair]
@@ -189,7 +191,8 @@ class LinkBoard:
             best_bps, least_s = max(one.bandwidth_bps for one in readings), min(one.rtt_s for one in readings)
             worst_bps = min(one.bandwidth_bps for one in readings)
             doubtful = doubtful or len(readings) < READINGS or best_bps > MAX_READING_RATIO * worst_bps
-            self._measured[pair] = PeerLink(rtt_s=least_s, bandwidth_bps=best_bps, measured_unix_s=unix_s)
+            link = PeerLink(rtt_s=least_s, bandwidth_bps=best_bps, measured_unix_s=unix_s)
+            self._measured[pair] = self._sent[pair[0]][pair[1]] = link
         if len(self._measured) > MAX_LINKS:
             self._forget_gone()
         self._queue.history[pair_of(by, report.node)] = PairHistory(measured_s=now_s, doubtful=doubtful)
@@ -286,6 +289,10 @@ class LinkBoard:
                     if told <= MAX_CHANGES_TOLD:
                         cause = f"{record.island}, before {before.island}: {island.reason}"
                         self._tell(NewEvent(kind=EventKind.ISLAND_CHANGED, node=name, cause=cause))
+
+    def links_of(self, node: str) -> Mapping[str, PeerLink]:
+        """Return the newest measurements from a node, by the other node."""
+        return self._sent.get(node, {})
 
     def trouble_of(self, node: str) -> str:
         """Return why the newest measurement by this node failed; empty if it did not."""

@@ -77,6 +77,7 @@ def test_nodes(runner: CliRunner, controller: ScriptedController) -> None:
         "volunteer": False,
         "behind_nat": False,
         "island_reason": "",
+        "links": [],
     }
 
 
