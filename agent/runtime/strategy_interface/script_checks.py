@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 import torch
 from torch import nn
 
+from atoll.agent.runtime.agent_link.exits import say
 from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.step.optimizers.sparse_gradients import (
     refuse_dense_optimizers,
@@ -21,7 +22,6 @@ from atoll.strategies import registry
 from atoll.strategies.declaration import StrategySettings, load
 from atoll.telemetry.telemetry_limits import MAX_REASON
 from atoll.v1.agents_pb2 import Prepared
-from atoll.v1.common_pb2 import LEVEL_WARNING
 
 WITHOUT_ENGINE: Final = "strategy {name} makes the updates itself: call run.prepare_pipeline in place of run.prepare"
 WITHOUT_OWN_STEP: Final = (
@@ -118,5 +118,4 @@ class AllowedStrategies:
             return
         session.fall_back(instead.settings(), refused[chosen])
         if session.place.is_main and instead.name not in refused:
-            text = f"trains with {instead.name}: {chosen} was chosen automatically, and the script does not allow it"
-            session.notice(LEVEL_WARNING, f"{text}: {refused[chosen]}")
+            say(f"trains by {instead.name}: {chosen} was chosen automatically, and {refused[chosen]}")
