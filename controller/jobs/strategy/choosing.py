@@ -98,8 +98,6 @@ def revise(observed: ObservedJob, run: RunRecord, clock: PassClock) -> StrategyC
         return nothing
     if view is None or view.state is not ViewState.IN_FORCE or clock.now_s - observed.views.since_s < SETTLES_S:
         return nothing
-    if (fell_back := _fallen_back(observed)) is not None:
-        return fell_back
     if observed.strategy != job.wanted_strategy or not observed.training.profile_is_news:
         return nothing
     measured = measured_run(observed, members_of(run, view))
@@ -108,29 +106,14 @@ def revise(observed: ObservedJob, run: RunRecord, clock: PassClock) -> StrategyC
     given = strategy_input(observed, measured)
     decision = STRATEGY.decide(given)
     if decision.plan.strategy == observed.strategy:
-        return nothing if job.learned.strategy_judged else _recorded(job, run, clock, decision)
+        known = job.learned.strategy_judged or len(given.islands) < 2 or not given.links
+        return nothing if known else _recorded(job, run, clock, decision)
     if job.learned.strategy_switches >= MAX_SWITCHES:
         return nothing
     left = left_strategy(observed, measured, given)
     switches = job.learned.strategy_switches + 1
     job = replace(job, learned=replace(job.learned, left_strategy=left, strategy_switches=switches))
     return _recorded(job, run, clock, decision, switches)
-
-
-def _fallen_back(observed: ObservedJob) -> StrategyChoice | None:
-    """Return the choice of workers that could not begin by the chosen strategy; None if they could."""
-    job, script = observed.job, observed.training.script
-    if script is None or script.strategy in ("", observed.strategy) or observed.views.newest is None:
-        return None
-    if observed.views.newest.view > 1 or observed.strategy not in script.refused:
-        return None
-    reason = f"the script does not allow {observed.strategy}: {script.refused[observed.strategy]}"
-    refused = {**job.learned.refused_strategies, **script.refused}
-    learned = replace(
-        job.learned, strategy=script.strategy, strategy_reason=reason, refused_strategies=refused, strategy_judged=True
-    )
-    event = NewEvent(kind=EventKind.NOTICE, cause=f"trains by strategy {script.strategy}: {reason}")
-    return StrategyChoice(replace(job, learned=learned), (event,))
 
 
 def _recorded(

@@ -1,7 +1,8 @@
 """Input of planner `strategy` from what a run and the agents measured. Pure.
 
 A link's bandwidth comes from training itself where that shows it: from whole gradients that a step waited for, or from
-the links of a strategy that exchanges by itself. Otherwise agents measured it."""
+the links of a strategy that exchanges by itself. Both are at most what a link carries, since small bursts show latency.
+So what agents measured since counts if it is more."""
 
 from __future__ import annotations
 
@@ -30,6 +31,8 @@ NEEDED_STEPS: Final = 3
 """Whole steps under the newest plan before a run's step counts as measured."""
 WAITS_FROM: Final = 1.2
 """Factor of a step over its computing from which the step shows what the link carries."""
+PEERS_LAG_S: Final = 40.0
+"""Seconds in which a view's links count as its own training shows them: agents' newest readings are of before."""
 SAME: Final = 2.0
 """Factor within which a link is the same as when a strategy was left."""
 
@@ -127,12 +130,15 @@ def links_between(observed: ObservedJob, run: MeasuredRun) -> tuple[IslandLink, 
     """Return the links between islands whose bandwidth is known."""
     nodes = {name: {member.node for member, _ in ranks} for name, ranks in run.ranks.items()}
     whole_bps = _bps_of_whole_gradients(observed, run)
+    in_force = observed.views.in_force
+    since_unix_s = PEERS_LAG_S + (in_force.in_force_unix_s if in_force is not None else 0.0)
     found = []
     for source, target in permutations(nodes, 2):
         peer = observed.peer_links.between(nodes[source], nodes[target])
         link = run.profile.links.get(source)
-        known = whole_bps or (link.bandwidth_bps if link is not None else 0.0)
-        known = known or (peer.bandwidth_bps if peer is not None else 0.0)
+        own = link.bandwidth_bps if link is not None else 0.0
+        others = peer.bandwidth_bps if peer is not None and (not own or peer.measured_unix_s > since_unix_s) else 0.0
+        known = whole_bps or max(own, others)
         if known > 0:
             rtt_s = peer.rtt_s if peer is not None else 0.0
             found.append(IslandLink.of_measured(source=source, target=target, bandwidth_bps=known, rtt_s=rtt_s))

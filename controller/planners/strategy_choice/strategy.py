@@ -25,6 +25,8 @@ TIE: Final = 0.08
 """Share of the best time within which candidates count as equal: a factor of steps is not known better."""
 MIN_GAIN: Final = 0.1
 """Share of its time that leaving a running strategy must save."""
+BESIDE_STEPS: Final = frozenset(("updates", "differences"))
+"""Kinds of exchange that no step waits for."""
 SHOWN_RUNNERS_UP: Final = 3
 MIN_SHOWN_STEPS: Final = 1.05
 """Factor of steps below which a reason does not name it."""
@@ -92,8 +94,8 @@ def _predicted(given: StrategyInput, paths: IslandPaths | None, candidate: Strat
     if refused or paths is None:
         return PredictedStrategy(candidate.name, None, None, None, None, None, None, refused)
     step = predict_step(given, paths, candidate)
-    measured_s = next((one.step_s for one in given.measured if one.strategy == candidate.name), None)
-    step_s = step.step_s if measured_s is None else measured_s
+    measured_s = _measured_s(given, candidate.name)
+    step_s = step.step_s * _slower_than_predicted(given, paths, candidate) if measured_s is None else measured_s
     steps = candidate.steps * step.steps
     return PredictedStrategy(
         name=candidate.name,
@@ -104,6 +106,20 @@ def _predicted(given: StrategyInput, paths: IslandPaths | None, candidate: Strat
         time_s=step_s * steps,
         bytes=step.bytes,
     )
+
+
+def _measured_s(given: StrategyInput, name: str) -> float | None:
+    return next((one.step_s for one in given.measured if one.strategy == name), None)
+
+
+def _slower_than_predicted(given: StrategyInput, paths: IslandPaths, candidate: StrategyCandidate) -> float:
+    """Return the running strategy's measured step over its predicted one, at least 1, if both exchange beside the
+    steps: what lengthens one of them lengthens the other."""
+    running = next((one for one in given.candidates if one.name == given.running), None)
+    measured_s = _measured_s(given, given.running)
+    if running is None or measured_s is None or not {running.exchange, candidate.exchange} <= BESIDE_STEPS:
+        return 1.0
+    return max(1.0, measured_s / predict_step(given, paths, running).step_s)
 
 
 def _clearly_sooner(given: StrategyInput, best: PredictedStrategy, running: PredictedStrategy) -> bool:
