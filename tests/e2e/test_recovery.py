@@ -40,7 +40,7 @@ def test_a_lost_machine_is_replaced_by_the_standby_at_its_rank(cluster: Cluster,
     ((spare, reason),) = ((s.node, s.reason) for s in before.standby)
     assert (spare in ranks.values(), reason) == (False, "kept to take over a lost one")
     other = cluster.submit("tiny.py", f"--out={tmp_path / 'other'}", "--epochs=1", name="other")
-    cluster.wait_for(other, "its reason", lambda j: "0 of at least 1 free devices" in j.reason)
+    cluster.wait_for(other, "its reason", lambda j: "0 free, at least 1 needed" in j.reason)
     cluster.kill(ranks[0])
     shutil.rmtree(memory_of(cluster, ranks[0], job), ignore_errors=True)
     found = cluster.wait_for(job, "view 2 trains", lambda j: j.view == 2 and j.progress.step > before.progress.step + 5)

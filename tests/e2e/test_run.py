@@ -66,7 +66,7 @@ def test_run_asks_at_ctrl_c_whether_to_detach_or_to_cancel(machine: OwnLoopback)
         terminal.wait_for("begun")
         terminal.wait_for("Ctrl-C: detach from the job, or cancel it")
         terminal.ctrl_c()
-        terminal.wait_for("is still training: [d]etach and let it train, or [c]ancel it? ")
+        terminal.wait_for(", which goes on, or [c]ancel it? ")
         terminal.type("c\n")
         assert terminal.exit_code() == 6
         assert "was cancelled" in terminal.said
@@ -82,6 +82,8 @@ def test_run_asks_at_ctrl_c_whether_to_detach_or_to_cancel(machine: OwnLoopback)
         assert terminal.exit_code() == 130
         assert "goes on. See it: atoll status second-" in terminal.said
     assert phase(machine, "second") == "running"
+    behind = machine.atoll("submit", "hello.py", "--name", "behind")
+    assert re.search(r"^behind-\w+ waits for the only device, on which second-", behind.stderr, re.MULTILINE)
     assert machine.atoll("cancel", "second").returncode == 0
 
     command = machine.inside(*ATOLL, "run", "long.py", "--name", "third")

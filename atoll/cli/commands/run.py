@@ -208,7 +208,7 @@ def _wants_to_cancel(job: str) -> bool:
         return False
     with suppress(KeyboardInterrupt):
         while True:
-            print(f"{job} is still training: [d]etach and let it train, or [c]ancel it? ", end="", file=sys.stderr)
+            print(f"[d]etach from {job}, which goes on, or [c]ancel it? ", end="", file=sys.stderr)
             sys.stderr.flush()
             answer = sys.stdin.readline()
             if answer.strip().lower() in ("c", "cancel"):

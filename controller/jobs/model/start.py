@@ -86,7 +86,7 @@ def decide_start(
         return StartDecision((), f"waiting {math.ceil(delay_left_s)} s before the next try")
     kind = _one_kind(free, wanted.min_workers)
     if len(kind) < wanted.min_workers:
-        return StartDecision((), f"waiting: {len(kind)} of at least {wanted.min_workers} free devices")
+        return StartDecision((), f"waiting for devices: {len(kind)} free, at least {wanted.min_workers} needed")
     standby = _left_out(kind, wanted)
     usable = [device for device in kind if device.name not in standby]
     changed_s = max(wanted.since_s, *(device.since_s for device in usable))

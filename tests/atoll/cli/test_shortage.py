@@ -9,9 +9,11 @@ from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
 
-def node(name: str, *kinds: str, connected: bool = True, volunteer: bool = False) -> pb.Node:
+def node(name: str, *kinds: str, connected: bool = True, volunteer: bool = False, runs: str = "") -> pb.Node:
     devices = [common.Device(index=index, kind=kind) for index, kind in enumerate(kinds)]
-    return pb.Node(name=name, devices=devices, connected=connected, volunteer=volunteer)
+    state = common.WORKER_STATE_RUNNING
+    workers = [common.WorkerStatus(id=common.WorkerId(job=job, run=1), state=state) for job in runs.split()]
+    return pb.Node(name=name, devices=devices, connected=connected, volunteer=volunteer, workers=workers)
 
 
 def job(workers: int) -> pb.Job:
@@ -48,6 +50,19 @@ MORE_AGENTS = "For more agents on this machine: `atoll down`, then `atoll up --a
             [node("a", "cuda", "cuda"), node("b", "cpu", "cpu")],
             "vit-3f9a waits for a 3rd device: 2 cuda and 2 cpu devices are connected, and workers of a job are of one "
             "kind. Start `atoll agent` on another machine. Or `atoll cancel vit-3f9a`, and ask for --workers 2",
+        ),
+        (1, [node("a", "cpu", "cpu", runs="gpt-77aa")], ""),
+        (1, [node("a", "cpu", runs="vit-3f9a")], ""),
+        (
+            1,
+            [node("a", "cpu", runs="gpt-77aa")],
+            "vit-3f9a waits for the only device, on which gpt-77aa trains. `atoll cancel gpt-77aa` ends it",
+        ),
+        (
+            2,
+            [node("a", "cpu", runs="gpt-77aa"), node("b", "cpu", runs="cnn-12ab"), node("c", "cpu")],
+            "vit-3f9a waits for 2 free devices: 1 of 3 is free, the others train cnn-12ab, gpt-77aa. "
+            "`atoll cancel cnn-12ab` ends one",
         ),
     ],
 )

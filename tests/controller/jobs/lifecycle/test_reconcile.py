@@ -92,7 +92,7 @@ def test_a_run_over_thin_links_begins_with_islands_a_secret_and_the_sparsity_las
 def test_a_queued_job_says_what_it_waits_for_once() -> None:
     queued = job(JobPhase.QUEUED, run=0)
     step = next_step(observed(queued, None), clock())
-    assert step.job.status.reason == "waiting: 0 of at least 1 free devices"
+    assert step.job.status.reason == "waiting for devices: 0 free, at least 1 needed"
     assert next_step(observed(step.job, None), clock()).job is step.job
 
 

@@ -139,7 +139,7 @@ async def test_jobs_are_served_in_the_order_they_came_and_small_ones_pass_by_wha
         "other-0001": JobPhase.RUNNING,
         "later-0001": JobPhase.QUEUED,
     }
-    assert cluster.life.ledger.jobs["large-0001"].job.status.reason == "waiting: 0 of at least 3 free devices"
+    assert cluster.life.ledger.jobs["large-0001"].job.status.reason == "waiting for devices: 0 free, at least 3 needed"
 
 
 async def test_devices_that_a_job_waits_with_are_not_given_to_the_next(store: StateStore) -> None:

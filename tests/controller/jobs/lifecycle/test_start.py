@@ -14,7 +14,7 @@ def ranks(decision: StartDecision) -> list[tuple[str, int]]:
 
 def test_too_few_devices_are_waited_for() -> None:
     decision = decide_start(100.0, StartRequest(2, 4, 0.0), [free("a")], PORTS)
-    assert decision == StartDecision((), "waiting: 1 of at least 2 free devices")
+    assert decision == StartDecision((), "waiting for devices: 1 free, at least 2 needed")
 
 
 def test_enough_but_not_all_devices_are_given_a_moment_and_kept_meanwhile() -> None:
