@@ -29,7 +29,7 @@ from atoll.cli.commands import (
     up,
 )
 from atoll.cli.group import AtollGroup
-from atoll.cli.render.help import TidyCommand
+from atoll.cli.render.help import TidyCommand, option
 from atoll.host.ports import DEFAULT_ADDRESS
 
 app = typer.Typer(
@@ -64,18 +64,14 @@ def root(
     ] = DEFAULT_ADDRESS,
     tls_ca: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Trust this authority of the cluster. ATOLL_TLS_DIR names a folder with ca.pem, cert.pem and key.pem.",
+        option(
+            "FILE",
+            "Trust this authority of the cluster. ATOLL_TLS_DIR names a folder with ca.pem, cert.pem and key.pem.",
         ),
     ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Connect with this certificate.")] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Use this private key of the certificate.")
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Give up after this time without a leading controller.")
-    ] = 10.0,
+    tls_cert: Annotated[Path | None, option("FILE", "Connect with this certificate.")] = None,
+    tls_key: Annotated[Path | None, option("FILE", "Use this private key of the certificate.")] = None,
+    timeout: Annotated[float, option("SECONDS", "Give up after this time without a leading controller.")] = 10.0,
     show_version: Annotated[bool, typer.Option("--version", help="Print Atoll's version.")] = False,
 ) -> None:
     """Keep the global options for the command that follows."""

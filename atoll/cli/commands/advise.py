@@ -17,6 +17,7 @@ from atoll.cli.commands.daemons import need
 from atoll.cli.commands.options import Json
 from atoll.cli.render import advice as shown
 from atoll.cli.render import terminal
+from atoll.cli.render.help import option
 from atoll.errors import BadInput, ControllerUnreachable, NotFound
 from atoll.errors.exit_codes import INTERRUPTED
 
@@ -40,29 +41,16 @@ def advise(
     args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")] = None,
     *,
     workers: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Compare for a job of N workers.", show_default="all devices of the cluster, else 2"
-        ),
+        int | None, option("N", "Compare for a job of N workers.", show_default="all devices of the cluster, else 2")
     ] = None,
     bandwidth: Annotated[
         str | None,
-        typer.Option(
-            metavar="BITS/S",
-            help="Assume this bandwidth between islands, e.g. 100M.",
-            show_default="as agents measured",
-        ),
+        option("BITS/S", "Assume this bandwidth between islands, e.g. 100M.", show_default="as agents measured"),
     ] = None,
-    rtt: Annotated[
-        str, typer.Option(metavar="TIME", help="Assume this round-trip time between islands, with --bandwidth.")
-    ] = "20ms",
+    rtt: Annotated[str, option("TIME", "Assume this round-trip time between islands, with --bandwidth.")] = "20ms",
     islands: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            help="Spread the workers over N islands, with --bandwidth.",
-            show_default="the cluster's, else 2",
-        ),
+        option("N", "Spread the workers over N islands, with --bandwidth.", show_default="the cluster's, else 2"),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli.render import terminal
-from atoll.cli.render.help import TidyCommand, TidyGroup
+from atoll.cli.render.help import TidyCommand, TidyGroup, option
 from atoll.errors import BadInput
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ def init(folder: Folder) -> None:
 @_command
 def server(
     folder: Folder,
-    host: Annotated[
-        list[str], typer.Option(metavar="HOST", help="Certify this name or address of the controller; repeatable.")
-    ],
+    host: Annotated[list[str], option("HOST", "Certify this name or address of the controller; repeatable.")],
 ) -> None:
     """Make a controller's certificate (1 year) for all the given hosts."""
     if not host:

@@ -11,6 +11,7 @@ from atoll.checkpoints import sources
 from atoll.cli.cluster import connection
 from atoll.cli.commands.options import JobName, Json, SourceName, StepNumber
 from atoll.cli.render import terminal, wire
+from atoll.cli.render.help import option
 from atoll.errors import BadInput, CheckpointError, NotFound
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ def checkpoints(context: typer.Context, job: JobName, as_json: Json = False) -> 
 def export(
     context: typer.Context,
     source: SourceName,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Write to this file, whole or not at all.")
-    ],
+    output: Annotated[Path, option("FILE", "Write to this file, whole or not at all.", "--output", "-o")],
     *,
     step: StepNumber = None,
     safetensors: Annotated[

@@ -22,6 +22,7 @@ import typer
 
 from atoll.cli.cluster import connection
 from atoll.cli.render import terminal
+from atoll.cli.render.help import option
 from atoll.errors import AtollError, BadInput
 from atoll.host.ports import DEFAULT_ADDRESS
 from atoll.network.message_limits import MAX_SHARERS
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from atoll.network.rpc import Tls
 
 
+DATA_DIR: Final = Path("~/.atoll/controller")
+STATE_DIR: Final = Path("~/.atoll/agent")
 YOUNG: Final = 50_000
 """New objects that are held at one moment before the youngest are looked through. With the default of 700 every pass of
 the controller over 8,000 workers set off dozens of collections, a third of its time: all that it makes it lets go of
@@ -39,29 +42,17 @@ again, without cycles."""
 def controller(
     context: typer.Context,
     *,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Listen at this address.")] = DEFAULT_ADDRESS,
-    advertise: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Tell others this address.", show_default="--listen")
-    ] = None,
+    listen: Annotated[str, option("HOST:PORT", "Listen at this address.")] = DEFAULT_ADDRESS,
+    advertise: Annotated[str | None, option("HOST:PORT", "Tell others this address.", show_default="--listen")] = None,
     etcd: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT[,...]", help="Keep state in this etcd cluster.", show_default="a private etcd"),
+        str | None, option("HOST:PORT[,...]", "Keep state in this etcd cluster.", show_default="a private etcd")
     ] = None,
-    etcd_ca: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Trust this authority of the etcd cluster (PEM).")
-    ] = None,
-    etcd_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Connect to etcd with this certificate (PEM).")
-    ] = None,
-    etcd_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Use this private key of the certificate (PEM).")
-    ] = None,
-    data_dir: Annotated[
-        Path, typer.Option(metavar="DIR", help="Keep the private etcd and the workers' logs in this folder.")
-    ] = Path("~/.atoll/controller"),
+    etcd_ca: Annotated[Path | None, option("FILE", "Trust this authority of the etcd cluster (PEM).")] = None,
+    etcd_cert: Annotated[Path | None, option("FILE", "Connect to etcd with this certificate (PEM).")] = None,
+    etcd_key: Annotated[Path | None, option("FILE", "Use this private key of the certificate (PEM).")] = None,
+    data_dir: Annotated[Path, option("DIR", "Keep the private etcd and workers' logs in this folder.")] = DATA_DIR,
     token_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Require this join token of agents; `atoll certs init` makes it."),
+        Path | None, option("FILE", "Require this join token of agents; `atoll certs init` makes it.")
     ] = None,
     insecure: Annotated[
         bool,
@@ -70,20 +61,15 @@ def controller(
         ),
     ] = False,
     relay: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Send nodes behind NAT to this relay.", show_default="its own"),
+        str | None, option("HOST:PORT", "Send nodes behind NAT to this relay.", show_default="its own")
     ] = None,
-    relay_secret_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Read the secret of that relay from this file.")
-    ] = None,
-    metrics: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus at this address.")
-    ] = None,
+    relay_secret_file: Annotated[Path | None, option("FILE", "Read the secret of that relay from this file.")] = None,
+    metrics: Annotated[str | None, option("HOST:PORT", "Serve /metrics for Prometheus at this address.")] = None,
     dashboard: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Serve the page of `atoll dashboard` at this address.")
+        str | None, option("HOST:PORT", "Serve the page of `atoll dashboard` at this address.")
     ] = None,
     dashboard_identity: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Give the page the client's certificate in this folder.")
+        Path | None, option("DIR", "Give the page the client's certificate in this folder.")
     ] = None,
 ) -> None:
     """Run a controller, the daemon on the head node.
@@ -120,32 +106,22 @@ def controller(
 def agent(
     context: typer.Context,
     *,
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name this node.", show_default="the host's name")
-    ] = None,
-    island: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Put this node into the island of this name.", show_default="measured"),
-    ] = "",
-    rack: Annotated[str, typer.Option(metavar="NAME", help="Name the rack, whose machines fail together.")] = "",
+    name: Annotated[str | None, option("NAME", "Name this node.", show_default="the host's name")] = None,
+    island: Annotated[str, option("NAME", "Put this node into the island of this name.", show_default="measured")] = "",
+    rack: Annotated[str, option("NAME", "Name the rack, whose machines fail together.")] = "",
     address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST", help="Let other nodes reach this one here.", show_default="found out"),
+        str | None, option("HOST", "Let other nodes reach this one here.", show_default="found out")
     ] = None,
-    state_dir: Annotated[
-        Path, typer.Option(metavar="DIR", help="Keep code, logs and sockets of workers in this folder.")
-    ] = Path("~/.atoll/agent"),
+    state_dir: Annotated[Path, option("DIR", "Keep code, logs and sockets of workers in this folder.")] = STATE_DIR,
     jobs_dir: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Keep checkpoints in this folder. If all nodes share it, any of them can continue a job.",
+        option(
+            "DIR",
+            "Keep checkpoints in this folder. If all nodes share it, any of them can continue a job.",
             show_default="in --state-dir",
         ),
     ] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Join with this token, the cluster's or a volunteer's.")
-    ] = None,
+    token_file: Annotated[Path | None, option("FILE", "Join with this token, the cluster's or a volunteer's.")] = None,
     behind_nat: Annotated[
         bool,
         typer.Option("--behind-nat", help="Link to other islands through the relay, since they cannot dial this node."),
@@ -158,37 +134,20 @@ def agent(
     ] = False,
     hours: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="HH:MM-HH:MM", help="Help only in these hours of this machine's clock, as a volunteer; repeatable."
-        ),
+        option("HH:MM-HH:MM", "Help only in these hours of this machine's clock, as a volunteer; repeatable."),
     ] = None,
     pause: Annotated[
-        str,
-        typer.Option(metavar="COMMAND", help="Pause while this command succeeds, as a volunteer; it runs every 2 s."),
+        str, option("COMMAND", "Pause while this command succeeds, as a volunteer; it runs every 2 s.")
     ] = "",
     uplink_mbps: Annotated[
-        float | None,
-        typer.Option(metavar="MBIT/S", help="Answer with at most this bandwidth, as a volunteer.", show_default="all"),
+        float | None, option("MBIT/S", "Answer with at most this bandwidth, as a volunteer.", show_default="all")
     ] = None,
-    speed: Annotated[
-        float, typer.Option(metavar="PART", help="Use this part of the devices, above 0 and at most 1.")
-    ] = 1.0,
-    share_gpu: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=2,
-            max=MAX_SHARERS,
-            help="Share each GPU among N agents.",
-        ),
-    ] = None,
+    speed: Annotated[float, option("PART", "Use this part of the devices, above 0 and at most 1.")] = 1.0,
+    share_gpu: Annotated[int | None, option("N", "Share each GPU among N agents.", min=2, max=MAX_SHARERS)] = None,
     threads: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Give each worker N CPU threads.", show_default="cores / devices"),
+        int | None, option("N", "Give each worker N CPU threads.", min=1, show_default="cores / devices")
     ] = None,
-    metrics: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus at this address.")
-    ] = None,
+    metrics: Annotated[str | None, option("HOST:PORT", "Serve /metrics for Prometheus at this address.")] = None,
 ) -> None:
     """Run an agent, the daemon on each machine with devices.
 
@@ -324,19 +283,12 @@ def _etcd_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> ob
 
 def relay(
     *,
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Listen for agents at this address.")
-    ] = "0.0.0.0:7701",
+    listen: Annotated[str, option("HOST:PORT", "Listen for agents at this address.")] = "0.0.0.0:7701",
     secret_file: Annotated[
         Path,
-        typer.Option(
-            metavar="FILE",
-            help="Read the secret, at least 32 characters, from this file. The controller has the same secret.",
-        ),
+        option("FILE", "Read the secret, at least 32 characters, from this file. The controller has the same secret."),
     ],
-    metrics: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus at this address.")
-    ] = None,
+    metrics: Annotated[str | None, option("HOST:PORT", "Serve /metrics for Prometheus at this address.")] = None,
 ) -> None:
     """Run a relay, which joins links to nodes behind NAT.
 
@@ -369,10 +321,7 @@ def dashboard(
     context: typer.Context,
     *,
     listen: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT", help="Serve the page at this address of this machine; port 0 takes any free one."
-        ),
+        str, option("HOST:PORT", "Serve the page at this address of this machine; port 0 takes any free one.")
     ] = "127.0.0.1:8265",
     browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:

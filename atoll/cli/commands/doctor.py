@@ -10,12 +10,13 @@ import typer
 from atoll.cli.cluster import connection
 from atoll.cli.commands.options import Json
 from atoll.cli.render import terminal
+from atoll.cli.render.help import option
 from atoll.errors import BadInput
 
 
 def doctor(
     context: typer.Context,
-    data_dir: Annotated[Path, typer.Option(metavar="DIR", help="Check the disk of this folder.")] = Path("~/.atoll"),
+    data_dir: Annotated[Path, option("DIR", "Check the disk of this folder.")] = Path("~/.atoll"),
     as_json: Json = False,
 ) -> None:
     """Check this machine and the cluster, and say what to fix.

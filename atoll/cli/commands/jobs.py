@@ -13,6 +13,7 @@ from atoll.cli.cluster import connection
 from atoll.cli.commands import options
 from atoll.cli.commands.options import JobName, Json
 from atoll.cli.render import terminal, wire
+from atoll.cli.render.help import option
 from atoll.errors import AtollError, BadInput, Conflict, NotFound
 
 if TYPE_CHECKING:
@@ -71,23 +72,12 @@ def adjust(
     job: JobName,
     *,
     total_batch: Annotated[
-        int,
-        typer.Option(
-            "--total-batch",
-            metavar="N",
-            min=0,
-            help="Train N samples a step, of all workers together; 0 changes nothing.",
-        ),
+        int, option("N", "Train N samples a step, of all workers together; 0 changes nothing.", "--total-batch", min=0)
     ] = 0,
-    strategy: Annotated[
-        str, typer.Option(metavar="NAME", help="Train by this strategy from the next step boundary on, in place.")
-    ] = "",
-    shares: Annotated[
-        str, typer.Option(metavar="A:B:...", help="Split the batch by these shares, one for each rank, e.g. 3:2:1.")
-    ] = "",
+    strategy: Annotated[str, option("NAME", "Train by this strategy from the next step boundary on, in place.")] = "",
+    shares: Annotated[str, option("A:B:...", "Split the batch by these shares, one for each rank, e.g. 3:2:1.")] = "",
     unpin: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Let the controller decide this again, e.g. total-batch; repeatable."),
+        list[str] | None, option("NAME", "Let the controller decide this again, e.g. total-batch; repeatable.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -126,11 +116,8 @@ def parse_shares(text: str) -> list[float]:
 def plans(
     context: typer.Context,
     job: JobName,
-    run: Annotated[int, typer.Option(metavar="N", min=0, help="List the plans of this run; 0 is the newest.")] = 0,
-    of: Annotated[
-        str,
-        typer.Option("--input", metavar="PLAN", help="Print only the input from which this plan was decided."),
-    ] = "",
+    run: Annotated[int, option("N", "List the plans of this run; 0 is the newest.", min=0)] = 0,
+    of: Annotated[str, option("PLAN", "Print only the input from which this plan was decided.", "--input")] = "",
     as_json: Json = False,
 ) -> None:
     """List a job's plans: what the controller decided, when and why.

@@ -17,7 +17,7 @@ import typer.main
 from typer.core import TyperCommand
 
 from atoll.cli.cluster import connection
-from atoll.cli.render.help import TidyCommand, tidy
+from atoll.cli.render.help import TidyCommand, option, tidy
 from atoll.errors import AtollError, BadInput
 from atoll.host.ports import DEFAULT_ADDRESS
 
@@ -56,12 +56,12 @@ SourceName = Annotated[
 ]
 StepNumber = Annotated[
     int | None,
-    typer.Option(
+    option(
+        "N",
+        "Take the checkpoint of this step.",
         "--step",
-        metavar="N",
         min=0,
         rich_help_panel="Checkpoint",
-        help="Take the checkpoint of this step.",
         show_default="the newest sound one",
     ),
 ]
@@ -80,10 +80,7 @@ MadeOption: TypeAlias = "tuple[str, Any, Any]"
 """The field that an option sets, its annotated type, and the default to show; None shows none."""
 
 Config = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", rich_help_panel=JOB, help="Read the job from this TOML file; other options override it."
-    ),
+    Path | None, option("FILE", "Read the job from this TOML file; other options override it.", rich_help_panel=JOB)
 ]
 Follow = Annotated[
     bool,
@@ -91,10 +88,10 @@ Follow = Annotated[
 ]
 FollowFor = Annotated[
     float | None,
-    typer.Option(
-        metavar="SECONDS",
+    option(
+        "SECONDS",
+        "Detach after this time, with exit code 124. The job continues.",
         rich_help_panel=OUTPUT,
-        help="Detach after this time, with exit code 124. The job continues.",
         show_default="until the job ends",
     ),
 ]
@@ -108,7 +105,7 @@ AsJson = Annotated[
 
 def _option(panel: str, kind: Any, name: str, metavar: str, text: str, **more: Any) -> Any:
     names = (name, *more.pop("also", ()))
-    return Annotated[kind | None, typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, **more)]
+    return Annotated[kind | None, option(metavar, text, *names, rich_help_panel=panel, **more)]
 
 
 _OPTIONS: Final[dict[str, Any]] = {
@@ -192,10 +189,10 @@ def _of_job(chosen: str, workers: str = "") -> Iterator[MadeOption]:
         for name in each.plan_parameters.adjustable():
             text = f"Let the controller change --{name} while the job trains."
             by_itself = f"on, unless --{name} is given" if name in each.plan_parameters.FOLLOWS else False
-            option = typer.Option(
+            flag = typer.Option(
                 f"--adapt-{name}", help=text, hidden=not shown, show_default=by_itself, rich_help_panel=ADAPT
             )
-            yield f"adapt.{name}", Annotated[bool | None, option], None
+            yield f"adapt.{name}", Annotated[bool | None, flag], None
 
 
 def _adjusted(chosen: str) -> Iterator[MadeOption]:
@@ -218,15 +215,15 @@ def _of_settings(
         field = strategy.settings.model_fields[name]
         kind = _plain(field.annotation) if shown else str  # else job file or controller know the strategy
         default = str(field.default).lower() if kind is bool else field.default
-        option = typer.Option(
+        value = option(
+            {int: "N", float: "NUMBER", bool: "true|false"}.get(kind, "WORD"),
+            _text(texts.get(name, ""), field.annotation),
             f"--{name.replace('_', '-')}",
-            metavar={int: "N", float: "NUMBER", bool: "true|false"}.get(kind, "WORD"),
-            help=_text(texts.get(name, ""), field.annotation),
             hidden=not shown,
             parser=_value if kind in (bool, str) else None,
             rich_help_panel=panel,
         )
-        yield f"{prefix}{name}", Annotated[(str if kind is bool else kind) | None, option], default if shown else None
+        yield f"{prefix}{name}", Annotated[(str if kind is bool else kind) | None, value], default if shown else None
 
 
 def _text(meaning: str, annotation: Any) -> str:

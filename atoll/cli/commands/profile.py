@@ -11,6 +11,7 @@ import typer
 from atoll.cli.commands.daemons import need
 from atoll.cli.commands.options import Json, batch_range
 from atoll.cli.render import terminal
+from atoll.cli.render.help import option
 from atoll.errors import BadInput, NotFound
 from atoll.errors.exit_codes import INTERRUPTED
 
@@ -30,26 +31,21 @@ def profile(
     args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")] = None,
     *,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the profile to this file.", show_default="SCRIPT.profile.json"),
+        Path | None, option("FILE", "Write the profile to this file.", show_default="SCRIPT.profile.json")
     ] = None,
-    probes: Annotated[int, typer.Option(metavar="N", help="Run N trials with compression and staleness.")] = 30,
+    probes: Annotated[int, option("N", "Run N trials with compression and staleness.")] = 30,
     samples: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Train N samples in each trial.", show_default="half the dataset"),
+        int | None, option("N", "Train N samples in each trial.", show_default="half the dataset")
     ] = None,
     batch: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MIN:MAX", help="Try total batches in this range.", show_default="the script's / 4 to * 4"
-        ),
+        str | None, option("MIN:MAX", "Try total batches in this range.", show_default="the script's / 4 to * 4")
     ] = None,
-    workers: Annotated[int, typer.Option(metavar="N", help="Train each trial with N processes on this machine.")] = 2,
+    workers: Annotated[int, option("N", "Train each trial with N processes on this machine.")] = 2,
     uniform: Annotated[
         bool, typer.Option("--uniform", help="Draw sparsities uniformly from 0 to 0.999, as published.")
     ] = False,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Read script, args, env, seed and settings from this job file.")
+        Path | None, option("FILE", "Read script, args, env, seed and settings from this job file.")
     ] = None,
     as_json: Json = False,
 ) -> None:

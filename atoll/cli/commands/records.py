@@ -17,6 +17,7 @@ from atoll.cli.cluster import connection
 from atoll.cli.commands.daemons import need
 from atoll.cli.commands.options import JobName, Json
 from atoll.cli.render import curves, terminal, wire
+from atoll.cli.render.help import option
 from atoll.cli.render.log_lines import LogLines
 from atoll.errors import BadInput
 
@@ -37,12 +38,9 @@ def logs(
     *,
     follow: Follow = False,
     rank: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="Print the output of this worker, as it wrote it.", show_default="all"),
+        int | None, option("N", "Print the output of this worker, as it wrote it.", min=0, show_default="all")
     ] = None,
-    tail: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Print the newest N lines; 0 prints all that are kept.")
-    ] = 0,
+    tail: Annotated[int, option("N", "Print the newest N lines; 0 prints all that are kept.", min=0)] = 0,
     as_json: JsonLines = False,
 ) -> None:
     """Print the output of a job's workers."""
@@ -113,18 +111,13 @@ def metrics(
         list[str] | None, typer.Argument(metavar="NAME...", help="Names of the numbers to show.", show_default="all")
     ] = None,
     *,
-    points: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, help="Show at most N points of each curve, spread evenly; 0 shows all."),
-    ] = 0,
+    points: Annotated[int, option("N", "Show at most N points of each curve, spread evenly; 0 shows all.", min=0)] = 0,
     plot: Annotated[bool, typer.Option("--plot", help="Draw the curves on the terminal.")] = False,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print a line for each point: name, step, run, unix_s, value.")
     ] = False,
     as_json: Json = False,
-    tensorboard: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write event files for TensorBoard to this folder.")
-    ] = None,
+    tensorboard: Annotated[Path | None, option("FOLDER", "Write event files for TensorBoard to this folder.")] = None,
 ) -> None:
     """Show the numbers that a job's script reports with run.report, over its steps.
 
@@ -158,15 +151,14 @@ def trace(
     *,
     endpoint: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            help="Send to this collector, named without /v1/traces. OTEL_EXPORTER_OTLP_ENDPOINT may name it instead.",
+        option(
+            "URL",
+            "Send to this collector, named without /v1/traces. OTEL_EXPORTER_OTLP_ENDPOINT may name it instead.",
             show_default="http://localhost:4318",
         ),
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write OTLP JSON to this file and send nothing."),
+        Path | None, option("FILE", "Write OTLP JSON to this file and send nothing.", "--output", "-o")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print OTLP JSON on stdout and send nothing.")] = False,
     follow: Follow = False,

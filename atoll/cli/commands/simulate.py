@@ -11,6 +11,7 @@ import typer
 from atoll.cli.commands.daemons import need
 from atoll.cli.commands.options import Json
 from atoll.cli.render import terminal
+from atoll.cli.render.help import option
 from atoll.errors import BadInput
 from atoll.host.documents import did_you_mean
 
@@ -61,12 +62,10 @@ def simulate(
     ] = None,
     *,
     policy: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Simulate this policy; repeatable.", show_default="those of the scenario"),
+        list[str] | None, option("NAME", "Simulate this policy; repeatable.", show_default="those of the scenario")
     ] = None,
     seed: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="Seed all noise with this number.", show_default="the scenario's"),
+        int | None, option("N", "Seed all noise with this number.", min=0, show_default="the scenario's")
     ] = None,
     list_presets: Annotated[
         bool,

@@ -16,6 +16,7 @@ from atoll.checkpoints import sources
 from atoll.cli.cluster import connection
 from atoll.cli.commands import options
 from atoll.cli.render import shortage, terminal, wire
+from atoll.cli.render.help import option
 from atoll.errors import AtollError, BadInput, Conflict
 from atoll.errors.exit_codes import INTERRUPTED
 
@@ -186,10 +187,10 @@ def restore(
     step: options.StepNumber = None,
     script: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
+        option(
+            "FILE",
+            "Run this script in place of the job's; a directory or a URL needs one.",
             rich_help_panel=options.JOB,
-            help="Run this script in place of the job's; a directory or a URL needs one.",
         ),
     ] = None,
     config: options.Config = None,

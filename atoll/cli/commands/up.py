@@ -15,6 +15,7 @@ from atoll.cli.cluster.background import ClusterOptions, RunningCluster
 from atoll.cli.cluster.local_cluster import DATA_DIR, LocalCluster, all_connected, announce, dealt
 from atoll.cli.commands.daemons import need, need_linux, stop_signals
 from atoll.cli.render import terminal
+from atoll.cli.render.help import option
 from atoll.errors import AtollError, BadInput
 from atoll.errors.exit_codes import INTERRUPTED
 from atoll.host import ports
@@ -25,22 +26,16 @@ MAX_AGENTS: Final = 64
 
 def up(
     *,
-    agents: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=MAX_AGENTS, help="Start N agents.", show_default="1")
-    ] = None,
+    agents: Annotated[int | None, option("N", "Start N agents.", min=1, max=MAX_AGENTS, show_default="1")] = None,
     speeds: Annotated[
-        str | None,
-        typer.Option(metavar="S[,S...]", help="Slow each agent down to this part of its speed, e.g. 1,0.6,0.3."),
+        str | None, option("S[,S...]", "Slow each agent down to this part of its speed, e.g. 1,0.6,0.3.")
     ] = None,
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Let the controller listen at this address.")
-    ] = DEFAULT_ADDRESS,
+    listen: Annotated[str, option("HOST:PORT", "Let the controller listen at this address.")] = DEFAULT_ADDRESS,
     data_dir: Annotated[
-        Path, typer.Option(metavar="DIR", help="Keep state, checkpoints and logs in this folder. Its jobs continue.")
+        Path, option("DIR", "Keep state, checkpoints and logs in this folder. Its jobs continue.")
     ] = DATA_DIR,
     threads: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Give each worker N CPU threads.", show_default="cores / workers"),
+        int | None, option("N", "Give each worker N CPU threads.", min=1, show_default="cores / workers")
     ] = None,
     share_gpu: Annotated[
         bool, typer.Option("--share-gpu", help="Let agents share a GPU if there are fewer GPUs than agents.")
@@ -184,9 +179,7 @@ def check_port(listen: str) -> None:
 
 
 def down(
-    data_dir: Annotated[
-        Path, typer.Option(metavar="DIR", help="Stop the `atoll up` that keeps its state in this folder.")
-    ] = DATA_DIR,
+    data_dir: Annotated[Path, option("DIR", "Stop the `atoll up` that keeps its state in this folder.")] = DATA_DIR,
 ) -> None:
     """Stop what `atoll up` started on this machine.
 

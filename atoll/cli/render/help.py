@@ -1,10 +1,16 @@
-"""Commands whose help shows a type only beside an option that takes a value."""
+"""Options with a name for their value, and commands whose help shows no other type."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
+
+
+def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
+    """Return an option that takes a value. metavar: what to give; text: a sentence for the help."""
+    return typer.Option(*names, metavar=metavar, help=text, **more)
 
 
 def _no_type(ctx: Any) -> None:
