@@ -44,8 +44,8 @@ class BatchPoint(NamedTuple):
 class RankProfile:
     """compute_s: median under the newest plan, compute_error_s its standard error, over `steps` steps of `local_batch`
     samples. estimate: None before two distinct batches were measured. points: what each local batch seen lately takes
-    as of now, ascending; estimators.saturation makes (alpha, beta) of them. trained_batch: the largest local batch so
-    far. max_batch: the local batch that memory holds, from its peak of peak_bytes out of memory_bytes; 0 if not known.
+    as of now, ascending; estimators.saturation makes (alpha, beta) of them. trained_batch: the most samples of a
+    pass so far. max_batch: those that memory holds, from its peak of peak_bytes out of memory_bytes; 0 if not known.
     """
 
     plan: int

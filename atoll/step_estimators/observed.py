@@ -12,9 +12,9 @@ class ObservedStep:
 
     Parts of compute_s (load, forward, backward, update) are all 0 where they were not measured, squared norms where
     they were not sampled, sync_s and last_sync_s with a strategy that never waits for others. halves: the squared norms
-    are of the two halves of the rank's own batch. sampled_batches: how many as large as this one they are of.
-    peak_bytes, memory_bytes, max_batch: 0 in steps in which memory was not looked at. strategy_metrics: what the
-    strategy reports, by name.
+    are of the two halves of the rank's own batch. sampled_batches: how many as large as this one they are of. passes:
+    in which local_batch was trained. peak_bytes, memory_bytes, max_batch: 0 in steps in which memory was not looked at.
+    strategy_metrics: what the strategy reports, by name.
     """
 
     step: int
@@ -34,6 +34,7 @@ class ObservedStep:
     global_grad_sqnorm: float = 0.0
     halves: bool = False
     sampled_batches: int = 1
+    passes: int = 1
     peak_bytes: int = 0
     memory_bytes: int = 0
     max_batch: int = 0

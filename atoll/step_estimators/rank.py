@@ -56,7 +56,7 @@ class RankEstimator:
         if observed.step <= self.last_step or observed.plan < self.plan or not _sound(observed):
             return False
         self.last_step = observed.step
-        self._trained_batch = max(self._trained_batch, observed.local_batch)
+        self._trained_batch = max(self._trained_batch, -(-observed.local_batch // observed.passes))
         if observed.peak_bytes:
             self._memory = (observed.max_batch, observed.peak_bytes, observed.memory_bytes)
         self._fresh = False

@@ -35,7 +35,7 @@ def _values(of: object, names: Sequence[str]) -> dict[str, Any]:
 
 
 def step_from_wire(sample: common_pb2.StepSample) -> ObservedStep:
-    values = _values(sample, _STEP) | {"sampled_batches": sample.sampled_batches or 1}
+    values = _values(sample, _STEP) | {"sampled_batches": sample.sampled_batches or 1, "passes": sample.passes or 1}
     return ObservedStep(**values, strategy_metrics=dict(sample.strategy_metrics))
 
 

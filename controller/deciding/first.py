@@ -47,35 +47,39 @@ def first_plan(
     A device whose memory is not known gets no more than the even share. learned: seconds per sample by "node/device".
     total_batch: 0 if no earlier run reported it.
     """
-    if split == "even" or not total_batch:
-        return _even(run, places, total_batch)
+    if not total_batch:
+        return _even(run, places, 0, (), 1)
+    bounds, passes = memory_bounds(places, learned, total_batch)
     times, why = _times(places, learned)
-    if max(times) <= MAX_EQUAL_RATIO * min(times):
-        return _even(run, places, total_batch)
-    decision = by_time(times, total_batch, memory_bounds(places, learned, total_batch))
+    if split == "even" or max(times) <= MAX_EQUAL_RATIO * min(times):
+        return _even(run, places, total_batch, bounds, passes)
+    decision = by_time(times, total_batch, bounds)
     shares = decision.plan.batches if total_batch >= len(places) else decision.plan.continuous
-    return first_record(run, shares, decision, f"{why}: {ratios(times)}{_bound_by_memory(places, shares)}")
+    reason = f"{why}: {ratios(times)}{_bound_by_memory(places, shares, passes)}"
+    return replace(first_record(run, shares, decision, reason), passes=passes)
 
 
-def memory_bounds(places: Sequence[Place], learned: Collection[str], total_batch: int) -> list[int]:
-    """Return the most samples of each device: what its memory holds; where that is not known, the even share or what it
-    trained.
+def memory_bounds(places: Sequence[Place], learned: Collection[str], total_batch: int) -> tuple[list[int], int]:
+    """Return the most samples of each device in a step, and the passes in which it trains them.
 
-    learned: devices whose speed is known. If all together hold less than the batch, they share it in proportion to
-    what they hold."""
+    A pass has no more than what memory holds; where that is not known, no more than the even share or what the device
+    trained. learned: devices whose speed is known. If all together hold less than the batch in one pass, they make so
+    many that they do."""
     even = math.ceil(total_batch / len(places))
-    bounds = []
+    held = []
     for place in places:
         trained = place.memory.trained if place.memory else total_batch if place.name in learned else 0
-        bounds.append(place.max_batch or max(even, trained))
-    held = sum(bounds)
-    return bounds if held >= total_batch else [math.ceil(total_batch * bound / held) for bound in bounds]
+        held.append(place.max_batch or max(even, trained))
+    passes = math.ceil(total_batch / sum(held))
+    return [passes * most for most in held], passes
 
 
-def _bound_by_memory(places: Sequence[Place], shares: Sequence[float]) -> str:
+def _bound_by_memory(places: Sequence[Place], shares: Sequence[float], passes: int) -> str:
     """Name the devices whose share is what their memory holds; empty if there is none."""
-    bound = [place.name for place, share in zip(places, shares, strict=True) if 0 < place.max_batch <= share]
-    return f"; the memory of {', '.join(bound[:4])} bounds its share" if bound else ""
+    both = zip(places, shares, strict=True)
+    bound = [place.name for place, share in both if 0 < passes * place.max_batch <= share]
+    of_memory = f"; the memory of {', '.join(bound[:4])} bounds its share" if bound else ""
+    return of_memory + (f"; each part of a batch in {passes} passes, as memory holds no more" if passes > 1 else "")
 
 
 def first_record(run: int, shares: Sequence[float], decision: Decision[Any, Any], reason: str) -> PlanRecord:
@@ -127,18 +131,20 @@ def bound_of(max_batch: int, min_batch: int = 0) -> dict[str, int]:
     return {"max_batch": max(max_batch, min_batch)} if max_batch else {}
 
 
-def _even(run: int, places: Sequence[Place], total_batch: int) -> PlanRecord:
+def _even(run: int, places: Sequence[Place], total_batch: int, bounds: Sequence[int], passes: int) -> PlanRecord:
+    """bounds, passes: the result of `memory_bounds`, empty and 1 if the total batch is not known."""
     ranks, total = len(places), max(total_batch, len(places))
     nodes: int | tuple[Bounds, ...] = ranks
-    if total_batch and any(place.max_batch and place.max_batch < math.ceil(total / ranks) for place in places):
-        names = [place.name for place in places]  # the devices of unknown memory take what is left
-        nodes = tuple(Bounds(max_batch=high) for high in memory_bounds(places, names, total))
+    even = math.ceil(total / ranks)
+    if any(high < even for high in bounds):
+        nodes = tuple(Bounds(max_batch=high) for high in bounds)
     decision = EVEN.decide(EvenInput(total_batch=total, nodes=nodes))
     batches = decision.plan.batches
-    reason = "one worker" if ranks == 1 else f"equal batches for all {ranks} workers"
-    if len(set(batches)) > 1 and not isinstance(nodes, int):
-        reason = f"as equal as memory allows{_bound_by_memory(places, batches)}"
-    return first_record(run, batches, decision, reason)
+    reason = "one worker" if ranks == 1 else f"the same for all {ranks} workers"
+    if not isinstance(nodes, int):
+        reason = "as equal as memory allows"
+    reason += _bound_by_memory(places, batches, passes) if nodes != ranks or passes > 1 else ""
+    return replace(first_record(run, batches, decision, reason), passes=passes)
 
 
 def pinned_plan(

@@ -94,8 +94,8 @@ class Policy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
     """State of one run. now_s, planned_s: monotonic clock; `current` was issued at planned_s. islands: by rank, empty
-    if there is only one. max_batches: samples that the memory of each rank's device holds, by rank, 0 where nothing
-    bounds them; empty if nothing bounds any."""
+    if there is only one. max_batches: samples of a step that the memory of each rank's device holds, in the passes
+    of the present plan, by rank; 0 where nothing bounds them, empty if nothing bounds any."""
 
     now_s: float
     planned_s: float

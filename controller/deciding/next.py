@@ -45,6 +45,8 @@ def next_plan(given: Given) -> PlanRecord | None:
     ranks = given.ranks()
     if ranks is None:
         return None
+    if (fewer := _in_fewer_passes(given, ranks)) is not None:
+        return fewer
     policy = given.policy
     if policy.half is not None:
         try:
@@ -61,6 +63,28 @@ def next_plan(given: Given) -> PlanRecord | None:
         if noise is not None and policy.initial_batch:
             return next_batch(given, ranks, estimates, noise) or _split(given, ranks)
     return _split(given, ranks)
+
+
+def _in_fewer_passes(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
+    """Return the plan with fewer passes of a batch, if memory was measured to hold more in each; else None."""
+    passes, total = given.current.passes, sum(rank.local_batch for rank in ranks)
+    if passes == 1 or not all(given.bounds) or given.policy.pins.shares or total < len(ranks):
+        return None
+    enough = math.ceil(total * passes / sum(given.bounds))
+    if enough >= passes or any(rank.local_batch == 0 for rank in ranks):
+        return None
+    bounds = [enough * most // passes for most in given.bounds]
+    times = [rank.compute_s / rank.local_batch for rank in ranks]
+    decision = by_time([max(times)] * len(times) if given.policy.fixed_split else times, total, bounds)
+    return plan_after(
+        given,
+        decision,
+        shares=tuple(map(float, decision.plan.batches)),
+        passes=enough,
+        reason=f"{passes} → {enough} passes of each part of a batch, as memory holds more than was known",
+        measured_s=max(rank.compute_s for rank in ranks),
+        predicted_s=0.0,
+    )
 
 
 def _split(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:

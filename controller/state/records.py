@@ -325,8 +325,8 @@ class PlanRecord(EtcdRecord):
 
     measured_s: compute time of a step on the slowest rank when this was decided, 0 if nothing was measured yet.
     strategy_params: parameters for the job's strategy. total_batch: 0 for the script's own. learning_rate_factor:
-    times the script's own rate, 0 for 1. predicted_s: time of a step under it, 0 if not predicted. view: the view
-    whose members its shares are of, by position.
+    times the script's own rate, 0 for 1. passes: in which each rank trains its part of a batch. predicted_s: time of a
+    step under it, 0 if not predicted. view: the view whose members its shares are of, by position.
     """
 
     run: int
@@ -343,6 +343,7 @@ class PlanRecord(EtcdRecord):
     learning_rate_factor: float = 0.0
     predicted_s: float = 0.0
     view: int = 1
+    passes: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,3 +107,16 @@ def test_memory_that_runs_out_in_the_backward_pass_moves_the_batch_in_place(pair
     assert_like_plain(out, scheduled=True)
     assert (ended.run, ended.restarts) == (1, 0), pair.story(job)
     assert "ran out of memory with" in pair.story(job)
+
+
+def test_a_batch_that_no_split_fits_is_trained_in_several_passes(pair: Cluster, tmp_path: Path) -> None:
+    """Both devices hold 60 samples, together less than half of the batch: each part is trained in several passes with
+    one update, as plain PyTorch trains the whole batch, and the schedule of the rate moves once a step."""
+    out = tmp_path / "out"
+    job = pair.submit("full_card.py", f"--out={out}", "--holds=60", "--scheduler", workers=(2, 2), max_restarts=0)
+    ended = pair.wait_for_end(job, deadline_s=150)
+    assert ended.phase == pb.PHASE_DONE, pair.story(job)
+    assert max(largest_batches(out)[0][-20:] + largest_batches(out)[1][-20:]) <= 60
+    assert_no_size_overflows_twice(out, 60)
+    assert_like_plain(out, scheduled=True)
+    assert "passes, as memory holds no more" in pair.story(job)

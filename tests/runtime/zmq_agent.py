@@ -126,6 +126,7 @@ class FakeAgent:
     """Answers Hello, records everything, and sends what a test asks for. Owns its thread and the workers it starts."""
 
     strategy_is_automatic = False
+    passes = 1  # of the plans that this agent makes
 
     def __init__(
         self,
@@ -228,6 +229,7 @@ class FakeAgent:
             total_batch=total_batch,
             learning_rate_factor=learning_rate_factor,
             view=view,
+            passes=self.passes,
         )
 
     def send_view(

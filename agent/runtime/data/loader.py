@@ -125,11 +125,15 @@ class Loader(Generic[BatchT]):
         schedule: PlanSchedule,
         boundary: Callable[[], None],
         handed_out: Callable[[], None] = lambda: None,
+        passes_left: Callable[[], bool] = lambda: True,
+        divides: bool = True,
         device: torch.device | None = None,
     ) -> None:
         """settings: its batch size holds where no plan says otherwise. schedule: of as many ranks as there are.
         boundary: called at the start of every __next__, also of the one that ends the epoch; what it raises ends the
-        iteration. handed_out: called when the batch is there, before the script gets it.
+        iteration. handed_out: called when the batch is there, before the script gets it; for each of its passes where
+        it has several. passes_left: called between them; False if the rest counts for nothing. divides: as of
+        BatchSlicer.
 
         device: where batches are moved to; None leaves them. Raises BadInput."""
         self.order = order = _order(settings, seed)
@@ -139,7 +143,7 @@ class Loader(Generic[BatchT]):
         """How many steps ahead batches are cut."""
         self.position = Position(0, 0, 0)
         self.current: BatchSlice | None = None
-        self._boundary, self._tell_handed_out = boundary, handed_out
+        self._boundary, self._tell_handed_out, self._passes_left = boundary, handed_out, passes_left
         self._device = device
         self._slicer = BatchSlicer(
             order,
@@ -149,6 +153,7 @@ class Loader(Generic[BatchT]):
             schedule,
             min_local_batch=settings.min_local_batch,
             batch_of=settings.batch_of,
+            divides=divides,
         )
         self._drop_last = settings.drop_last
         self._seeds = (seed, rank)
@@ -324,11 +329,17 @@ class Loader(Generic[BatchT]):
                 if batch is _END:
                     self._exhausted = True
                     return
-                self.current, self._handed_out = self._ahead.popleft(), True
-                if self._device is not None:
-                    batch = moved(batch, self._device, pinned=self._pinned)
-                self._tell_handed_out()
-                yield batch
+                while True:
+                    self.current, self._handed_out = self._ahead.popleft(), True
+                    if self._device is not None:
+                        batch = moved(batch, self._device, pinned=self._pinned)
+                    self._tell_handed_out()
+                    yield batch
+                    if self.current is None or self.current.number in (0, self.current.passes):
+                        break
+                    if this_pass != self._pass or not self._passes_left():
+                        break
+                    batch = next(batches)
         finally:
             if this_pass == self._pass:
                 self._stop_pass()
@@ -369,23 +380,27 @@ class Loader(Generic[BatchT]):
     def _slice_ahead(self) -> Iterator[list[Any]]:
         """Yield the indices that DataLoader draws, `lead` batches before it returns them."""
         if self._shown_again is not None:
-            (batch_slice, indices), self._shown_again = self._shown_again, None
-            self._ahead.append(batch_slice)
-            yield indices
+            again, self._shown_again = self._shown_again, None
+            yield from self._passes_of(again)
             return
         next_position = self.position
         while (made := self._slicer.slice_at(next_position)) is not None:
-            batch_slice, indices = made
+            batch_slice, _ = made
             if batch_slice.step > self.position.step + self.lead:
                 raise AtollError(
                     f"batch {batch_slice.step} was cut in step {self.position.step}, more than {self.lead} steps ahead"
                 )
-            self._ahead.append(batch_slice)
             next_position = after(batch_slice)
+            yield from self._passes_of(made)
+
+    def _passes_of(self, made: tuple[BatchSlice, list[Any]]) -> Iterator[list[Any]]:
+        for batch_slice, indices in self._slicer.in_passes(made):
+            self._ahead.append(batch_slice)
             yield indices
 
     def _complete(self) -> None:
         if self._handed_out and self.current is not None:
+            self.current = self._slicer.whole(self.current)
             self.position = after(self.current)
             self.order.completed(self.position.epoch, self.position.consumed)
         self._handed_out = False

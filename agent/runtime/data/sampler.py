@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atoll.agent.runtime.data.orders import Order
@@ -34,6 +34,8 @@ class BatchSlice:
     share: float  # of a whole batch, as the plan splits it; over all ranks 1, and above 0 on each
     shares: tuple[float, ...] = ()  # all ranks'
     samples: int = field(default=0, compare=False)  # of this epoch; 0: not known, as of a stream
+    passes: int = 1  # in which this rank trains its part
+    number: int = 0  # of them, which this is; 0: the part is of all
 
 
 class BatchSlicer:
@@ -49,15 +51,17 @@ class BatchSlicer:
         *,
         min_local_batch: int = 1,
         batch_of: int = 0,
+        divides: bool = True,
     ) -> None:
         """global_batch: the script's own, which holds where the plan says nothing. min_local_batch: the fewest samples
-        of a slice that is not empty. batch_of: so many workers' is the script's; 0: that of all."""
+        of a slice that is not empty. batch_of: so many workers' is the script's; 0: that of all. divides: whether a
+        part may have several passes."""
         self._order = order
         self._global_batch, self._batch_of = global_batch, batch_of
         self._drop_last = drop_last
         self.rank = rank
         self._schedule = schedule
-        self._min_local_batch = min_local_batch
+        self._min_local_batch, self._divides = min_local_batch, divides
         self._last_split: tuple[int, Sequence[float], list[int]] = (0, (), [])
 
     @property
@@ -93,6 +97,28 @@ class BatchSlicer:
             return None
         return self._slice(position, self._order.cut(position.epoch, position.consumed, self.batch_at(position.step)))
 
+    def in_passes(self, made: tuple[BatchSlice, list[Any]]) -> list[tuple[BatchSlice, list[Any]]]:
+        """Divide this rank's part of a batch into the passes of the plan, as equal as can be.
+
+        A pass without a sample that counts has others at weight 0, as a rank without any."""
+        whole, indices = made
+        if whole.passes == 1:
+            return [made]
+        counts = split_batch(whole.local, (1.0,) * whole.passes, self._min_local_batch)
+        passes, begin = [], 0
+        for number, local in enumerate(counts, start=1):
+            own = indices[begin : begin + local] if local else indices[: self._min_local_batch]
+            passes.append((replace(whole, local=local, weight=local / whole.total, number=number), own))
+            begin += local
+        return passes
+
+    def whole(self, one: BatchSlice) -> BatchSlice:
+        """Return this rank's part of a batch, of which `one` is a pass or all."""
+        if not one.number:
+            return one
+        local = self._split(one.total, self._schedule.planned_at(one.step).shares)[self.rank]
+        return replace(one, local=local, weight=local / one.total, number=0)
+
     def slice_ending(self, end: Position) -> tuple[BatchSlice, list[Any]]:
         """The batch that ended the epoch at `end`; another that ends there where batches had other sizes than now."""
         batch = self.batch_at(end.step - 1)
@@ -117,6 +143,7 @@ class BatchSlicer:
             share,
             shares,
             self._order.samples or 0,
+            self._schedule.planned_at(position.step).passes if self._divides else 1,
         )
         begin = start + sum(counts[: self.rank])
         if local == 0:

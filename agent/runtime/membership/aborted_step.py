@@ -6,14 +6,14 @@ that update are trained again, and the script's own count of them stays right.""
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from atoll.agent.runtime.model.snapshot import Snapshot, Tracked
+from atoll.agent.runtime.model.snapshot import Snapshot
+from atoll.agent.runtime.step.optimizers.hollow_steps import hollow_optimizer
 
 MAX_IGNORED_PASSES: Final = 4096
 """Passes without effect before an update. A script that makes no update in so many makes none."""
@@ -27,7 +27,7 @@ class AbortedStep:
     ) -> None:
         """snapshot: of the boundary before the step. whole: no optimizer has stepped since."""
         self._snapshot = snapshot
-        self._hollow = {id(one): _hollow(one) for one in optimizers}
+        self._hollow = {id(one): hollow_optimizer(one) for one in optimizers}
         self._whole = whole
         self._parameters = [one for one in model.parameters() if not snapshot.keeps(one)]
         self._versions = [one._version for one in self._parameters]
@@ -52,19 +52,6 @@ class AbortedStep:
         self._snapshot.put_back()
 
 
-def why_not_undoable(optimizers: Sequence[torch.optim.Optimizer], tracked: Mapping[str, Tracked]) -> str | None:
-    """Return why an aborted step could not be put back; None if it can."""
-    known = [getattr(one, "optimizer", None) for one in tracked.values()]
-    for optimizer in optimizers:
-        scheduled = getattr(optimizer.step, "_wrapped_by_lr_sched", False)
-        if scheduled and not any(one is optimizer for one in known):
-            return (
-                f"a learning-rate scheduler of the {type(optimizer).__name__} is not known to the run, so its steps "
-                "could not be undone. Give it to run.prepare(..., scheduler=...)"
-            )
-    return None
-
-
 def without_gradients(
     optimizer: torch.optim.Optimizer, args: Any, kwargs: Any, when: Callable[[], bool]
 ) -> tuple[Any, Any] | None:
@@ -84,14 +71,3 @@ def without_gradients(
         return loss
 
     return (args[0], wrapped, *args[2:]), {name: one for name, one in kwargs.items() if name != "closure"}
-
-
-def _hollow(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer without parameters, state and hooks: its step() only calls the closure."""
-    hollow = object.__new__(type(optimizer))
-    vars(hollow).update(vars(optimizer))
-    hooks: dict[str, Any] = {
-        name: OrderedDict() for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    }
-    vars(hollow).update(hooks, param_groups=[], state=defaultdict(dict))
-    return hollow

@@ -17,6 +17,7 @@ class PlannedStep:
     params: PlanParameters = field(default_factory=PlanParameters)  # of the strategy
     total_batch: int = 0  # samples of a step of all ranks; 0: as the script gave it
     learning_rate_factor: float = 1.0  # times the rates that the script and its schedulers set
+    passes: int = 1  # in which each rank trains its part of the batch
 
 
 def planned_from_wire(plan: Plan, strategy: Strategy) -> PlannedStep:
@@ -26,6 +27,7 @@ def planned_from_wire(plan: Plan, strategy: Strategy) -> PlannedStep:
         params=strategy.read_plan_parameters(plan.strategy_params, f"plan {plan.id}: strategy_params"),
         total_batch=plan.total_batch,
         learning_rate_factor=plan.learning_rate_factor or 1.0,
+        passes=max(plan.passes, 1),
     )
 
 

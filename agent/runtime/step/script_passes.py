@@ -58,15 +58,19 @@ class ScriptPasses:
         the samples."""
         check_loss(loss)
         passes, driver, batch = self._passes, self._current.driver, self._parts.loader.current
-        weight = None
+        weight, divided = None, self._parts.divided
         if batch is not None and not passes.broken:
+            divided.restore()
             exchanged_before = passes.gradients_pending and not passes.unsent
             weight = self._counted.weight(count, batch, local=passes.local, after_exchange=exchanged_before)
         if self._parts.session.probe is not None and batch is not None:
             self._parts.session.probe.saw(batch, loss)
         if summed and driver.weight > 0:  # the driver multiplies by this weight
             loss = loss / driver.weight
-        scales_itself = weight is not None and not driver.weighs_gradients
+        own_weight = weight
+        if divided.divided and batch is not None and weight is None:
+            own_weight = batch.weight
+        scales_itself = own_weight is not None and not driver.weighs_gradients
         driver.begin_backward(loss, weight=weight)
         # A loss of weight 0 counts nowhere, and a GradScaler sees to overflows itself.
         if batch is not None and driver.weight > 0 and self._scaled.scaler is None and not passes.muted:
@@ -74,8 +78,8 @@ class ScriptPasses:
         try:
             if not scales_itself:
                 loss.backward()  # type: ignore[no-untyped-call]
-            elif weight:  # 0 * NaN would be NaN
-                (loss * weight).backward()  # type: ignore[no-untyped-call]
+            elif own_weight:  # 0 * NaN would be NaN
+                (loss * own_weight).backward()  # type: ignore[no-untyped-call]
         except Exception as error:
             if self._losses.aborts_overflow(error):
                 return
@@ -120,6 +124,8 @@ class ScriptPasses:
 
     def clip(self, max_norm: float, parameters: Iterable[torch.Tensor] | None) -> torch.Tensor | None:
         """Clip the next update. Returns the norm, or None where the strategy clips later than this."""
+        if self._parts.divided.partial:
+            return torch.zeros(())  # the last pass of the batch has its gradient
         if not self._passes.gradients_pending:
             raise BadInput("run.clip_grad_norm before run.backward: there is no gradient to clip yet")
         self._updates.refuse_unsent("run.clip_grad_norm")

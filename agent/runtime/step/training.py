@@ -28,6 +28,7 @@ from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.session.step_timing import StepTiming
 from atoll.agent.runtime.step.backward.batch_statistics import batch_statistics_layers, name_drop_last
 from atoll.agent.runtime.step.backward.counted_passes import CountedPasses
+from atoll.agent.runtime.step.backward.divided_step import DividedStep
 from atoll.agent.runtime.step.backward.pass_state import PassState
 from atoll.agent.runtime.step.backward.unapplied_gradients import UnappliedGradients
 from atoll.agent.runtime.step.boundary import Boundary, BoundaryParts
@@ -91,6 +92,8 @@ class Training:
             schedule=self._schedule,
             boundary=self._at_boundary,
             handed_out=self._handed_out,
+            passes_left=lambda: not self._without_effect(),
+            divides=engine_parts is None,
             device=session.device,
         )
         self._clock = StepClock(marks_of(session.device), throttle=session.throttle)
@@ -100,7 +103,13 @@ class Training:
             self._reporter = StepReporter(session.link.outbox)
         self._muted, self._non_finite = DryRunSteps(session.probe), NonFinite(session)
         self._peak_memory = PeakMemory(gauge_of(session))
-        self._scaled_steps = ScaledSteps(optimizers, self._update_left_out, for_show=self._without_effect)
+        self._divided = DividedStep(model, optimizers, tracked)
+        self._scaled_steps = ScaledSteps(
+            optimizers,
+            self._update_left_out,
+            for_show=self._without_effect,
+            partial=lambda: self._divided.partial,
+        )
         self.passes, self._plans = PassState(), Plans(session, self._schedule, self.loader.lead)
         self._part = engine_parts.part if engine_parts is not None else None
         self._step_parts = StepParts(
@@ -112,6 +121,7 @@ class Training:
             dry_run=self._muted,
             evaluated=EvaluatedModel(model),
             passes=self.passes,
+            divided=self._divided,
             events=StepEvents(
                 open_pass=self._open_pass,
                 gradients_leave=self._clock.bucket_ready,
@@ -341,6 +351,7 @@ class Training:
         is_other, self._built = chosen is not self._built, chosen
         self._current.agreed = agreed
         self.passes.begin_view()
+        self._divided.abort()
         self._plans.start()
         self._carried.go_back()
         self._counted.forget()
@@ -378,7 +389,13 @@ class Training:
         assert batch is not None
         if self._session.link is not None:
             self._session.link.local_batch = batch.local
-        self._peak_memory.begin(batch.local)
+        if batch.number <= 1:  # the largest of its passes
+            self._peak_memory.begin(batch.local)
+        if not self._without_effect():
+            self._divided.begin(first=batch.number <= 1, last=batch.number in (0, batch.passes))
+            self.passes.local = self._divided.partial
+            if self._divided.partial:
+                self._current.driver.expect_local()
         self.passes.muted = self._muted()
         self.passes.params = self._schedule.planned_at(batch.step).params
         self.passes.learning_rate_factor = self.learning_rate_factor

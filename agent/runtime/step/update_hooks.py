@@ -4,6 +4,7 @@
 |---|---|---|
 | 0 | `_refuse_other`, torch's global pre hook | refuses optimizers that run.prepare was not given |
 | 1 | aborted step | after a loss, step() runs over no parameters; steps 2 to 8 are left out |
+|   | divided step | in all passes of a batch but the last the same; steps 2 to 8 and 10 to 13 are left out |
 | 2 | `_refuse_shown` | refuses an update while the model is evaluated |
 | 3 | `_refuse_carried` | refuses gradients that were carried over a boundary (several optimizers) |
 | 4 | `refuse_unsent` | refuses gradients of run.no_sync alone |
@@ -147,6 +148,8 @@ class UpdateHooks:
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Return the arguments of step(), where they are others."""
+        if self._is_partial:
+            return self._step.divided.in_place_of(optimizer, args, kwargs)
         if not self._run_before(optimizer):
             aborted = self._parts.member.aborted
             assert aborted is not None
@@ -176,8 +179,15 @@ class UpdateHooks:
         if (aborted := self._parts.member.aborted) is not None:
             aborted.updated, self._passes.gradients_pending = True, False
             return
+        if self._is_partial:
+            self._step.divided.updated()
+            return
         for step in self._after:
             step(optimizer)
+
+    @property
+    def _is_partial(self) -> bool:
+        return self._step.divided.partial and self._parts.member.aborted is None
 
     # --- before the update
 

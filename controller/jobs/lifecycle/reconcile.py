@@ -279,7 +279,9 @@ def _replan(observed: ObservedJob, clock: PassClock) -> tuple[PlanRecord | None,
         profile=training.profile,
         policy=policy_of(job, observed.strategy, training.samples),
         islands=tuple(member.island for member in members),
-        max_batches=tuple(job.learned.memory.get(name_of(member), UNKNOWN).max_batch for member in members),
+        max_batches=tuple(
+            current.passes * job.learned.memory.get(name_of(member), UNKNOWN).max_batch for member in members
+        ),
     )
     try:
         plan = next_plan(given)

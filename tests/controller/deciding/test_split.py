@@ -197,16 +197,24 @@ def test_a_device_of_unknown_memory_begins_with_the_even_share_or_less() -> None
 
 
 def test_an_even_split_keeps_to_what_memory_holds() -> None:
-    places = [Place("a", 0, 1.0), Place("b", 0, 1.0, memory=holds(40)), Place("c", 0, 1.0)]
+    places = [Place(name, 0, 1.0, memory=holds(most)) for name, most in (("a", 200), ("b", 40), ("c", 200))]
     plan = first_plan(1, "even", places, {}, 240)
-    assert (plan.shares, plan.planner) == ((100.0, 40.0, 100.0), "even")
+    assert (plan.shares, plan.planner, plan.passes) == ((100.0, 40.0, 100.0), "even", 1)
     assert plan.reason == "as equal as memory allows; the memory of b/0 bounds its share"
+    unknown = [replace(place, memory=None) if place.node == "a" else place for place in places]
+    assert first_plan(1, "even", unknown, {}, 240).shares == (80.0, 40.0, 120.0)
 
 
-def test_a_batch_that_all_together_do_not_hold_is_split_by_what_each_holds() -> None:
+def test_a_batch_that_all_together_do_not_hold_is_trained_in_several_passes() -> None:
     places = [Place("a", 0, 1.0, 1.0, memory=holds(60)), Place("b", 0, 1.0, 2.0, memory=holds(20))]
-    assert first_plan(1, "auto", places, {}, 160).shares == (120.0, 40.0)
-    assert first_plan(1, "even", places, {}, 160).shares == (120.0, 40.0)
+    for split in ("auto", "even"):
+        plan = first_plan(1, split, places, {}, 160)
+        assert (plan.shares, plan.passes) == ((120.0, 40.0), 2)
+        assert plan.reason.endswith("; each part of a batch in 2 passes, as memory holds no more")
+    more = first_plan(1, "auto", places, {}, 161)
+    assert (more.passes, more.shares) == (3, (101.0, 60.0))
+    alone = first_plan(1, "auto", places[:1], {}, 160)
+    assert (alone.shares, alone.passes) == ((160.0,), 3)
 
 
 def test_one_worker_needs_no_plan() -> None:

@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Recovered
 from atoll.agent.runtime.data.sampler import Position, after
-from atoll.agent.runtime.membership.aborted_step import MAX_IGNORED_PASSES, AbortedStep, why_not_undoable
+from atoll.agent.runtime.membership.aborted_step import MAX_IGNORED_PASSES, AbortedStep
 from atoll.agent.runtime.membership.member_state import MemberState, PreparedObjects
 from atoll.agent.runtime.membership.membership_view import MembershipView, strategy_from_wire, view_from_wire
 from atoll.agent.runtime.membership.recovery.state_recovery import StateRecovery
@@ -28,6 +28,7 @@ from atoll.agent.runtime.plans.planned_step import PlannedStep, planned_from_wir
 from atoll.agent.runtime.plans.schedule import PlanSchedule
 from atoll.agent.runtime.session.out_of_memory import OutOfMemory
 from atoll.agent.runtime.session.session import Session
+from atoll.agent.runtime.step.optimizers.hollow_steps import why_not_undoable
 from atoll.agent.runtime.step.state.state_keeper import StateKeeper
 from atoll.agent.runtime.transport.meeting import join_again
 from atoll.agent.runtime.transport.process_groups import Group

@@ -32,6 +32,7 @@ from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.model.durable import Durable, Handover, NothingBeside, Origin
 from atoll.agent.runtime.session.session import Session
+from atoll.agent.runtime.step.backward.divided_step import DividedStep
 from atoll.agent.runtime.step.backward.half_batches import half_batches_of
 from atoll.agent.runtime.step.backward.pass_state import PassState
 from atoll.agent.runtime.step.drivers.coordination import Coordination
@@ -54,6 +55,7 @@ class StepParts:
     dry_run: DryRunSteps
     evaluated: EvaluatedModel
     passes: PassState
+    divided: DividedStep
     events: StepEvents
     own: Callable[[], Agreed]  # what this rank knows
     links_busy: Callable[[bool], None]  # called when gradients begin to fill the links and when none is under way
@@ -207,12 +209,15 @@ class StepDriver(ABC):
             return
         if passes.open:
             raise BadInput("an earlier backward pass failed half-way; the other ranks wait for the rest of it")
+        parts.divided.begin_pass()
         self._note_waits()
         parts.clock.backward_begins(seen=seen and not passes.gradients_pending)
         passes.sampled_batches, passes.weight = 0, weight
         if not passes.muted:
             first, known = not passes.gradients_pending, passes.accumulation.batches
             passes.sampled_batches = passes.accumulation.begin(batch, first=first, local=passes.local)
+            if parts.divided.divided:  # p.grad is of passes of unequal weight
+                passes.sampled_batches = 0
             if passes.accumulation.batches != known:
                 parts.batches_per_update(passes.accumulation.batches)
         opened = Pass(
@@ -255,6 +260,7 @@ class StepDriver(ABC):
         self._note_waits()
         parts.clock.backward_ends()
         passes.open = False
+        parts.divided.end_pass()
 
     def waited(self) -> float:
         """Return the seconds that the training thread waited for others since the last call."""

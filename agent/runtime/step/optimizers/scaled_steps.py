@@ -7,11 +7,12 @@ for its part of the update."""
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.amp.grad_scaler import GradScaler
+from torch.amp.grad_scaler import GradScaler, _refresh_per_optimizer_state
 
 
 class ScaledSteps:
@@ -25,12 +26,15 @@ class ScaledSteps:
         optimizers: Sequence[torch.optim.Optimizer],
         left_out: Callable[[torch.optim.Optimizer], None],
         for_show: Callable[[], bool],
+        partial: Callable[[], bool],
     ) -> None:
         """left_out: called at the end of a GradScaler.step(optimizer) with one of these that made no update. for_show:
-        whether what the script does counts for nothing: then a GradScaler learns nothing from it."""
+        whether what the script does counts for nothing: then a GradScaler learns nothing from it. partial: whether the
+        gradients of the pass wait for those of later ones, so that there is nothing to unscale yet."""
         self.stepped = False
         self.scaler: GradScaler | None = None  # that scaled a loss since its last update
-        self._optimizers, self._left_out, self._for_show = optimizers, left_out, for_show
+        self._optimizers, self._left_out = optimizers, left_out
+        self._for_show, self._partial = for_show, partial
         self._wrapped, self._wrapped_update = GradScaler.step, GradScaler.update
         self._wrapped_scale = GradScaler.scale
 
@@ -44,6 +48,8 @@ class ScaledSteps:
 
         @functools.wraps(self._wrapped)
         def step(scaler: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if self._partial():
+                return optimizer.step(*args, **kwargs)
             self.stepped = False
             made = self._wrapped(scaler, optimizer, *args, **kwargs)
             if not self.stepped and any(optimizer is one for one in self._optimizers):
@@ -53,6 +59,9 @@ class ScaledSteps:
         @functools.wraps(self._wrapped_update)
         def update(scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
             self.scaler = None
+            if self._partial():
+                scaler._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+                return
             before = scaler.state_dict() if self._for_show() else {}
             self._wrapped_update(scaler, *args, **kwargs)
             if before:

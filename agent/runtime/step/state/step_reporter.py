@@ -44,6 +44,7 @@ class StepReporter:
             plan=plan,
             local_batch=batch_slice.local,
             total_batch=batch_slice.total,
+            passes=batch_slice.passes,
             local_grad_sqnorm=_finite(norms.local),
             global_grad_sqnorm=_finite(norms.together),
             halves=norms.halves,

@@ -1,0 +1,63 @@
+"""Batches that a plan divides into several passes, with one update each: they train what whole batches do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from zmq_agent import FakeAgent, Start
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def trained(out: Path, *options: str, passes: int, ranks: int, start: Start) -> dict[str, Any]:
+    out.mkdir()
+    with FakeAgent(out, world_size=ranks, start=start) as agent:
+        agent.passes, agent.shares = passes, (3.0, 1.0)[:ranks]
+        agent.start_workers("divided.py", str(out), *options)
+        assert agent.exit_codes() == [0] * ranks, agent.said()
+        steps = agent.steps[0]
+    assert len(steps) == 10
+    assert {step.passes for step in steps} == {passes}
+    ends = [torch.load(out / f"rank-{rank}.end", weights_only=True) for rank in range(ranks)]
+    for end in ends[1:]:
+        assert all(map(torch.equal, ends[0]["weights"], end["weights"]))
+    return dict(ends[0])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "options",
+    [("--scheduler",), ("--adam", "--clip", "--averaged"), ("--scaler", "--clip"), ("--counts",)],
+    ids=" ".join,
+)
+def test_divided_batches_train_what_whole_ones_do(
+    options: tuple[str, ...], ranks: int, tmp_path: Path, start: Start
+) -> None:
+    whole = trained(tmp_path / "whole", *options, passes=1, ranks=ranks, start=start)
+    divided = trained(tmp_path / "divided", *options, passes=3, ranks=ranks, start=start)
+    torch.testing.assert_close(divided, whole, rtol=1e-4, atol=1e-6)
+    made = [json.loads((tmp_path / "divided" / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+    assert made[0][:3] == ([6, 6, 6] if ranks == 2 else [8, 8, 8])
+    assert [sum(rows) for rows in zip(*made, strict=True)] == ([8] * 12 + [2, 1, 1]) * 2
+
+
+def test_gradients_of_a_scripts_own_backward_pass_are_divided_too(tmp_path: Path, start: Start) -> None:
+    whole = trained(tmp_path / "whole", "--own-backward", passes=1, ranks=2, start=start)
+    divided = trained(tmp_path / "divided", "--own-backward", passes=3, ranks=2, start=start)
+    torch.testing.assert_close(divided, whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("option", "ranks"), [("--accumulates", 2), ("--own-backward", 1)])
+def test_a_script_that_makes_no_update_in_each_batch_is_refused(
+    option: str, ranks: int, tmp_path: Path, start: Start
+) -> None:
+    with FakeAgent(tmp_path, world_size=ranks, start=start) as agent:
+        agent.passes, agent.shares = 3, (1.0,) * ranks
+        agent.start_workers("divided.py", str(tmp_path), option)
+        assert all(agent.exit_codes())
+        assert "this script cannot take it in parts" in agent.said()
+        assert "use a smaller batch_size" in agent.said()
