@@ -140,7 +140,7 @@ def _even(run: int, places: Sequence[Place], total_batch: int, bounds: Sequence[
         nodes = tuple(Bounds(max_batch=high) for high in bounds)
     decision = EVEN.decide(EvenInput(total_batch=total, nodes=nodes))
     batches = decision.plan.batches
-    reason = "one worker" if ranks == 1 else f"the same for all {ranks} workers"
+    reason = "one worker" if ranks == 1 else f"equal batches for all {ranks} workers"
     if not isinstance(nodes, int):
         reason = "as equal as memory allows"
     reason += _bound_by_memory(places, batches, passes) if nodes != ranks or passes > 1 else ""

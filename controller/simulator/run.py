@@ -215,6 +215,7 @@ class Simulation:
             profile=profile,
             policy=self._allowed,
             islands=self._ranks.island_of,
+            max_batches=tuple(bounds.max_batch or 0 for bounds in self._ranks.bounds),
         )
         plan = self._policy.decide(given, self._ranks.bounds, self._scenario)
         if plan is not None:

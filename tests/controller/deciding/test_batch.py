@@ -38,6 +38,21 @@ def test_noisy_gradients_bear_a_larger_batch_and_a_higher_learning_rate() -> Non
     assert plan.predicted_s == pytest.approx(json.loads(plan.output)["step_time"], rel=0.05)
 
 
+def test_a_batch_grows_no_further_than_memory_holds() -> None:
+    wants = given(measured(*LIKE), current=SECOND, policy=ADAPTIVE, noise=noise(4000), overlap=SHARED)
+    plan = next_plan(replace(wants, max_batches=(120, 130, 110)))
+    assert plan is not None
+    assert 256 < plan.total_batch <= 360
+    assert all(share <= most for share, most in zip(plan.shares, (120, 130, 110), strict=True))
+    assert "; memory bounds the share of rank" in plan.reason
+    assert next_plan(replace(wants, max_batches=(90, 85, 85))) is None
+    explores = given(ranks(0.001, 0.001, 0.001), policy=ADAPTIVE, sampled_steps=5)
+    free, bound = next_plan(explores), next_plan(replace(explores, max_batches=(90, 90, 90)))
+    assert free is not None
+    assert bound is not None
+    assert (free.total_batch, bound.total_batch) == (320, 270)
+
+
 def test_accumulated_batches_are_one_to_the_learning_rate() -> None:
     policy = replace(ADAPTIVE, batches_per_update=4)
     plan = next_plan(given(measured(*LIKE), current=SECOND, policy=policy, noise=noise(16_000), overlap=SHARED))

@@ -217,6 +217,33 @@ def test_a_batch_that_all_together_do_not_hold_is_trained_in_several_passes() ->
     assert (alone.shares, alone.passes) == ((160.0,), 3)
 
 
+@pytest.mark.parametrize("modelled", [False, True])
+def test_no_split_gives_a_rank_more_than_memory_holds(modelled: bool) -> None:
+    before = given(ranks(*UNEQUAL))
+    if modelled:
+        before = given(measured((0.001, 0.02), (0.002, 0.02), (0.004, 0.02)), current=replace(EVEN, id=2))
+    free = next_plan(before)
+    assert free is not None
+    bound = next_plan(replace(before, max_batches=(100, 0, 0)))
+    assert bound is not None
+    assert bound.shares[0] == 100 < free.shares[0]
+    assert sum(bound.shares) == sum(free.shares)
+    assert bound.reason.endswith("; memory bounds the share of rank 0")
+    assert PLANNERS[bound.planner].run_json(bound.input) == bound.output
+
+
+def test_passes_become_fewer_once_memory_was_measured_to_hold_more() -> None:
+    divided = replace(EVEN, passes=4)
+    known = given(ranks(0.001, 0.00102, 0.00103), current=divided)
+    assert next_plan(replace(known, max_batches=(400, 0, 400))) is None
+    assert next_plan(replace(known, max_batches=(80, 80, 96))) is None
+    plan = next_plan(replace(known, max_batches=(400, 400, 400)))
+    assert plan is not None
+    assert (plan.passes, sum(plan.shares)) == (1, 256)
+    assert plan.reason == "4 → 1 passes of each part of a batch, as memory holds more than was known"
+    assert max(plan.shares) <= 100
+
+
 def test_one_worker_needs_no_plan() -> None:
     alone = first_plan(1, "auto", PLACES[:1], {}, 64)
     assert (alone.shares, alone.reason) == ((64.0,), "one worker")

@@ -96,6 +96,20 @@ def test_unequal_devices_get_their_split_with_the_rate() -> None:
     assert even.shares == (86.0, 85.0, 85.0)
 
 
+def test_no_split_or_batch_exceeds_what_memory_holds() -> None:
+    speeds = (0.001, 0.002, 0.002)
+    free = next_plan(run(60, ranks=ranks(*speeds)))
+    bound = next_plan(replace(run(60, ranks=ranks(*speeds)), max_batches=(100, 0, 0)))
+    assert free is not None
+    assert bound is not None
+    assert bound.shares[0] <= 100 < free.shares[0]
+    grows = replace(FOLLOWING, surrogate=PROFILE, min_batch=64, max_batch=1024)
+    found = next_plan(
+        replace(run(200, policy=grows, ranks=measured(*((0.001, 0.05),) * 3, plan=1)), max_batches=(90,) * 3)
+    )
+    assert found is None or max(found.shares) <= 90
+
+
 def test_with_an_offline_profile_the_batch_follows_too() -> None:
     """On a thin link a larger batch makes steps longer, and each carries more."""
     policy = replace(FOLLOWING, min_batch=64, max_batch=1024, surrogate=PROFILE)
