@@ -1,4 +1,4 @@
-"""`atoll up` after one that was killed, as by a restart of the machine."""
+"""Clusters that are started in the background while another one was killed, is interrupted, or is just starting."""
 
 from __future__ import annotations
 
@@ -38,3 +38,19 @@ def _kill_and_replace(machine: OwnLoopback) -> None:
         terminal.wait_for("begun")
     assert machine.atoll("cancel", "kept").returncode == 0
     assert machine.atoll("down").stdout == "stopped\n"
+
+
+def test_two_that_start_it_at_once_share_one_cluster(tmp_path: Path) -> None:
+    """1. The first `atoll run` is interrupted while it starts the cluster: nothing of it is left. 2. Two at once: one
+    starts the cluster, both jobs are done."""
+    (tmp_path / "hello.py").write_text("print('hello')\n")
+    with OwnLoopback(tmp_path) as machine:
+        with machine.terminal("run", "hello.py") as terminal:
+            terminal.wait_for("starting one here, with 1 agent")
+            terminal.ctrl_c()
+            assert terminal.exit_code() == 130
+        assert "no `atoll up` runs" in machine.atoll("down").stderr
+        with machine.terminal("run", "hello.py") as first, machine.terminal("run", "hello.py") as second:
+            codes = (first.exit_code(120), second.exit_code(120))
+        assert codes == (0, 0), (first.said, second.said)
+        assert machine.atoll("down").stdout == "stopped\n"

@@ -110,14 +110,15 @@ def _cluster_here(context: typer.Context, reached: Connection, workers: int) -> 
             )
         if found is None and _listens(DEFAULT_ADDRESS):
             _check_controller(reached)
-        elif found is None:
-            agents = 1 if _has_gpu() else min(workers, MAX_AGENTS)
+            return None
+        agents = len(found.speeds) if found else 1 if _has_gpu() else min(workers, MAX_AGENTS)
+        if found is None:
             terminal.note(
                 f"no controller at {DEFAULT_ADDRESS}: starting one here, with {agents} agent{'s' * (agents > 1)}. "
                 "They stay in the background; `atoll down` ends them"
             )
-            start_in_background(_data(), ClusterOptions(DEFAULT_ADDRESS, (1.0,) * agents), exact=False)
-            found = background.running(_data())
+        start_in_background(_data(), ClusterOptions(DEFAULT_ADDRESS, (1.0,) * agents), exact=False)
+        found = background.running(_data())
     return found
 
 

@@ -91,10 +91,16 @@ def start_in_background(data: Path, options: ClusterOptions, *, exact: bool) -> 
     make_data_folder(data)
     found = background.running(data)
     if found is None:
-        background.clear_killed(data)
-        check_port(options.listen)
-        background.start(data, options)
-        return None
+        try:
+            background.clear_killed(data)
+            check_port(options.listen)
+            background.start(data, options)
+            return None
+        except AtollError:
+            found = background.running(data)
+            if found is None:
+                raise
+    # It ran before, or another command has just started it.
     if found.listen != options.listen or (exact and found.speeds != options.speeds):
         raise background.already_up(data, found)
     asyncio.run(all_connected(data, found.listen, len(found.speeds)))
