@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
-from cluster import Cluster, wait_until
+from cluster import SCRIPTS, Cluster, wait_until
 from held_ports import free_port
 from two_lans import TwoLans, why_no_lans
 
@@ -52,6 +55,26 @@ def islands(cluster: Cluster) -> list[list[str]]:
     return sorted(sorted(names) for names in found.values())
 
 
+def check_advice(cluster: Cluster) -> None:
+    """`atoll advise` takes the islands and the links between them as the agents measured them: 20 Mbit/s."""
+    script = SCRIPTS.parents[1] / "atoll/cli/scripts/advised.py"
+    command = (sys.executable, "-m", "atoll.cli.main", "--controller", cluster.addresses[0], "advise", str(script))
+    environment = {**os.environ, "MODEL": "mlp", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        (*command, "--json"), env=environment, check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    advice = json.loads(done.stdout)
+    assert sorted(advice["islands"].values()) == [1, 2, 2]
+    lans = {name for name, workers in advice["islands"].items() if workers == 2}
+    between = [one["bandwidth_bps"] for one in advice["links"] if {one["source"], one["target"]} == lans]
+    assert len(between) == 2
+    assert all(10e6 < one < 25e6 for one in between), advice["links"]
+    assert any(text.startswith("links by agents: ") for text in advice["measured"])
+    assert any(text.startswith("speeds of 5 devices") for text in advice["measured"]), advice["assumed"]
+    assert [one["name"] for one in advice["strategies"] if one["step_s"]], advice
+
+
 def test_two_lans_and_a_laptop_behind_nat_are_three_islands(joined: Cluster, lans: TwoLans) -> None:
     """1. Five agents measure each other, the laptop through the relay. 2. Two LANs and the laptop come out, with
     reasons and events. 3. The link between the LANs becomes as fast as they are, and they are one island."""
@@ -68,6 +91,7 @@ def test_two_lans_and_a_laptop_behind_nat_are_three_islands(joined: Cluster, lan
     assert "is the nearest other" in wait_until("the laptop's link", measured_through_the_relay, 30)
     lines = "\n".join(island_lines(joined.client.nodes().nodes))
     print(lines)
+    check_advice(joined)
     lans.shape(2000)
     kinds = [event.kind for event in joined.client.events("")]
     assert common.EVENT_KIND_ISLAND_CHANGED in kinds
