@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from atoll.controller.jobs.model.observed import ObservedJob
 from atoll.controller.jobs.model.start import FreeDevice
-from atoll.controller.state.records import NodeRecord, RunMember
+from atoll.controller.state.records import NodeRecord, RunMember, RunRecord
+from atoll.controller.state.views import ViewCause, ViewState
 from atoll.strategies import registry
 
 
@@ -48,6 +50,24 @@ def within_reach(
         f"strategy {known.name} goes through no relay, so {names} behind NAT cannot take part with others: submit with "
         f"--strategy {through.replace(', ', ' or ')}, or put the machines of one site into one island",
     )
+
+
+def with_measured_islands(observed: ObservedJob, run: RunRecord) -> RunRecord:
+    """Return the run with the islands in which its nodes are now, if its strategy knows no islands.
+
+    So a strategy that is chosen because a link became thin finds the islands on both sides of that link. Under a
+    strategy that exchanges between islands, each island is one replica, and stays it."""
+    newest = observed.views.newest
+    changing = newest is not None and newest.state is not ViewState.IN_FORCE and newest.cause is not ViewCause.LAUNCH
+    if changing or registry.find(observed.strategy).exchanges:
+        return run
+    nodes = {name: node.record for name, node in observed.nodes.items() if node.record.island_reason}
+    moved = [m for m in run.members if m.node in nodes and nodes[m.node].island != m.island]
+    if not moved or any(member.behind_nat for member in run.members):  # the relay joins islands as launched
+        return run
+    ranks = {member.rank for member in moved}
+    members = [replace(m, island=nodes[m.node].island) if m.rank in ranks else m for m in run.members]
+    return replace(run, members=tuple(members))
 
 
 def _dialled(one: NodeRecord | None, other: NodeRecord) -> bool:

@@ -15,6 +15,7 @@ from atoll.controller.jobs.admission.growing import DeviceAssessment, assess_dev
 from atoll.controller.jobs.admission.one_island import advise
 from atoll.controller.jobs.admission.thin_island import without_thin_island
 from atoll.controller.jobs.lifecycle import orders
+from atoll.controller.jobs.lifecycle.connectivity import with_measured_islands
 from atoll.controller.jobs.lifecycle.launching import begin_run
 from atoll.controller.jobs.lifecycle.phases import advance
 from atoll.controller.jobs.lifecycle.recovery import close_recovery, recovery_at_end, recovery_at_fence
@@ -130,6 +131,7 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
     run, joined = joining.replacements(observed, run, clock)
     if joined:
         return JobStep(job, run, events=joined)
+    run = with_measured_islands(observed, run)
     if has_recovered(job, clock.now_s - observed.since_s, observed.training.newest_step):
         last = job.status.last_failure
         back = f"its {job.spec.max_restarts} restarts are back" if job.status.restarts else "its losses count anew"
