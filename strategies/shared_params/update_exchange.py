@@ -153,11 +153,15 @@ class UpdateExchange(SharedParamsUpdate):
             given = self._exchange.read_residual(tensor)
             if tensor.aggregator_sum is not None:
                 given += tensor.aggregator_sum
+            alone = self.tally.islands == 1
             together = given.clone()
-            if group is not None:
+            if group is not None and not alone:
                 group.sum_in_place(together, "sending residuals")
             with flushes.flushing({layer.name: part for layer, part in tensor.parts(given)}):
-                tensor.shared_param -= together
+                if alone:  # all of them have the same weights: the shared parameter takes their bits
+                    tensor.shared_param.copy_(tensor.live)
+                else:
+                    tensor.shared_param -= together
                 if tensor.aggregator_sum is not None:
                     tensor.aggregator_sum.zero_()
                 self._exchange.set_live(tensor, None, self._share)

@@ -33,10 +33,11 @@ from atoll.agent.runtime.model.snapshot import SHARED, Snapshot, Tracked
 from atoll.agent.runtime.session.session import Session
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput, CheckpointError
+from atoll.strategies import registry
 from atoll.telemetry.telemetry_limits import ADAPTIVE, SGD
 from atoll.v1.agents_pb2 import Prepared
 from atoll.v1.agents_pb2 import Resumed as ResumedReport
-from atoll.v1.common_pb2 import LEVEL_WARNING
+from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
 
 _NONE = (-1, -1, -1, -1, -1)
 _NOTHING = (-1, -1)
@@ -71,10 +72,20 @@ class Resumed:
         with self._another(name):
             tracked.load_state_dict(state)
 
-    def origin(self) -> Origin:
-        """Return the origin for a Durable."""
-        header = self._header
+    def origin(self, session: Session) -> Origin | None:
+        """Return the origin for a Durable of the session's strategy; None if another strategy wrote the checkpoint.
+
+        That one's state beside model and optimizer means nothing to this one."""
+        header, own = self._header, registry.of(session.strategy).name
         shared = self._states.pop(SHARED, {})
+        if header.strategy not in ("", own):
+            text = (
+                f"{self._where} is by strategy {header.strategy}, and this run trains by {own}: what a worker had not "
+                "sent by then does not count"
+            )
+            if session.place.is_main:
+                session.notice(LEVEL_WARNING if shared or self._own else LEVEL_INFO, text)
+            return None
         return Origin(header.run, header.view, header.step, header.world_size, shared, self._own)
 
     @contextmanager

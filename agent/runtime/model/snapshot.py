@@ -22,6 +22,7 @@ from atoll.agent.runtime.model.kept_tensors import KeptTensors, size
 from atoll.agent.runtime.model.model_part import ModelPart
 from atoll.agent.runtime.model.model_state import ModelTensors, alike, module_state, plain_parameters, put_into
 from atoll.agent.runtime.session.session import Session
+from atoll.strategies import registry
 
 StateDict = Mapping[str, Any]
 SHARED: Final = "strategy"  # the name of what all ranks share beside model and optimizer
@@ -154,6 +155,7 @@ class Snapshot:
             loader_step=self.position.step,
             world_size=session.place.world_size,
             seed=session.seed,
+            strategy=registry.of(session.strategy).name,
             model=model,
         )
 

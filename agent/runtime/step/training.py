@@ -35,7 +35,7 @@ from atoll.agent.runtime.step.boundary import Boundary, BoundaryParts
 from atoll.agent.runtime.step.collective_calls import CollectiveCalls
 from atoll.agent.runtime.step.drivers.build import build_driver
 from atoll.agent.runtime.step.drivers.evaluated_model import EvaluatedModel
-from atoll.agent.runtime.step.drivers.step_driver import CurrentView, StepParts
+from atoll.agent.runtime.step.drivers.step_driver import CurrentView, StepDriver, StepParts
 from atoll.agent.runtime.step.measures.clock import StepClock, marks_of
 from atoll.agent.runtime.step.measures.gradient_density import GradientDensity
 from atoll.agent.runtime.step.measures.non_finite import NonFinite
@@ -51,7 +51,7 @@ from atoll.agent.runtime.step.state.step_reporter import Silent, StepReporter
 from atoll.agent.runtime.step.update_hooks import UpdateHooks, UpdateParts
 from atoll.agent.runtime.strategy_interface.capabilities import EngineParts, StepEvents
 from atoll.agent.runtime.strategy_interface.script_checks import AllowedStrategies, Script, why_refused
-from atoll.errors import AtollError
+from atoll.errors import AtollError, BadInput
 from atoll.strategies import registry
 from atoll.strategies.declaration import StrategySettings
 from atoll.v1.agents_pb2 import Prepared
@@ -136,6 +136,7 @@ class Training:
         )
         agreed = self._known()
         self._built = registry.of(session.strategy)  # the strategy of the current driver
+        self._begun, self._begun_by = self._built, session.strategy  # and that of the newest view that was begun
         self._learned: dict[str, object] = {}  # by the name of a strategy that was left
         self._current = CurrentView(build_driver(self._step_parts, agreed, engine_parts), agreed)
         driver = self._current.driver
@@ -210,7 +211,7 @@ class Training:
                 session.group.broadcast_tensors([*self._model.parameters(), *self._model.buffers()])
             session.group.expect_answers_within(session.collective_timeout_s)
         resumed = self.state.resumed
-        origin = resumed.origin() if resumed is not None else None
+        origin = resumed.origin(session) if resumed is not None else None
         self._start_driver(self.loader.position, origin)
         self.state.start(self.loader.position)
         if session.link is not None:
@@ -323,10 +324,10 @@ class Training:
         if recovered is not None:
             resumed = Resumed(recovered.checkpoint, recovered.own)
             self.state.go_back(resumed)
-            origin = resumed.origin()
+            origin = resumed.origin(self._session)
         if origin is not None:
             self.state.between_views(self._current.driver, origin)
-        changes = registry.of(self._session.strategy) is not self._built
+        changes = registry.of(self._session.strategy) is not self._begun
         try:
             self._begin_driver(position, recovered, origin)
         except AtollError:
@@ -338,17 +339,17 @@ class Training:
             raise
         self.state.view_begun()
         if changes:
+            self._begun, self._begun_by = self._built, self._session.strategy
             self._tell(shared_bytes=self.state.bytes.shared, own_bytes=self.state.bytes.own)
 
     def _begin_driver(self, position: Position, recovered: Recovered | None, origin: Origin | None) -> None:
         if self._session.group is not None and self._part is None:  # of stages the engine does
             self._session.group.broadcast_tensors(list(self._model.buffers()))
+        agreed = self._known()
         with unfrozen(self._trained):
-            agreed, chosen = self._known(), registry.of(self._session.strategy)
             self._learned[self._built.name] = self._current.driver.learned
-            learned = self._learned.get(chosen.name)
-            self._current.driver = build_driver(self._step_parts, agreed, self._engine_parts, learned)
-        is_other, self._built = chosen is not self._built, chosen
+            self._current.driver = self._build(agreed)
+        self._built = registry.of(self._session.strategy)
         self._current.agreed = agreed
         self.passes.begin_view()
         self._divided.abort()
@@ -356,9 +357,23 @@ class Training:
         self._carried.go_back()
         self._counted.forget()
         generation = None if recovered is None else recovered.generation
-        self.state.begin_view(self._current.driver, position.step, generation, is_other=is_other)
+        self.state.begin_view(self._current.driver, position.step, generation, is_other=self._built is not self._begun)
         with unfrozen(self._trained):
             self._start_driver(position, origin)
+
+    def _build(self, agreed: Agreed) -> StepDriver:
+        """Build the driver of the session's strategy; if that refuses the script only now, of the one before.
+
+        It refuses on every rank alike: the script is the same."""
+        session, chosen = self._session, registry.of(self._session.strategy)
+        try:
+            return build_driver(self._step_parts, agreed, self._engine_parts, self._learned.get(chosen.name))
+        except BadInput as error:
+            if chosen is self._begun:
+                raise
+            session.strategy, session.refusal = self._begun_by, " ".join(str(error).split())
+        learned = self._learned.get(self._begun.name)
+        return build_driver(self._step_parts, agreed, self._engine_parts, learned)
 
     def _why_not_in_place(self) -> str | None:
         return self._current.driver.why_not_in_place

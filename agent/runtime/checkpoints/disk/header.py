@@ -83,6 +83,7 @@ class Header:
     model: Fingerprint
     view: int = 1  # of that run
     samples: int = 0  # of the epoch, all of it; 0: not known
+    strategy: str = ""  # by which it was trained; empty: not known
     format: int = FORMAT
     created_by: str = field(default_factory=_created_by)
 
@@ -107,7 +108,8 @@ class Header:
         if not isinstance(data.get("job"), str) or not isinstance(data.get("created_by"), str):
             raise CheckpointError("job or created_by is missing in its header")
         model = _fingerprint_from_json(data.get("model"))
-        return Header(job=data["job"], created_by=data["created_by"], model=model, **numbers)
+        strategy = str(data.get("strategy", ""))  # headers of older versions have none
+        return Header(job=data["job"], created_by=data["created_by"], model=model, strategy=strategy, **numbers)
 
 
 def check_fits(header: Header, model: Fingerprint) -> None:

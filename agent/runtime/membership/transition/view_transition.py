@@ -367,7 +367,8 @@ class ViewTransition:
         if self.member.handed_over is not None:
             return self.member.handed_over.for_rank(rank, takers)
         resumed = self._state.resumed if self.member.joins else None
-        return replace(resumed.origin(), own=()) if resumed is not None else None
+        origin = resumed.origin(self._session) if resumed is not None else None
+        return replace(origin, own=()) if origin is not None else None
 
     def _check_alike(self, group: Group, has_state: Sequence[bool]) -> None:
         """Check that joiners have prepared the same as the others. Collective.
