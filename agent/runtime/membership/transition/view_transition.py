@@ -338,10 +338,11 @@ class ViewTransition:
 
     def _planned(self, view: MembershipView) -> PlannedStep:
         """Return the view's first plan. It has no parameters if they are of another strategy than this worker's."""
-        plan, own = view.plan, registry.of(self._session.strategy)
+        plan = Plan()
+        plan.CopyFrom(view.plan)
         if view.strategy is not None and self._is_other(view.strategy):
-            return replace(planned_from_wire(Plan(), own), shares=tuple(plan.shares), total_batch=plan.total_batch)
-        return planned_from_wire(plan, own)
+            plan.strategy_params = ""
+        return planned_from_wire(plan, registry.of(self._session.strategy))
 
     def _meet(self, view: MembershipView, rank: int) -> Group | None:
         """Connect to the members of the view, and make the session's membership that of the view."""

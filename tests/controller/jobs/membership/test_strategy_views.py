@@ -41,7 +41,7 @@ def test_another_strategy_is_a_view_of_the_same_members_at_a_boundary() -> None:
     assert not proposed.keeps_unsent
     assert step.plan is not None
     assert (step.plan.view, step.plan.shares, step.plan.strategy_params) == (2, (1.0, 1.0, 1.0), {})
-    assert told(step)[-1].startswith("view 2: asked by client:ada; 3 workers go on from a step boundary")
+    assert told(step)[-1].startswith("view 2: asked by client:ada; 3 workers continue from a step boundary")
     pending = pinned(look(trains(), trains(), trains(), views=(*BOTH, proposed)))
     assert next_step(pending, clock()).views == ()
     assert next_step(pinned(look(trains(), trains(), trains(), views=BOTH), JobPins()), clock()).views == ()
