@@ -16,7 +16,7 @@ from atoll.errors import BadInput
 if TYPE_CHECKING:
     from atoll.security.certificates import Role
 
-app = typer.Typer(cls=TidyGroup, no_args_is_help=True, help="Make the certificates and the join token of a cluster.")
+app = typer.Typer(cls=TidyGroup, help="Make the certificates and the join token of a cluster.")
 
 _command = app.command(cls=TidyCommand)
 

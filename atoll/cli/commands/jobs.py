@@ -26,7 +26,7 @@ def jobs(
     everything: Annotated[bool, typer.Option("--all", "-a", help="List ended jobs too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List jobs."""
+    """List jobs that wait or run; --all adds those that ended."""
     found = connection.of(context).run(lambda client: client.jobs(ended=everything))
     if as_json:
         terminal.print_json({"jobs": [wire.to_plain(job) for job in found]})

@@ -34,7 +34,15 @@ class TidyCommand(TyperCommand):
 
 
 class TidyGroup(TyperGroup):
-    """A command that has commands."""
+    """A command that has commands. Alone it shows its help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words behind the command."""
+        if not (args or self.invoke_without_command or ctx.resilient_parsing):
+            typer.echo(ctx.get_help(), nl=False)
+            ctx.exit()
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters in the order of the help."""

@@ -124,6 +124,15 @@ def test_every_command_is_in_one_of_the_groups(runner: CliRunner) -> None:
     assert COMMANDS["atoll plans"].rich_help_panel == "Watch"
 
 
+def test_every_listing_can_be_had_as_json() -> None:
+    live = {"atoll top", "atoll dashboard"}
+    listings = {path for path, command in COMMANDS.items() if command.rich_help_panel == "Watch"} - live
+    listings |= {
+        f"atoll {name}" for name in ("nodes", "checkpoints", "doctor", "version", "decide", "simulate", "advise")
+    }
+    assert [path for path in sorted(listings) if "--json" not in {p.opts[0] for p in params_of(COMMANDS[path])}] == []
+
+
 @pytest.mark.parametrize("name", OF_A_JOB)
 def test_every_option_of_a_job_is_in_one_of_the_panels(runner: CliRunner, name: str) -> None:
     for strategy in registry.strategies():

@@ -63,9 +63,10 @@ def test_every_command_has_help(runner: CliRunner, command: str) -> None:
 
 
 def test_no_command_shows_help(runner: CliRunner) -> None:
-    result = runner.invoke(app, [])
-    assert result.exit_code == 0
-    assert "submit" in result.stdout
+    for words, shown in (([], "submit"), (["certs"], "revoke")):
+        result = runner.invoke(app, words)
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert shown in result.stdout
 
 
 @pytest.mark.parametrize(
