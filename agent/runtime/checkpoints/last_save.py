@@ -37,7 +37,7 @@ def save_last(session: Session, saver: Saver) -> None:
             return
         if not told and session.place.is_main:
             told = True
-            session.notice(LEVEL_INFO, "training is over; the last checkpoint is being saved, all ranks wait for it")
+            session.notice(LEVEL_INFO, "training has ended; all ranks wait until the last checkpoint is saved")
 
 
 class _LastSave:

@@ -34,7 +34,7 @@ class RemoteCheckpoints:
                 self.newest_in_store = answered(session.checkpoint.store, _newest_sound)
             except CheckpointError as error:
                 self._trouble = str(error)
-                session.notice(LEVEL_WARNING, f"the object store is left out: {error}")
+                session.notice(LEVEL_WARNING, f"the object store is not used: {error}")
 
     def bring(self, newest_on_disk: Callable[[], tuple[int, int]]) -> None:
         """Put the store's newest into rank 0's directory where no machine has one as new. newest_on_disk: of all ranks,
@@ -87,7 +87,7 @@ class RemoteCheckpoints:
         return LoadedCheckpoint(replace(own.header, job=session.job, run=START_RUN), own.tensors, own.scalars)
 
     def _warn(self, text: str) -> None:
-        self._session.notice(LEVEL_WARNING, f"rank {self._session.place.rank} passes over a checkpoint: {text}")
+        self._session.notice(LEVEL_WARNING, f"rank {self._session.place.rank} skips a checkpoint: {text}")
 
 
 def _newest_sound(store: Store) -> Moment | None:

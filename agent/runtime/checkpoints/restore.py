@@ -143,7 +143,7 @@ def _find_on_disk(session: Session, directory: Path) -> LoadedCheckpoint | None:
     """The newest sound one on any rank's disk, on every rank. Raises PeerLost."""
     rank = session.place.rank
     own = files.newest_valid(
-        directory, lambda why: session.notice(LEVEL_WARNING, f"rank {rank} passes over a checkpoint: {why}")
+        directory, lambda why: session.notice(LEVEL_WARNING, f"rank {rank} skips a checkpoint: {why}")
     )
     return agreed(session, own)
 

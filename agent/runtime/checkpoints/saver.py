@@ -155,7 +155,7 @@ class Saver:
     def leave_behind(self, why: str) -> None:
         """The checkpoint under way is not waited for any more."""
         self._under_way = None
-        self._session.notice(LEVEL_WARNING, f"the last checkpoint is left behind: {why}; the one before it stays")
+        self._session.notice(LEVEL_WARNING, f"the last checkpoint is abandoned: {why}; the one before it stays")
 
     def check_packable(self) -> None:
         """Raises CheckpointError, naming the key, if a state dict holds what no checkpoint can."""
@@ -223,7 +223,7 @@ class Saver:
                 return  # it waits for that, and training does not
             self._under_way.join(timeout=LONGEST_WAIT_S)
             if self._under_way.is_alive():
-                text = f"checkpoint at step {step} left out: the one before is still being written; save less often"
+                text = f"checkpoint at step {step} is skipped: the one before is still being written; save less often"
                 self._session.notice(LEVEL_WARNING, text)
                 return
         try:
@@ -408,11 +408,11 @@ class Saver:
             settings = self._session.checkpoint
             listing.keep_newest(directory, settings.keep, settings.keep_every_steps, self._began_with, self._written)
         except CheckpointError as error:
-            self._session.notice(LEVEL_WARNING, f"old checkpoints stay: {error}")
+            self._session.notice(LEVEL_WARNING, f"old checkpoints were not removed: {error}")
 
     def _notice_failure(self, step: int, error: CheckpointError) -> None:
         if isinstance(error, MovedWhileRead):
-            self._session.notice(LEVEL_WARNING, f"checkpoint at step {step} is left out: {error}")
+            self._session.notice(LEVEL_WARNING, f"checkpoint at step {step} is skipped: {error}")
             return
         text = f"checkpoint at step {step} failed: {error}; training continues. Free space or choose another directory"
         self._session.notice(LEVEL_ERROR, text)

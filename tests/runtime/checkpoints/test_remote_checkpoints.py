@@ -76,7 +76,7 @@ def test_a_job_never_begins_anew_because_its_store_does_not_answer(tmp_path: Pat
     remote.bring(lambda: (1, 5))
     with pytest.raises(CheckpointError, match="no machine of this run has a checkpoint, and the object store"):
         remote.bring(lambda: NOTHING)
-    assert "the object store is left out: no-such://bucket" in told[0]
+    assert "the object store is not used: no-such://bucket" in told[0]
     os.truncate(write(tmp_path / "store", 10) / "state.safetensors", 50)
     session, _ = session_of(store=f"file://{tmp_path}/store")
     with pytest.raises(CheckpointError, match="the object store, which may have one, gives none: state.safetensors"):
@@ -103,7 +103,7 @@ def test_a_job_starts_from_exactly_the_step_it_was_told_or_from_the_newest_sound
     assert found.tensors["w"].tolist() == [10.0] * 4
     found, told = start(None)
     assert found.header.step == 20
-    assert "passes over a checkpoint" in told[0]
+    assert "skips a checkpoint" in told[0]
     with pytest.raises(CheckpointError, match=r"step 7, which no machine of this run can read.*is step 10, 20, 30"):
         start(7)
     with pytest.raises(CheckpointError, match=r"step 30, which no machine.*state.safetensors is (torn|damaged)"):

@@ -65,7 +65,7 @@ def test_a_checkpoint_is_left_out_aloud_while_the_one_before_is_still_being_writ
         snapshot.take(Position(epoch=0, consumed=step, step=step))
         saver.at_boundary(step)
     saver.close()
-    assert said == ["checkpoint at step 8 left out: the one before is still being written; save less often"]
+    assert said == ["checkpoint at step 8 is skipped: the one before is still being written; save less often"]
     found = {one.step: files.read(one.path).tensors["model/weight"] for one in listing.newest(tmp_path)}
     assert {step: set(weight.flatten().tolist()) for step, weight in found.items()} == {4: {4.0}, 12: {12.0}}
 

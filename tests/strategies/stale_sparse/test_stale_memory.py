@@ -188,7 +188,7 @@ def test_a_damaged_part_means_an_older_step_for_all_and_more_ranks_go_on(
     damage(by_step[newest])
     step, notices = job.ended(3)
     assert step == older
-    assert any("passes over a checkpoint in memory" in text and why in text for text in notices), notices
+    assert any("skips a checkpoint in memory" in text and why in text for text in notices), notices
     check_conserved(job, 2, 3, "updates")
     assert not any(tensor.any() for tensor in job.kept(2, 3, "begin")[2]["residuals"].values())
 

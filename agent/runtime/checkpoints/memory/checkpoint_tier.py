@@ -256,7 +256,7 @@ class CheckpointTier:
         """The generation in progress is of two steps on some rank: all give it up, and the one before it stays."""
         moved, self._writer.moved = self._writer.moved, None
         if moved is not None:
-            self._session.notice(LEVEL_WARNING, f"checkpoint in memory of step {self._current} is given up: {moved}")
+            self._session.notice(LEVEL_WARNING, f"checkpoint in memory of step {self._current} is dropped: {moved}")
         self._current = 0
         self._boundary_s = 0.0
 
@@ -281,7 +281,7 @@ class CheckpointTier:
             return
         self._memory = None
         self._current = 0
-        text = f"no checkpoints in memory: {why}. Those on disk are written as asked; training continues"
+        text = f"no checkpoints in memory: {why}. Those on disk are written as requested; training continues"
         self._session.notice(LEVEL_WARNING, text)
 
 

@@ -76,7 +76,7 @@ class Shutdown:
         """The run goes on without this worker, and has the state."""
         self._hold()
         self._obey()
-        exits.say(f"rank {self._session.place.rank} is left out of the run: {why}")
+        exits.say(f"rank {self._session.place.rank} is excluded from the run: {why}")
         self._leave(exit_codes.DRAINED)
 
     def overdue(self, timeout_s: float) -> None:

@@ -225,7 +225,7 @@ def test_a_generation_that_read_a_write_of_the_script_is_given_up_and_the_next_o
             rig.wait_written(tested, step)
     tested.close()
     assert rig.said == [
-        "checkpoint in memory of step 2 is given up: weight was written outside of optimizer.step() while it was read, "
+        "checkpoint in memory of step 2 is dropped: weight was written outside of optimizer.step() while it was read, "
         "so what was read is of two steps. From the next step on a copy of it is kept"
     ]
     found = {shard.header.step: shard for path in tmp_path.glob("*.mem") if (shard := parse(content_of(path)))}
@@ -246,6 +246,6 @@ def test_a_shard_that_no_rank_would_take_at_a_recovery_is_not_written(
     tested.close()
     assert rig.said == [
         "no checkpoints in memory: this rank's shard takes 641600 bytes; at most 600000 are written and sent. Train in "
-        "stages, or on more machines. Those on disk are written as asked; training continues"
+        "stages, or on more machines. Those on disk are written as requested; training continues"
     ]
     assert not any(path.stat().st_size for path in tmp_path.glob("*.mem"))

@@ -235,7 +235,7 @@ def test_a_damaged_shard_is_refused_and_an_older_generation_used(
     damage(steps[1][1])
     printed, notices = job.ended(1)
     assert resumed_at(printed) == steps[0][0]
-    assert any("passes over a checkpoint in memory" in text and why in text for text in notices), notices
+    assert any("skips a checkpoint in memory" in text and why in text for text in notices), notices
     assert lines(job.out, 1) == undisturbed(1)
 
 
@@ -258,7 +258,7 @@ def test_a_lost_machines_part_is_not_taken_from_a_damaged_copy(
     part on the second has a flipped byte: that of the third is used. 4. Again, and the third's has one too: all go on
     from the generation before. 5. Training is as if nothing had happened."""
     job = Job(tmp_path, start)
-    refused = "rank {} passes over a checkpoint in memory: shard-0000-of-0003-slot-"
+    refused = "rank {} skips a checkpoint in memory: shard-0000-of-0003-slot-"
 
     def lose_first_and_damage(*nodes: int) -> None:
         shutil.rmtree(job.memory / "node-0")

@@ -231,7 +231,7 @@ class HeldGenerations:
         return self._session.place.world_size
 
     def _passed_over(self, why: str) -> None:
-        self._session.notice(LEVEL_WARNING, f"rank {self._rank} passes over a checkpoint in memory: {why}")
+        self._session.notice(LEVEL_WARNING, f"rank {self._rank} skips a checkpoint in memory: {why}")
 
 
 def _check_is(shard: Shard, generation: Generation, index: int) -> None:

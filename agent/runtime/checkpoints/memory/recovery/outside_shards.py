@@ -250,4 +250,4 @@ def _path(memory: MemorySettings, one: HeldShard, taken: int) -> Path:
 
 
 def _passed_over(session: Session, why: str) -> None:
-    session.notice(LEVEL_WARNING, f"rank {session.place.rank} passes over a checkpoint in memory: {why}")
+    session.notice(LEVEL_WARNING, f"rank {session.place.rank} skips a checkpoint in memory: {why}")

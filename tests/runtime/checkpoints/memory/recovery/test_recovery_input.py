@@ -125,7 +125,7 @@ def test_a_peer_that_sends_something_else_than_it_named_is_refused(
 
     step, said = newest_step(folder, wire, monkeypatch)
     assert step == 8
-    assert any("passes over a checkpoint in memory: shard 0 of step 9, " in text for text in said), said
+    assert any("skips a checkpoint in memory: shard 0 of step 9, " in text for text in said), said
     assert any(why in text for text in said), said
 
 
