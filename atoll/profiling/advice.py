@@ -96,10 +96,12 @@ class MeasuredScript:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSeat:
-    """A device for a worker. rate: its speed, as a multiple of the measured device's."""
+    """A device for a worker. rate: its speed, as a multiple of the measured device's. memory_bytes: 0 if unknown."""
 
     island: str
     rate: float = 1.0
+    name: str = ""
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +146,8 @@ class AdvisedStrategy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """strategies: the best first, those that are refused last. helps: what would make training faster."""
+    """strategies: the best first, those that are refused last. helps: what would make training faster. careful: why
+    numbers may be wrong, or a run may fail."""
 
     script: MeasuredScript
     cluster: AdvisedCluster
@@ -153,6 +156,7 @@ class Advice:
     chosen: str
     reason: str
     helps: tuple[str, ...]
+    careful: tuple[str, ...]
 
 
 def measured(command: Command, workers: int, progress: Callable[[int], None] = lambda _: None) -> MeasuredScript:
@@ -256,6 +260,7 @@ def advise(script: MeasuredScript, cluster: AdvisedCluster) -> Advice:
             chosen="",
             reason="the script allows no strategy whose steps can be compared",
             helps=(),
+            careful=(),
         )
     plan, samples = plan_strategy(planner_input(script, cluster)), split(script, cluster.places)
     by_name = {one.name: one for one in plan.candidates}
@@ -279,8 +284,20 @@ def advise(script: MeasuredScript, cluster: AdvisedCluster) -> Advice:
         strategies=tuple(strategies),
         chosen=plan.strategy,
         reason=plan.reason,
+        careful=(*([script.busy] if script.busy else []), *_without_room(script, cluster, samples)),
         helps=NO_LINK if not compared else (*_faster_link(script, cluster, plan), *_left_out(script, cluster, plan)),
     )
+
+
+def _without_room(script: MeasuredScript, cluster: AdvisedCluster, samples: Sequence[int]) -> list[str]:
+    """Return the devices whose memory does not hold the measured step with their part of the batch."""
+    found = []
+    for seat, part in zip(cluster.places, samples, strict=True):
+        needed = script.peak_bytes(part)
+        if 0 < seat.memory_bytes < needed:
+            has = f"{seat.name} has {seat.memory_bytes / 1e9:.3g} GB of memory"
+            found.append(f"{has}, and a worker with {part} samples takes at least {needed / 1e9:.3g} GB")
+    return found
 
 
 def _refused(name: str, script: MeasuredScript, why: str = "") -> AdvisedStrategy:

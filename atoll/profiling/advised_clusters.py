@@ -11,6 +11,7 @@ from typing import Final
 from atoll.controller.jobs.model.peer_links import PeerLink, PeerLinks
 from atoll.controller.planners.strategy_choice.facts import IslandLink
 from atoll.profiling.advice import AdvisedCluster, WorkerSeat, bandwidth_words
+from atoll.v1.common_pb2 import Device
 from atoll.v1.jobs_pb2 import Node
 
 SHOWN_LINKS: Final = 6
@@ -37,7 +38,7 @@ def of_nodes(
     """Return the fastest devices of the cluster, of one kind. own_rate: benchmark of the device that was measured, 0 if
     unknown. link: by hand, in place of measured links."""
     found = [
-        (device.work_per_s, node.name, node.island, device.kind)
+        (device.work_per_s, node.name, node.island, device.kind, f"{node.name}/{device.index}", _memory(node, device))
         for node in nodes
         if node.connected and not node.volunteer
         for device in node.devices
@@ -46,7 +47,10 @@ def of_nodes(
         kind = Counter(one[3] for one in found).most_common(1)[0][0]
     chosen = sorted((one for one in found if one[3] == kind), key=lambda one: (-one[0], one[1]))[:workers]
     known = own_rate > 0 and all(rate > 0 for rate, *_ in chosen)
-    seats = tuple(WorkerSeat(island, rate / own_rate if known else 1.0) for rate, _, island, _ in chosen)
+    seats = tuple(
+        WorkerSeat(island, rate / own_rate if known else 1.0, name, memory_bytes)
+        for rate, _, island, _, name, memory_bytes in chosen
+    )
     missing = workers - len(seats)
     seats += tuple(seats[at % len(seats)] for at in range(missing))
     measured = [f"speeds of {len(chosen)} devices, by the agents' benchmark against this machine's"] if known else []
@@ -54,7 +58,7 @@ def of_nodes(
     if missing > 0:
         assumed.append(f"{missing} workers more than the cluster has devices, as fast and as linked as those")
     islands: dict[str, set[str]] = defaultdict(set)
-    for _, node, island, _ in chosen:
+    for _, node, island, *_ in chosen:
         islands[island].add(node)
     links, inside, words = _links(nodes, islands) if link is None else (_all_links(islands, link), {}, "")
     if link is not None:
@@ -64,6 +68,11 @@ def of_nodes(
     if any(len(names) > 1 for name, names in islands.items() if name not in inside) or missing > 0:
         assumed.append("links inside an island that agents did not measure cost nothing")
     return AdvisedCluster(places=seats, links=links, inside=inside, measured=tuple(measured), assumed=tuple(assumed))
+
+
+def _memory(node: Node, device: Device) -> int:
+    """Return the bytes of memory of a device; of a CPU its part of the node's."""
+    return device.memory_bytes if device.kind == "cuda" else node.memory_bytes // len(node.devices)
 
 
 def _links(

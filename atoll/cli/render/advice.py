@@ -10,7 +10,7 @@ from atoll.cli.render import terminal
 if TYPE_CHECKING:
     from atoll.profiling.advice import Advice, AdvisedStrategy
 
-COLUMNS: Final = ("STRATEGY", ">STEP", ">STEPS/S", ">SENT", ">TIME", ">STEPS FOR ONE", ">MEMORY", "WHY NOT")
+COLUMNS: Final = ("STRATEGY", ">STEP", ">STEPS/S", ">SENT", ">TIME", ">STEPS FOR ONE", ">MEMORY", "REASON")
 
 
 def show(script: str, advice: Advice) -> None:
@@ -18,12 +18,13 @@ def show(script: str, advice: Advice) -> None:
     measured = advice.script
     sparse = measured.gradient_density < 1
     density = f", {100 * measured.gradient_density:.2g} % of a gradient not zero" if sparse else ""
-    print(f"{script}: {measured.entries:,} entries in {measured.tensors} tensors, batch {measured.batch}{density}")
+    batch = f", batch {measured.batch}" if measured.timed else ""  # a pipeline's is a round
+    print(f"{script}: {measured.entries:,} entries in {measured.tensors} tensors{batch}{density}")
     for one in measured.timed:
         time = f"{seconds(one.compute_s)} ± {100 * one.error:.0f} %"
         print(f"measured: a step of {one.samples} samples computes for {time} on this machine ({measured.device})")
-    if measured.busy:
-        print(f"careful:  {measured.busy}")
+    for fact in advice.careful:
+        print(f"careful:  {fact}")
     for fact in advice.cluster.measured:
         print(f"measured: {fact}")
     for fact in _assumed(advice):
@@ -67,6 +68,7 @@ def document(advice: Advice) -> dict[str, Any]:
         "helps": list(advice.helps),
         "measured": list(cluster.measured),
         "assumed": _assumed(advice),
+        "careful": list(advice.careful),
     }
 
 

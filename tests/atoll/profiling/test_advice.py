@@ -110,7 +110,7 @@ def test_a_cluster_has_the_fastest_devices_of_the_measured_kind() -> None:
         node("d", "lab", 8e9, kind="cuda"),
     ]
     found = advised_clusters.of_nodes(nodes, 2, "cpu", 2e9, (1e8, 0.01))
-    assert found.places == (WorkerSeat("lab", 2.0), WorkerSeat("home", 1.0))
+    assert [(seat.name, seat.island, seat.rate) for seat in found.places] == [("b/0", "lab", 2), ("a/0", "home", 1)]
     assert {(link.source, link.target) for link in found.links} == {("lab", "home"), ("home", "lab")}
     assert [place.rate for place in advised_clusters.of_nodes(nodes, 4, "cpu", 2e9, None).places] == [2, 1, 0.5, 2]
     unknown = advised_clusters.of_nodes(nodes, 2, "cpu", 0.0, None)
@@ -147,3 +147,15 @@ def test_links_are_those_that_agents_measured() -> None:
     assert all(one.refused for one in advice.strategies)
     assert "no link between the islands was measured" in advice.reason
     assert advice.helps[0].startswith("a measured link")
+
+
+def test_a_device_without_room_for_its_part_is_named() -> None:
+    """Half of a batch of 128 takes 800 MiB."""
+    seats = (
+        WorkerSeat("a", name="big/0", memory_bytes=4 << 30),
+        WorkerSeat("b", name="small/0", memory_bytes=700 << 20),
+    )
+    (text,) = advise(SCRIPT, AdvisedCluster(places=seats)).careful
+    assert text == "small/0 has 0.734 GB of memory, and a worker with 64 samples takes at least 0.839 GB"
+    (busy,) = advise(replace(SCRIPT, busy="load"), AdvisedCluster(places=seats[:1])).careful
+    assert busy == "load"
