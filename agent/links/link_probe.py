@@ -156,7 +156,7 @@ class LinkProbe:
                         await asyncio.wait({sending})
         except (AtollError, OSError, TimeoutError) as error:
             report.trouble = (str(error) or type(error).__name__)[:_MAX_TROUBLE]
-        report.busy_s = time.monotonic() - began_s
+        report.busy_s = max(1e-6, time.monotonic() - began_s - SETTLE_S)
         self._reports.append(report)
         self._reported()
 

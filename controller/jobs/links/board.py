@@ -18,6 +18,7 @@ from typing import Final
 
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
 from atoll.controller.jobs.links.schedule import (
+    CONFIRM_S,
     MeasurableNode,
     MeasurementQueue,
     Pair,
@@ -78,6 +79,7 @@ class LinkBoard:
         self._placed: dict[str, NodeRecord] = {}
         self._queue = MeasurementQueue()
         self._free_s: dict[str, float] = {}
+        self._owed_s: dict[str, float] = {}  # rest that a node did not get before a confirmation
         self._asked: dict[str, tuple[str, float]] = {}  # by measuring node: the other one, and since when
         self._trouble: dict[str, str] = {}
         self._known: frozenset[tuple[str, str]] = frozenset()
@@ -128,14 +130,18 @@ class LinkBoard:
         """Ask for measurements and place nodes until cancelled. Raises LeadershipLost."""
         while True:
             began_s = self._clock()
-            self._give_up_silent()
-            self._ask()
+            self.look()
             looked_s = self._clock() - began_s
             if self._regroup and self._clock() >= self._group_s:
                 await self._group()
             await asyncio.sleep(max(LOOK_S, looked_s * (1 / LOOKING_SHARE - 1)))
 
     # Measuring.
+
+    def look(self) -> None:
+        """Ask for the measurements that are due now."""
+        self._give_up_silent()
+        self._ask()
 
     def _nodes(self) -> dict[str, MeasurableNode]:
         return {name: self._measurable(session) for name, session in self._sessions.connected.items()}
@@ -182,8 +188,8 @@ class LinkBoard:
         asked = self._asked.get(by)
         if asked is None or asked[0] != report.node:
             return
-        self._end(by, report.busy_s, failed=bool(report.trouble))
         if report.trouble:
+            self._end(by, report.busy_s, failed=True)
             self._trouble[by] = f"{report.node} could not be measured: {report.trouble}"
             logger.info("link from %s to %s: %s", by, report.node, report.trouble)
             return
@@ -199,7 +205,10 @@ class LinkBoard:
             self._measured[pair] = self._sent[pair[0]][pair[1]] = link
         if len(self._measured) > MAX_LINKS:
             self._forget_gone()
-        self._queue.history[pair_of(by, report.node)] = PairHistory(measured_s=now_s, doubtful=doubtful)
+        pair = pair_of(by, report.node)
+        doubtful = doubtful and not self._queue.history.get(pair, PairHistory()).doubtful  # once
+        self._end(by, report.busy_s, doubtful=doubtful)
+        self._queue.history[pair] = PairHistory(measured_s=now_s, doubtful=doubtful)
         self._regroup = True
         self._changed()
 
@@ -211,13 +220,17 @@ class LinkBoard:
         session = self._sessions.connected.get(name)
         return session is not None and bool(session.workers)
 
-    def _end(self, by: str, busy_s: float, *, failed: bool) -> None:
-        """A measurement is over: both nodes rest, and a failure is noted."""
+    def _end(self, by: str, busy_s: float, *, failed: bool = False, doubtful: bool = False) -> None:
+        """A measurement is over: both nodes rest, and a failure is noted. After a doubtful reading they rest for
+        CONFIRM_S at most, and for the remainder after the next measurement."""
         to, began_s = self._asked.pop(by)
         now_s = self._clock()
         busy_s = min(busy_s, now_s - began_s)
         for name in (by, to):
-            self._free_s[name] = now_s + rest_s(busy_s, trains=self._trains(name))
+            due_s = rest_s(busy_s, trains=self._trains(name)) + self._owed_s.pop(name, 0.0)
+            pause_s = min(due_s, CONFIRM_S) if doubtful else due_s
+            self._owed_s[name] = due_s - pause_s
+            self._free_s[name] = now_s + pause_s
         if failed:
             pair = pair_of(by, to)
             past = self._queue.history.get(pair, PairHistory())

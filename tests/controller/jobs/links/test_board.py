@@ -6,14 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
+import pytest
 from made import node
 
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
 from atoll.controller.jobs.links.board import LinkBoard
+from atoll.controller.jobs.model.observed import ObservedWorker, WorkerPhase
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import NodeRecord
+from atoll.jobs.worker_key import WorkerKey
 from atoll.relay.handshake import node_key
 from atoll.v1 import agents_pb2
 
@@ -178,3 +182,24 @@ def test_an_answer_that_nobody_asked_for_is_dropped() -> None:
     world.join("a2")
     world.board.on_measured(session, world.answer("a1", "a2"))
     assert not world.board.links_of("a1")
+
+
+def test_a_training_node_confirms_a_doubtful_reading_soon_and_rests_for_it_afterwards() -> None:
+    """Readings of 0.2 s each, at most 2 % of the time: 9.8 s of rest for each. The first is confirmed after 5 s."""
+    world = World()
+    sessions = [world.join(name) for name in ("a1", "a2")]
+    for session in sessions:
+        session.workers = {WorkerKey("job", 1, 0): ObservedWorker(WorkerPhase.RUNNING)}
+    asked_s = []
+    while len(asked_s) < 4:
+        world.board.look()
+        if sessions[0].waiting:
+            asyncio.run(sessions[0].next_message())
+            asked_s.append(world.now_s)
+            world.now_s += 0.2
+            report = world.answer("a1", "a2")
+            report.busy_s = 0.2
+            world.board.on_measured(sessions[0], report)
+        world.now_s += 0.1
+    pauses = [later - earlier for earlier, later in pairwise(asked_s)]
+    assert pauses == pytest.approx([5.2, 14.8, 10.2], abs=0.25)
