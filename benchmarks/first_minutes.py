@@ -1,10 +1,12 @@
 """Times a newcomer's first minutes on a machine without a compiler: installed from wheels, a cluster, a job, the page.
 
-python benchmarks/first_minutes.py [--wheel dist/atoll-...whl] [--image IMAGE] [--parts install,demo]
+python benchmarks/first_minutes.py [--wheel dist/atoll-...whl] [--image IMAGE] [--parts install,demo,run]
 
 `install`: in a container of that image, which has Python and no compiler, pip installs from a folder of wheels (filled
 before, not timed: that is downloads); then `atoll up`, transformers' Trainer as a job, and `atoll dashboard` opened by
-Chromium. `demo`: `make demo` in a fresh clone, with that wheel. Exit code 2: no wheel, engine or Chromium here.
+Chromium. `demo`: `make demo` in a fresh clone, with that wheel. `run`: in a fresh environment with that wheel, `atoll
+run` of the README's script, three times with an empty home and loopback device (`unshare -rn`), from the command to the
+first loss. Exit code 2: no wheel, engine or Chromium here.
 
 Without a registry: debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm FOLDER,
 then tar -C FOLDER -c . | docker import - bare, and --image bare.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +35,8 @@ ATOLL: Final = "/new/bin/atoll"
 LIMIT_S: Final = 1200.0
 GOAL_S: Final = 60.0
 """Of `make demo`'s set-up with a wheel."""
+FIRST_LOSS_GOAL_S: Final = 90.0
+"""From `atoll run` to the first loss of the user's own script."""
 
 
 class Container:
@@ -140,6 +145,50 @@ def demo(wheel: Path) -> None:
         print(f"{'make demo: ended':64} {time.monotonic() - began_s:6.1f} s, exit code {running.returncode}")
 
 
+def first_loss(wheel: Path, repetitions: int = 3) -> None:
+    readme = (ROOT / "README.md").read_text()
+    script = re.search(r"^cat > train.py <<'EOF'\n(.*?)^EOF$", readme, re.MULTILINE | re.DOTALL)
+    assert script is not None
+    with tempfile.TemporaryDirectory(prefix="atoll-run-") as scratch:
+        with timed("python3 -m venv"):
+            output(sys.executable, "-m", "venv", f"{scratch}/new")
+        pins = ("--constraint", ROOT / "constraints.txt")
+        with timed("pip install atoll[all], with downloads"):
+            output(f"{scratch}/new/bin/pip", "install", "--quiet", *pins, f"{wheel}[all]")
+        for number in range(repetitions):
+            home = Path(scratch, f"home-{number}")
+            home.mkdir()
+            (home / "train.py").write_text(script[1])
+            run_once(f"{scratch}/new/bin/atoll", home)
+
+
+def run_once(atoll: str, home: Path) -> None:
+    """Print when `atoll run` says that the job is submitted, shows its first loss and ends. Ends the cluster."""
+    command = f"ip link set lo up && {atoll} run train.py; code=$?; {atoll} down >&2; exit $code"
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")} | {"HOME": str(home)}
+    began_s, seen = time.monotonic(), dict[str, float]()
+    with subprocess.Popen(
+        ("unshare", "-rn", "sh", "-c", command),
+        cwd=home,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            for what, pattern in (
+                ("submitted", r"dashboard: "),
+                ("first loss", r".*\bloss "),
+                ("done", r".* done: step"),
+            ):
+                if what not in seen and re.match(pattern, line):
+                    seen[what] = time.monotonic() - began_s
+    told = ", ".join(f"{what} {at_s:.1f} s" for what, at_s in seen.items())
+    what = f"atoll run train.py (first loss: goal {FIRST_LOSS_GOAL_S:.0f} s)"
+    print(f"{what:64} {told}, exit code {running.returncode}", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheel", type=Path, help="what `make wheels` made for the image's Python")
@@ -163,6 +212,8 @@ def main() -> int:
         install(wheel, options.image, chromium)
     if "demo" in options.parts:
         demo(wheel)
+    if "run" in options.parts:
+        first_loss(wheel)
     return 0
 
 
