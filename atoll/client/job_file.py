@@ -259,7 +259,7 @@ def with_flags(job: JobFile, flags: Mapping[str, Any]) -> JobFile:
     chosen = str(flags.get("strategy") or job.strategy)
     _check_owners(flags, chosen, named=chosen if flags.get("strategy") else str(merged.get("strategy", "none")))
     if (
-        flags.get("strategy") is not None and chosen in registry.strategies()
+        flags.get("strategy") is not None and chosen in registry.names()
     ):  # what the file says of other strategies does not count then
         own = registry.find(chosen)
         for section in _STRATEGY_SECTIONS.keys() - {own.section}:

@@ -208,7 +208,7 @@ class JobFields(Declaration):
     """Time for workers to reach a step boundary when their run is to grow, to shrink or is cancelled: longer than the
     longest step; 0: 10 s, on cancel 2 s. A worker that saves gets the time it needs, whatever this says."""
 
-    strategy: StrictStr = registry.default().name
+    strategy: StrictStr = registry.AUTO
 
 
 class Checkpoint(CheckpointSection):
@@ -264,7 +264,7 @@ class JobSpec(JobFields):
 
 def from_wire(wire: pb.JobSpec) -> JobSpec:
     """Check a spec in full and fill in every setting of its strategy. Raises BadInput naming the first wrong field."""
-    strategy, name = registry.find(wire.strategy, "spec.strategy"), wire.strategy or registry.default().name
+    strategy, name = registry.find(wire.strategy, "spec.strategy"), wire.strategy or registry.AUTO
     settings = strategy.read_settings(wire.strategy_settings, f"spec.{strategy.section}")
     values = {**values_of(wire), "strategy": name, "strategy_settings": settings.said()}
     try:

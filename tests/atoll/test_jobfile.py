@@ -123,7 +123,7 @@ def test_an_empty_job_file_means_the_defaults(tmp_path: Path) -> None:
     spec = load(written(tmp_path, "")).to_spec("My Script.py")
     assert (spec.name, spec.min_workers, spec.max_workers) == ("my-script", 1, 1)
     assert (spec.split, spec.max_restarts, spec.checkpoint.keep) == ("auto", 1, 2)
-    assert (spec.strategy, spec.strategy_settings) == ("dense", "")
+    assert (spec.strategy, spec.strategy_settings) == ("auto", "")
 
 
 def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
@@ -198,7 +198,7 @@ def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
         ("[stale_sparse]\nsparsity = nan", "line 2: stale_sparse.sparsity = nan is wrong"),
         ("[stale_sparse]\nstaleness = 2", "line 2: stale_sparse.staleness = 2 is wrong"),
         ("[stale_sparse]\nvalues = 'int3'", "line 2: stale_sparse.values = 'int3' is wrong: it should be 'float16'"),
-        ("[stale_sparse]\nsparsity = 0.9", "strategy = 'dense' takes no stale_sparse settings. Leave them out, or say"),
+        ("[stale_sparse]\nsparsity = 0.9", "strategy = 'auto' takes no stale_sparse settings. Leave them out, or say"),
         ("stall_timeout_s = nan", "line 1: stall_timeout_s = nan is wrong"),
         ("a = \nb = 1", "is not valid TOML: Invalid value (at line 1, column 5)"),
         ("name = 'a'\nname = 'b'\n", "is not valid TOML: Cannot overwrite a value (at line 2"),
@@ -247,7 +247,7 @@ def test_a_flag_for_dense_leaves_the_files_other_strategy_out(tmp_path: Path) ->
     sparse = with_flags(job, {"settings.sparsity": 0.9}).to_spec("a.py")
     assert json.loads(sparse.strategy_settings) == {"sparsity": 0.9, "values": "float32"}
     assert with_flags(job, {"strategy": "dense"}).to_spec("a.py").strategy_settings == ""
-    with pytest.raises(BadInput, match="strategy = 'dense' takes no stale_sparse settings"):
+    with pytest.raises(BadInput, match="strategy = 'auto' takes no stale_sparse settings"):
         with_flags(JobFile(), {"stale_sparse.sparsity": 0.9})
     with pytest.raises(BadInput, match="`--sparsity` belongs to strategy stale-sparse; you chose none"):
         with_flags(JobFile(), {"settings.sparsity": 0.9})
@@ -258,7 +258,7 @@ def test_a_sparsity_to_adapt_needs_a_strategy_that_has_one_in_the_file_or_by_a_f
     sparse = with_flags(job, {"strategy": "stale-sparse"})
     assert list(sparse.to_spec("a.py").adapt.strategy_params) == ["sparsity"]
     assert not with_flags(sparse, {"strategy": "dense"}).to_spec("a.py").adapt.strategy_params
-    with pytest.raises(BadInput, match=r"adapt\.sparsity = true: strategy = 'dense' has no sparsity to adapt"):
+    with pytest.raises(BadInput, match=r"adapt\.sparsity = true: strategy = 'auto' has no sparsity to adapt"):
         job.to_spec("a.py")
 
 

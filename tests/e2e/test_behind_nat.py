@@ -63,7 +63,7 @@ def test_a_job_trains_through_the_relay_and_goes_on_when_that_is_killed(
         assert far.processes[f"dial-{site}"].wait(30) == 1  # not even refused
     out = tmp_path / "out"
     options = ("--out", str(out), "--epochs", "2", "--step-s", "0.1")
-    job = far.submit("tiny.py", *options, workers=(2, 2), strategy="local-steps")
+    job = far.submit("tiny.py", *options, workers=(2, 2))  # begins by local-steps
     far.wait_for_step(job, 12)
     assert "(behind NAT) go through the relay" in far.story(job)
     shown = "\n".join(status_lines(far.client.get(job), 0.0))
@@ -83,7 +83,7 @@ def test_a_job_trains_through_the_relay_and_goes_on_when_that_is_killed(
 
 
 def test_strategy_dense_is_refused_by_name_and_strangers_get_nothing_from_the_relay(far: Cluster) -> None:
-    job = far.submit("tiny.py", "--out", str(far.folder / "out"), workers=(2, 2))
+    job = far.submit("tiny.py", "--out", str(far.folder / "out"), workers=(2, 2), strategy="dense")
     seen = far.wait_for(job, "why it waits", lambda seen: "goes through no relay" in seen.reason)
     assert "strategy dense" in seen.reason
     assert "home" in seen.reason

@@ -175,7 +175,8 @@ def _of_job(chosen: str, workers: str = "") -> Iterator[MadeOption]:
     from atoll.strategies import registry
 
     names = list(registry.names())
-    how = f"Exchange gradients by this strategy: {', '.join(names)}. `--strategy NAME --help` shows its settings."
+    how = f"Exchange gradients by this strategy: {', '.join(names)}. With auto the controller chooses one, and changes "
+    how += "it while the job trains. `--strategy NAME --help` shows its settings."
     strategy = _option(STRATEGY, str, "--strategy", "NAME", how, autocompletion=lambda: names)
     fields = {f"checkpoint.{name}": field for name, field in Checkpoint.model_fields.items()} | JobSpec.model_fields
     fields["workers"] = fields["max_workers"]

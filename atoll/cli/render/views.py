@@ -164,20 +164,21 @@ def standby_lines(job: Job) -> list[str]:
 
 
 def strategy_line(job: Job) -> str:
-    """'strategy NAME: …', with what its view shows."""
+    """'strategy NAME: …', with what its view shows; 'strategy auto: NAME: …' if the controller chose it."""
     from atoll.strategies import registry
     from atoll.strategies.declaration import Shown, load
 
     strategy = registry.find(job.strategy or job.spec.strategy)
     since = f" ({printable(job.strategy_reason)})" if job.strategy_reason else ""
+    name = f"auto: {strategy.name}" if job.spec.strategy == registry.AUTO else strategy.name
     if not strategy.view:
-        return f"strategy {strategy.name}{since}"
+        return f"strategy {name}{since}"
     shown = Shown(
         settings=strategy.read_settings(job.strategy_settings if job.strategy else job.spec.strategy_settings),
         planned=strategy.read_plan_parameters(job.plan.strategy_params) if job.plan.id else None,
         metrics=job.progress.strategy_metrics if job.progress.step else {},
     )
-    return f"strategy {strategy.name}{since}: " + "  ".join(load(strategy.view)(shown))
+    return f"strategy {name}{since}: " + "  ".join(load(strategy.view)(shown))
 
 
 def prediction_text(job: Job) -> str:

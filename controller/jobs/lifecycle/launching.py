@@ -10,9 +10,9 @@ from typing import Final
 
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.jobs.admission.growing import learned, stood_by
-from atoll.controller.jobs.lifecycle.connectivity import relay_notice
 from atoll.controller.jobs.lifecycle.phases import advance
 from atoll.controller.jobs.lifecycle.recovery import awaited_memory, recovery_at_launch
+from atoll.controller.jobs.model.connectivity import relay_notice
 from atoll.controller.jobs.model.members import limited_to
 from atoll.controller.jobs.model.observed import JobStep, ObservedJob, PassClock
 from atoll.controller.jobs.model.policy import begun_with, expected_total

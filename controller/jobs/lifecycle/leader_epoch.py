@@ -14,9 +14,9 @@ from atoll.controller.deciding.first import pinned_plan
 from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
 from atoll.controller.jobs.agents.strategy_relay import StrategyRelay
-from atoll.controller.jobs.lifecycle.connectivity import relay_notice
 from atoll.controller.jobs.lifecycle.reconciler import Reconciler
 from atoll.controller.jobs.links.board import LinkBoard
+from atoll.controller.jobs.model.connectivity import relay_notice
 from atoll.controller.jobs.model.members import members_of
 from atoll.controller.jobs.model.observed import JobStep
 from atoll.controller.jobs.model.policy import pins_of

@@ -15,7 +15,6 @@ from atoll.controller.jobs.admission.growing import DeviceAssessment, assess_dev
 from atoll.controller.jobs.admission.one_island import advise
 from atoll.controller.jobs.admission.thin_island import without_thin_island
 from atoll.controller.jobs.lifecycle import orders
-from atoll.controller.jobs.lifecycle.connectivity import with_measured_islands
 from atoll.controller.jobs.lifecycle.launching import begin_run
 from atoll.controller.jobs.lifecycle.phases import advance
 from atoll.controller.jobs.lifecycle.recovery import close_recovery, recovery_at_end, recovery_at_fence
@@ -23,6 +22,7 @@ from atoll.controller.jobs.membership import joining
 from atoll.controller.jobs.membership.life import move_view
 from atoll.controller.jobs.membership.next_view import left_out, next_view
 from atoll.controller.jobs.membership.proposing import ViewStep
+from atoll.controller.jobs.model.connectivity import with_measured_islands
 from atoll.controller.jobs.model.device_memory import UNKNOWN, name_of, with_overflows
 from atoll.controller.jobs.model.exits import exit_events, in_words, record_exits
 from atoll.controller.jobs.model.failures import (

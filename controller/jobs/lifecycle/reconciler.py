@@ -21,9 +21,9 @@ from atoll.controller.jobs.agents.orphans import orphan_actions
 from atoll.controller.jobs.agents.outbox import AgentOutbox
 from atoll.controller.jobs.agents.progress import COMMIT_EVERY_S, PROFILE_EVERY_S, ProgressBoard, RunProgress
 from atoll.controller.jobs.agents.sessions import AgentSessions
-from atoll.controller.jobs.lifecycle.connectivity import within_reach
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.lifecycle.reconcile_cache import QuietJobs
+from atoll.controller.jobs.model.connectivity import within_reach
 from atoll.controller.jobs.model.data_keys import new_seed
 from atoll.controller.jobs.model.exits import is_lost
 from atoll.controller.jobs.model.members import members_of
@@ -43,6 +43,7 @@ from atoll.controller.jobs.model.start import FreeDevice
 from atoll.controller.jobs.model.strategy_in_force import strategy_of
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.jobs.records.ledger import Ledger
+from atoll.controller.jobs.strategy.choosing import strategy_through_relay
 from atoll.controller.jobs.volunteers.volunteers import Volunteers
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import JobPhase, Level, NodeRecord, RunRecord, WorkerExitKind
@@ -254,7 +255,7 @@ class Reconciler:
         may_take = waiting or (job.status.phase is JobPhase.RUNNING and free.devices and self._may_grow(state))
         kept = free.kept.get(job.id, ())
         offered = free.offered_to(job.id) if may_take else kept if kept and state.is_short else ()
-        strategy = job.wanted_strategy if waiting else state.strategy
+        strategy = strategy_through_relay(job) if waiting else state.strategy
         found = within_reach(strategy, offered, self._sessions.records, nodes)
         offered, unreachable = tuple(found.devices), found.why
         there = [device.node for device in offered if device.node not in nodes]

@@ -13,6 +13,7 @@ from itertools import permutations
 from typing import Final
 
 from atoll.controller.deciding.words import mbit
+from atoll.controller.jobs.model.connectivity import relay_notice
 from atoll.controller.jobs.model.members import members_of
 from atoll.controller.jobs.model.observed import ObservedJob, PassClock
 from atoll.controller.jobs.model.peer_links import PeerLinks
@@ -47,34 +48,50 @@ class StrategyChoice:
     decisions: tuple[AdmissionRecord, ...] = ()
 
 
+def strategy_through_relay(job: JobRecord) -> str:
+    """Return the strategy that decides which devices a waiting job may take: a job without a choice may begin by the
+    one that needs no direct links."""
+    return _first_choice(job) or job.wanted_strategy
+
+
 def choose_at_launch(observed: ObservedJob, members: Sequence[RunMember]) -> tuple[JobRecord, tuple[NewEvent, ...]]:
     """Return the job with the strategy that its first run begins with. A later run begins with what was chosen."""
     job = observed.job
-    if not job.leaves_strategy or job.learned.strategy or job.pinned.strategy:
+    first = _first_choice(job)
+    reason = _why_not_whole_gradients(observed, members) if first else ""
+    if not reason:
         return job, ()
+    event = NewEvent(kind=EventKind.NOTICE, cause=f"begins by strategy {first}: {reason}")
+    return replace(job, learned=replace(job.learned, strategy=first, strategy_reason=reason)), (event,)
+
+
+def _first_choice(job: JobRecord) -> str:
+    """Return the strategy that waits for no link, if the job may begin by it; empty if it was chosen otherwise."""
+    if not job.leaves_strategy or job.learned.strategy or job.pinned.strategy:
+        return ""
+    traffic = {each.name: each.exchange for each in registry.strategies().values() if each.exchange is not None}
+    first = next((name for name, exchange in traffic.items() if exchange.kind == "differences"), "")
+    return "" if first in job.learned.refused_strategies else first
+
+
+def _why_not_whole_gradients(observed: ObservedJob, members: Sequence[RunMember]) -> str:
+    """Return why a run of these members should not begin with whole gradients; empty if it may."""
     nodes: dict[str, set[str]] = defaultdict(set)
     for member in members:
         nodes[member.island].add(member.node)
+    if relay_notice(members):
+        return "links between its islands go through the relay, which whole gradients do not"
     thinnest = _thinnest(observed.peer_links, nodes)
-    waitless = _waits_for_no_link()
-    if thinnest is None or not waitless or waitless in job.learned.refused_strategies:
-        return job, ()
+    if thinnest is None:
+        return ""
     source, target, bps = thinnest
-    known = job.learned.shared_bytes // STATE_BYTES
+    known = observed.job.learned.shared_bytes // STATE_BYTES
     entries = known or ASSUMED_ENTRIES
     sync_s = 2 * (len(members) - 1) / len(members) * GRADIENT_BYTES * entries * 8 / bps
     if sync_s <= BEARABLE_SYNC_S:
-        return job, ()
+        return ""
     size = f"gradients of {'' if known else 'perhaps '}{entries / 1e6:.3g} million parameters"
-    reason = f"{size} would take {sync_s:.2g} s in each step over the {mbit(bps)} Mbit/s from {source} to {target}"
-    event = NewEvent(kind=EventKind.NOTICE, cause=f"begins by strategy {waitless}: {reason}")
-    return replace(job, learned=replace(job.learned, strategy=waitless, strategy_reason=reason)), (event,)
-
-
-def _waits_for_no_link() -> str:
-    """Return the strategy whose islands train on while differences travel; empty if there is none."""
-    traffic = {each.name: each.exchange for each in registry.strategies().values() if each.exchange is not None}
-    return next((name for name, exchange in traffic.items() if exchange.kind == "differences"), "")
+    return f"{size} would take {sync_s:.2g} s in each step over the {mbit(bps)} Mbit/s from {source} to {target}"
 
 
 def _thinnest(links: PeerLinks, nodes: Mapping[str, set[str]]) -> tuple[str, str, float] | None:

@@ -13,6 +13,7 @@ from typing import Final
 
 from atoll.controller.deciding.strategy_candidates import candidates
 from atoll.controller.estimators.profile import Profile
+from atoll.controller.jobs.model.connectivity import relay_notice
 from atoll.controller.jobs.model.observed import ObservedJob
 from atoll.controller.jobs.model.strategy_in_force import why_not_switchable
 from atoll.controller.planners.strategy_choice.facts import (
@@ -77,6 +78,10 @@ def strategy_input(observed: ObservedJob, run: MeasuredRun) -> StrategyInput:
     running, script = observed.strategy, observed.training.script
     links = links_between(observed, run)
     refused = {name: why for name in registry.strategies() if (why := why_not_switchable(observed.job, running, name))}
+    if relay_notice([member for ranks in run.ranks.values() for member, _ in ranks]):
+        refused |= {
+            name: "it goes through no relay" for name, each in registry.strategies().items() if not each.relayed
+        }
     refused |= {} if script is None else script.refused
     refused.pop(running, None)
     measured = [MeasuredStep.of_measured(strategy=running, step_s=run.step_s)]

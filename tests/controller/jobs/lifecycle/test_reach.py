@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.controller.jobs.lifecycle.connectivity import relay_notice, within_reach
+from atoll.controller.jobs.model.connectivity import relay_notice, within_reach
 from atoll.controller.jobs.model.start import FreeDevice
 from atoll.controller.state.records import NodeRecord, RunMember
 

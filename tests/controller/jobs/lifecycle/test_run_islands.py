@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from made import clock, job, node, observed, run, spec, worker
 
-from atoll.controller.jobs.lifecycle.connectivity import with_measured_islands
 from atoll.controller.jobs.lifecycle.reconcile import next_step
+from atoll.controller.jobs.model.connectivity import with_measured_islands
 from atoll.controller.jobs.model.observed import ObservedJob
 from atoll.controller.state.records import RunRecord
 

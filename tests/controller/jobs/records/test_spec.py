@@ -117,7 +117,7 @@ def test_what_was_left_out_gets_its_meaning() -> None:
     spec = spec_from_wire(wire(script="./examples/train.py"))
     assert spec.checkpoint.memory_replicas == 2
     assert (spec.split, spec.checkpoint.keep, spec.script) == ("auto", 2, "examples/train.py")
-    assert to_wire(spec).strategy == "dense"
+    assert to_wire(spec).strategy == "auto"
     sparse = json.loads(to_wire(spec_from_wire(wire(strategy="stale-sparse"))).strategy_settings)
     assert (sparse["sparsity"], sparse["staleness"], sparse["values"]) == (0.8, 1, "int2")
 
@@ -168,7 +168,7 @@ def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
             {"adapt": pb.Adaptation(min_batch=8, max_batch=32), "split": "even"},
             'spec.adapt.max_batch = 32 has no meaning with split "even"',
         ),
-        ({"adapt": pb.Adaptation(strategy_params=["sparsity"])}, "spec.adapt.sparsity = True is nothing that.*dense"),
+        ({"adapt": pb.Adaptation(strategy_params=["sparsity"])}, "spec.adapt.sparsity = True is nothing that.*auto"),
         (
             {"adapt": pb.Adaptation(learning_rate="double")},
             "spec.adapt.learning_rate = 'double' should be 'auto', 'adascale', 'square-root' or 'none'",
@@ -180,7 +180,7 @@ def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
             {"adapt": pb.Adaptation(profile=" " * 300_000), **SPARSE},
             "spec.adapt.profile = '300000 char.* at most 262144",
         ),
-        ({"strategy": "ring"}, "spec.strategy = 'ring' is not known. Use one of dense, stale-sparse"),
+        ({"strategy": "ring"}, "spec.strategy = 'ring' is not known. Use one of auto, dense, stale-sparse"),
         ({"strategy_settings": '{"sparsity":0.9}'}, "spec.dense.sparsity = 0.9 is not known. Known: none"),
         (sparse(sparsity=1.0), "spec.stale_sparse.sparsity = 1.0 should be less than or equal to 0.9999"),
         (sparse(sparsity=-0.1), "spec.stale_sparse.sparsity = -0.1"),

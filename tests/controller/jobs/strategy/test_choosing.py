@@ -14,7 +14,7 @@ from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.model.observed import JobStep, ObservedJob, ObservedViews
 from atoll.controller.jobs.model.peer_links import PeerLink, PeerLinks
 from atoll.controller.jobs.model.script_facts import ScriptFacts
-from atoll.controller.jobs.strategy.choosing import MAX_SWITCHES
+from atoll.controller.jobs.strategy.choosing import MAX_SWITCHES, strategy_through_relay
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.records import JobPhase, JobPins, JobRecord, RunRecord
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
@@ -90,12 +90,24 @@ def test_a_job_begins_by_what_agents_measured(bps: float | None, strategy: str) 
         ]
 
 
+def test_a_job_begins_by_local_steps_where_islands_are_joined_by_the_relay() -> None:
+    nodes = [
+        replace(one, record=replace(one.record, island=one.record.name, behind_nat=True)) for one in map(node, "ab")
+    ]
+    waiting = changed(auto(), phase=JobPhase.QUEUED, run=0)
+    step = next_step(observed(waiting, None, *nodes, free=[free(name) for name in "ab"]), clock())
+    assert step.views[0].strategy == "local-steps"
+    assert strategy_through_relay(auto()) == "local-steps"
+    assert strategy_through_relay(changed(auto(), refused_strategies={"local-steps": "no"})) == "dense"
+    assert strategy_through_relay(chosen("compressed")) == "compressed"
+
+
 def test_a_small_model_of_an_earlier_run_begins_by_dense_and_a_choice_stays() -> None:
     """A million parameters take 0.3 s over 100 Mbit/s. What an earlier run chose is kept, and so is a pin."""
     assert starting(1e8, changed(auto(), shared_bytes=12_000_000)).job.wanted_strategy == "dense"
     assert starting(1e10, chosen("local-steps")).job.wanted_strategy == "local-steps"
     assert starting(1e8, replace(auto(), pinned=JobPins(strategy="compressed"))).job.wanted_strategy == "compressed"
-    assert starting(1e8, job(spec=spec(max_workers=2, min_workers=2))).job.wanted_strategy == "dense"
+    assert starting(1e8, job(spec=spec(max_workers=2, min_workers=2, strategy="dense"))).job.wanted_strategy == "dense"
 
 
 def test_after_a_few_steps_the_planner_chooses_and_its_record_gives_the_choice_again() -> None:
@@ -111,7 +123,7 @@ def test_after_a_few_steps_the_planner_chooses_and_its_record_gives_the_choice_a
     assert not look("dense", 8.3, known={"steps": 2}).decisions
     fresh = training("dense", 8.3)
     assert not next_step(replace(fresh, views=replace(fresh.views, since_s=999.0)), clock()).decisions
-    own = job(spec=spec(max_workers=2, min_workers=2))
+    own = job(spec=spec(max_workers=2, min_workers=2, strategy="dense"))
     assert look("dense", 8.3, of=own).job.wanted_strategy == "dense"
     pinned = replace(auto(), pinned=JobPins(strategy="dense"))
     assert look("dense", 8.3, of=pinned).job.wanted_strategy == "dense"
