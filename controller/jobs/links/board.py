@@ -79,7 +79,7 @@ class LinkBoard:
         self._placed: dict[str, NodeRecord] = {}
         self._queue = MeasurementQueue()
         self._free_s: dict[str, float] = {}
-        self._owed_s: dict[str, float] = {}  # rest that a node did not get before a confirmation
+        self._deferred_rest_s: dict[str, float] = {}  # rest that a node did not get before a confirmation
         self._asked: dict[str, tuple[str, float]] = {}  # by measuring node: the other one, and since when
         self._trouble: dict[str, str] = {}
         self._known: frozenset[tuple[str, str]] = frozenset()
@@ -227,9 +227,9 @@ class LinkBoard:
         now_s = self._clock()
         busy_s = min(busy_s, now_s - began_s)
         for name in (by, to):
-            due_s = rest_s(busy_s, trains=self._trains(name)) + self._owed_s.pop(name, 0.0)
+            due_s = rest_s(busy_s, trains=self._trains(name)) + self._deferred_rest_s.pop(name, 0.0)
             pause_s = min(due_s, CONFIRM_S) if doubtful else due_s
-            self._owed_s[name] = due_s - pause_s
+            self._deferred_rest_s[name] = due_s - pause_s
             self._free_s[name] = now_s + pause_s
         if failed:
             pair = pair_of(by, to)
