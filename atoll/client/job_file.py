@@ -184,7 +184,7 @@ def from_spec(spec: JobSpec) -> JobFile:
     job |= {
         "workers": f"{spec.min_workers}:{spec.max_workers}",
         "secrets": tuple(spec.secrets),
-        "strategy": spec.strategy,
+        "strategy": spec.strategy or registry.AUTO,
         "checkpoint": {name: checkpoint[name] for name in CheckpointSection.model_fields if name in checkpoint},
         "adapt": {
             "batch": (adapt["min_batch"], adapt["max_batch"]) if spec.adapt.max_batch else None,

@@ -49,6 +49,7 @@ LAST = {
     "peak_bytes": 0,
     "memory_bytes": 0,
     "max_batch": 0,
+    "passes": 0,
     "strategy_metrics": {},
 }
 LINK = {
@@ -132,6 +133,7 @@ JOB = {
         "learning_rate_factor": 0.0,
         "predicted_step_s": 0.0,
         "view": 0,
+        "passes": 0,
     },
     "checkpoint_step": 1200,
     "memory_step": 1239,
