@@ -31,7 +31,7 @@ MAX_SWITCHES: Final = 5
 """Most changes of a job's strategy by the controller."""
 SETTLES_S: Final = 3.0
 """Seconds that a view must have been in force before its strategy is compared."""
-BEARABLE_SYNC_S: Final = 1.0
+BEARABLE_SYNC_S: Final = 3.0
 """Longest ring of whole gradients, in seconds, with which a job begins."""
 ASSUMED_ENTRIES: Final = 25_000_000
 """Parameters of a model whose size is not known yet."""
@@ -117,13 +117,16 @@ def revise(observed: ObservedJob, run: RunRecord, clock: PassClock) -> StrategyC
         return nothing
     if observed.strategy != job.wanted_strategy or not observed.training.profile_is_news:
         return nothing
-    measured = measured_run(observed, members_of(run, view))
+    members = members_of(run, view)
+    if len({member.island for member in members}) < 2 and observed.strategy == registry.default().name:
+        return nothing  # one island has a fast network
+    measured = measured_run(observed, members)
     if measured is None:
         return nothing
     given = strategy_input(observed, measured)
     decision = STRATEGY.decide(given)
     if decision.plan.strategy == observed.strategy:
-        known = job.learned.strategy_judged or len(given.islands) < 2 or not given.links
+        known = job.learned.strategy_judged or not given.links
         return nothing if known else _recorded(job, run, clock, decision)
     if job.learned.strategy_switches >= MAX_SWITCHES:
         return nothing
