@@ -48,8 +48,8 @@ PAIRS = [
 ]
 
 
-def two_islands(out: Path, start: Start, strategy: str) -> FakeAgent:
-    agent = sparse(out, 2, start=start, strategy=strategy, **SETTINGS[strategy])
+def two_islands(out: Path, start: Start, strategy: str, *, run: int = 1) -> FakeAgent:
+    agent = sparse(out, 2, start=start, run=run, strategy=strategy, **SETTINGS[strategy])
     agent.place(["a", "b"], ["here", "there"])
     agent.shares, agent.makes_views = ALIKE, True
     return agent
@@ -281,3 +281,51 @@ def test_a_strategy_that_the_script_does_not_allow_is_not_begun(tmp_path: Path, 
             ("local-steps", "")
         ] * 2
     check_every_sample_once(tmp_path, 20)
+
+
+@pytest.mark.parametrize(("first", "second"), [("dense", "local-steps"), ("local-steps", "compressed")])
+def test_a_checkpoint_after_the_change_restores_into_the_new_strategy(
+    tmp_path: Path, start: Start, first: str, second: str
+) -> None:
+    """1. Two workers change their strategy, save and are stopped. 2. The next run is by the new strategy: it takes over
+    what they had not sent by it, and nothing of the strategy before. Each sample counts once, and no gradient is
+    lost."""
+    with two_islands(tmp_path, start, first) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "600", "--sleep-s", "0.01")
+        agent.wait_for_step(12)
+        change(agent, 2, second)
+        agent.send_stop(1)
+        assert agent.exit_codes(90) == [85, 85], agent.said()
+    epochs = 1 + max(line["epoch"] for line in trained(tmp_path))
+    with two_islands(tmp_path, start, second, run=2) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", str(epochs))
+        assert agent.exit_codes() == [0, 0], agent.said()
+        assert not [text for text in agent.warnings if "is by strategy" in text]
+    check_every_sample_once(tmp_path, epochs)
+    states, ended = (
+        [kept(tmp_path, 1, rank, "end") for rank in (0, 1)],
+        [kept(tmp_path, 2, rank, "end") for rank in (0, 1)],
+    )
+    check_nothing_was_lost(
+        kept(tmp_path, 1, 0, "begin")["shared_params"],
+        check_alike(ended, "shared_params"),
+        together([*states, *ended], "summed"),
+        residuals(ended),
+        "gradients" if second == "compressed" else "updates",
+    )
+
+
+def test_a_run_by_another_strategy_than_its_checkpoint_says_what_does_not_count(tmp_path: Path, start: Start) -> None:
+    """Updates that `local-steps` had not sent mean nothing to gradients that `compressed` leaves out."""
+    with two_islands(tmp_path, start, "local-steps") as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "600", "--sleep-s", "0.01")
+        agent.wait_for_step(12)
+        agent.send_stop(1)
+        assert agent.exit_codes(90) == [85, 85], agent.said()
+    with two_islands(tmp_path, start, "compressed", run=2) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "4")
+        assert agent.exit_codes() == [0, 0], agent.said()
+        [told] = [text for text in agent.warnings if "is by strategy local-steps" in text]
+        assert "this run trains by compressed: what a worker had not sent by then does not count" in told
+    assert kept(tmp_path, 2, 0, "begin")["residuals"].keys() == kept(tmp_path, 2, 0, "end")["residuals"].keys()
+    assert not any(bool(one.any()) for one in kept(tmp_path, 2, 0, "begin")["residuals"].values())
