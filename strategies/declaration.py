@@ -171,6 +171,10 @@ class Strategy:
     relayed: bool = False
     """True if its workers can train where some of them reach each other through the relay alone."""
 
+    kept_state: str = ""
+    """Kind of what it keeps beside model and optimizer, empty if nothing. Strategies of one kind take it over from each
+    other's checkpoints."""
+
     switchable: bool = False
     """True if a run may leave it for another such strategy at a step boundary, and come to it from there."""
 

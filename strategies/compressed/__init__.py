@@ -25,6 +25,7 @@ STRATEGY: Final = Strategy(
     exchanges=True,
     relayed=True,
     switchable=True,
+    kept_state="unsent gradients",
     steps_for_one=1.0,
     steps_range=(1.0, 1.03),
     exchange=Traffic(kind="compressed-gradients", value_bytes=2.0),

@@ -20,6 +20,7 @@ STRATEGY: Final = Strategy(
     exchanges=True,
     relayed=True,
     switchable=True,
+    kept_state="shared parameters",
     steps_for_one=1.0,
     steps_range=(0.92, 1.3),
     exchange=Traffic(kind="differences", value_bytes=0.2578125, density=0.2),

@@ -153,12 +153,12 @@ class UpdateExchange(SharedParamsUpdate):
             given = self._exchange.read_residual(tensor)
             if tensor.aggregator_sum is not None:
                 given += tensor.aggregator_sum
-            alone = self.tally.islands == 1
+            alone = self._options.aggregators and self.tally.islands == 1  # one replica
             together = given.clone()
             if group is not None and not alone:
                 group.sum_in_place(together, "sending residuals")
             with flushes.flushing({layer.name: part for layer, part in tensor.parts(given)}):
-                if alone:  # all of them have the same weights: the shared parameter takes their bits
+                if alone:  # its workers have the same weights: the shared parameter takes their bits
                     tensor.shared_param.copy_(tensor.live)
                 else:
                     tensor.shared_param -= together

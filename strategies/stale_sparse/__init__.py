@@ -20,6 +20,7 @@ STRATEGY: Final = Strategy(
     exchanges=True,
     relayed=True,
     switchable=True,
+    kept_state="shared parameters",
     steps_for_one=1.3,
     steps_range=(1.1, 1.5),
     exchange=Traffic(kind="updates", value_bytes=0.2578125, density=0.2),

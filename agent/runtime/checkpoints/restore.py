@@ -37,7 +37,7 @@ from atoll.strategies import registry
 from atoll.telemetry.telemetry_limits import ADAPTIVE, SGD
 from atoll.v1.agents_pb2 import Prepared
 from atoll.v1.agents_pb2 import Resumed as ResumedReport
-from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
+from atoll.v1.common_pb2 import LEVEL_WARNING
 
 _NONE = (-1, -1, -1, -1, -1)
 _NOTHING = (-1, -1)
@@ -50,6 +50,7 @@ class Resumed:
         """own: what this rank takes over of the run before; None: it is beside the checkpoint."""
         self._where = f"the checkpoint of run {checkpoint.header.run}, step {checkpoint.header.step}"
         self._header = header = checkpoint.header
+        self._strategy = header.strategy  # empty: written by an older version
         self.position = position_of(header)
         self._states, self._own = unpack_state(checkpoint.tensors, checkpoint.scalars), own
 
@@ -73,18 +74,14 @@ class Resumed:
             tracked.load_state_dict(state)
 
     def origin(self, session: Session) -> Origin | None:
-        """Return the origin for a Durable of the session's strategy; None if another strategy wrote the checkpoint.
-
-        That one's state beside model and optimizer means nothing to this one."""
-        header, own = self._header, registry.of(session.strategy).name
+        """Return the origin for a Durable of the session's strategy; None if the checkpoint's strategy keeps state of
+        another kind beside model and optimizer, which means nothing to this one."""
+        header, own, before = self._header, registry.of(session.strategy), registry.strategies().get(self._strategy)
         shared = self._states.pop(SHARED, {})
-        if header.strategy not in ("", own):
-            text = (
-                f"{self._where} is by strategy {header.strategy}, and this run trains by {own}: what a worker had not "
-                "sent by then does not count"
-            )
-            if session.place.is_main:
-                session.notice(LEVEL_WARNING if shared or self._own else LEVEL_INFO, text)
+        if before is not None and before.kept_state != own.kept_state:
+            if before.kept_state and session.place.is_main:
+                text = f"{self._where} is by strategy {before.name}, and this run trains by {own.name}"
+                session.notice(LEVEL_WARNING, f"{text}: what a worker had not sent by then does not count")
             return None
         return Origin(header.run, header.view, header.step, header.world_size, shared, self._own)
 
