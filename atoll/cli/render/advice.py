@@ -76,7 +76,8 @@ def _assumed(advice: Advice) -> list[str]:
     if not advice.script.timed:
         return []
     factors = "steps for one of whole gradients: from small models, with their range (docs/planners.md, `strategy`)"
-    return [*advice.cluster.assumed, factors, "memory: of the measured steps, and what strategies keep at least"]
+    spare = "a core is spare beside training: exchanges of updates use it, and steps take longer without one"
+    return [*advice.cluster.assumed, spare, factors, "memory: of the measured steps, and what strategies keep at least"]
 
 
 def _row(one: AdvisedStrategy, *, chosen: bool) -> list[str]:
