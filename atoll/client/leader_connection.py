@@ -144,7 +144,7 @@ class Leader:
             return NotAllowed(f"{doing}: {self._current} {refused_in_silence(self._tls)}")
         return ControllerUnreachable(
             f"{doing}: {self._no_leader(error, f' within {self._timeout_s:g} s')}. "
-            "Start one with `atoll up`, name the right one with --controller HOST:PORT, or see `atoll doctor`"
+            "Start one with `atoll up --detach`, name the right one with --controller HOST:PORT, or see `atoll doctor`"
         )
 
     def _no_leader(self, error: grpc.aio.AioRpcError, within: str = "") -> str:

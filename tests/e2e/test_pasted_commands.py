@@ -13,7 +13,7 @@ from source_tree import ROOT
 
 pytestmark = [
     pytest.mark.skipif(own_loopback.why_not() != "", reason=own_loopback.why_not()),
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOT_PASTED = {
@@ -63,7 +63,7 @@ def test_the_readme_works_when_it_is_pasted(machine: OwnLoopback) -> None:
     What is typed on one machine with devices is typed for two. 2. Every job that was run is done."""
     lines = [line for block in blocks("README.md") for line in block.splitlines() if command(line) not in NOT_PASTED]
     script = "\n".join(map(with_second_machine, lines)).replace("head.lab", "localhost")
-    pasted = machine.run("bash", "-c", shell(script), timeout_s=360)
+    pasted = machine.run("bash", "-c", shell(script), timeout_s=540)
     assert pasted.returncode == 0, f"{pasted.stdout}{pasted.stderr}"
     runs = re.findall(r"^atoll run ", script, re.MULTILINE)
     done = re.findall(r"^train-\w+ done: step 320 ", pasted.stderr, re.MULTILINE)
