@@ -95,7 +95,7 @@ def _predicted(given: StrategyInput, paths: IslandPaths | None, candidate: Strat
         return PredictedStrategy(candidate.name, None, None, None, None, None, None, refused)
     step = predict_step(given, paths, candidate)
     measured_s = _measured_s(given, candidate.name)
-    step_s = step.step_s * _slower_than_predicted(given, paths, candidate) if measured_s is None else measured_s
+    step_s = step.step_s + _excess_s(given, paths, candidate) if measured_s is None else measured_s
     steps = candidate.steps * step.steps
     return PredictedStrategy(
         name=candidate.name,
@@ -112,14 +112,16 @@ def _measured_s(given: StrategyInput, name: str) -> float | None:
     return next((one.step_s for one in given.measured if one.strategy == name), None)
 
 
-def _slower_than_predicted(given: StrategyInput, paths: IslandPaths, candidate: StrategyCandidate) -> float:
-    """Return the running strategy's measured step over its predicted one, at least 1, if both exchange beside the
-    steps: what lengthens one of them lengthens the other."""
+def _excess_s(given: StrategyInput, paths: IslandPaths, candidate: StrategyCandidate) -> float:
+    """Return the seconds by which the running strategy's measured step exceeds its prediction, since others would have
+    them too. An exchange beside the steps may slow them down by itself, so this counts for others of its kind only."""
     running = next((one for one in given.candidates if one.name == given.running), None)
     measured_s = _measured_s(given, given.running)
-    if running is None or measured_s is None or not {running.exchange, candidate.exchange} <= BESIDE_STEPS:
-        return 1.0
-    return max(1.0, measured_s / predict_step(given, paths, running).step_s)
+    if running is None or measured_s is None:
+        return 0.0
+    if running.exchange in BESIDE_STEPS and candidate.exchange not in BESIDE_STEPS:
+        return 0.0
+    return max(0.0, measured_s - predict_step(given, paths, running).step_s)
 
 
 def _clearly_sooner(given: StrategyInput, best: PredictedStrategy, running: PredictedStrategy) -> bool:
