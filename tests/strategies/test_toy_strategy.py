@@ -72,8 +72,8 @@ def test_command_line_job_file_and_simulator_know_it(tmp_path: Path) -> None:
             "line 3: toy.strength = 2 is wrong: it should be less than or equal to 1",
         ),
         ("strategy = 'toy'\n[toy]\nstrenght = 1", "line 3: unknown field 'toy.strenght'. Did you mean 'strength'?"),
-        ("[toy]\nstrength = 1", "strategy = 'dense' takes no toy settings. Leave them out, or say strategy = 'toy'"),
-        ("[adapt]\nstrength = true", "adapt.strength = true: strategy = 'dense' has no strength to adapt"),
+        ("[toy]\nstrength = 1", "strategy = 'auto' takes no toy settings. Leave them out, or say strategy = 'toy'"),
+        ("[adapt]\nstrength = true", "adapt.strength = true: strategy = 'auto' has no strength to adapt"),
     )
     submits = []
     for number, (text, _) in enumerate(files):
@@ -89,7 +89,7 @@ def test_command_line_job_file_and_simulator_know_it(tmp_path: Path) -> None:
     )
     assert code == 0, said
     assert (wrong_code, "toy" in why and "strength = 5" in why) == (2, True), why
-    assert "toy. `--strategy NAME --help`" in submit
+    assert "volunteer, toy." in submit
     assert "Play so hard, 0 to 1." in submit
     assert "--adapt-strength" in submit
     assert "--strength" in adjust
