@@ -34,7 +34,7 @@ def test_a_job_file_and_a_flag_choose_it(tmp_path: Path) -> None:
     [
         ("strategy = 'zen'\n[zen]\nscheme = 'best'", "zen.scheme = 'best' is wrong: it should be 'auto', 'allreduce'"),
         ("strategy = 'zen'\n[zen]\nsparsity = 0.9", "sparsity"),
-        ("[zen]\nscheme = 'zen'", "strategy = 'dense' takes no zen settings"),
+        ("[zen]\nscheme = 'zen'", "strategy = 'auto' takes no zen settings"),
     ],
 )
 def test_a_job_file_that_is_wrong_is_refused_by_name(tmp_path: Path, text: str, says: str) -> None:
