@@ -68,7 +68,7 @@ def advise(
     if islands is not None and by_hand is None:
         raise BadInput("--islands needs the --bandwidth between them, e.g. --bandwidth 100M --rtt 40ms")
     nodes = _nodes(context, by_hand=by_hand is not None)
-    count = workers if workers is not None else _devices(nodes) or 2
+    count = workers if workers is not None else _devices_of_own_kind(nodes) or 2
     if count < 2:
         raise BadInput("the cluster has one device, and one worker alone exchanges nothing. Give --workers")
     if islands is not None and not 1 <= islands <= count:
@@ -139,6 +139,17 @@ def _nodes(context: typer.Context, *, by_hand: bool) -> ListNodesReply | None:
 
 def _devices(nodes: ListNodesReply | None) -> int:
     return sum(len(node.devices) for node in nodes.nodes if node.connected and not node.volunteer) if nodes else 0
+
+
+def _devices_of_own_kind(nodes: ListNodesReply | None) -> int:
+    """Return how many devices of the cluster are of this machine's kind, on which a job runs; all if none is."""
+    from atoll.agent.telemetry.devices import find_devices
+
+    if nodes is None:
+        return 0
+    kind = find_devices()[0].kind
+    devices = [d for node in nodes.nodes if node.connected and not node.volunteer for d in node.devices]
+    return sum(device.kind == kind for device in devices) or len(devices)
 
 
 def _measured(script: Path, args: Sequence[str], workers: int) -> MeasuredScript:
