@@ -32,6 +32,7 @@ FENCED = re.compile(r"^ *```\w*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"`((?:sudo |atoll |python |make )[^`\n]+)`")
 FILLED_IN = "SOMETHING"
 """For what a program puts into its advice."""
+MAX_README_LINES = 130
 PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
 MAX_PICTURE_BYTES = 60_000
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(#[^)\s]*)?\)")
@@ -130,6 +131,11 @@ def test_what_is_told_to_type_is_there(folder: str) -> None:
             except Exception as error:  # noqa: BLE001 - all that is wrong is told at once
                 wrong.append(f"{one}: {error}")
     assert wrong == []
+
+
+def test_the_readme_is_short() -> None:
+    """It is read to its end, and pasted into a shell (tests/e2e/test_pasted_commands.py)."""
+    assert (ROOT / "README.md").read_text().count("\n") <= MAX_README_LINES
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
