@@ -60,7 +60,8 @@ class AgentLink:
         self.on_overdue: Callable[[Stop], None] | None = None
         self.on_strategy: Callable[[str], None] | None = None
         self.on_view: Callable[[View], None] | None = None
-        self.step, self.plan, self.local_batch, self.trained = 0, 0, 0, False  # what Alive says
+        self.step, self.plan, self.trained = 0, 0, False  # what Alive says
+        self._local_batch = 0  # likewise
         self.volunteer_port = 0  # likewise: where this worker takes volunteers' help
         self.obeyed = False  # the training thread is carrying the stop out
         self._world_size = place.world_size
@@ -127,6 +128,16 @@ class AgentLink:
         """Report this worker's stage in the views of its run, now and with every Alive."""
         self._standing = standing
         self._wake()
+
+    def trains(self, samples: int) -> int:
+        """Report the samples of the passes that begin; 0: the worker trains none. Return those before.
+
+        They are sent at once if they are others: a worker that runs out of memory may be killed before the next
+        Alive."""
+        before, self._local_batch = self._local_batch, samples
+        if samples != before:
+            self._wake()
+        return before
 
     def wait_for(self, told: Callable[[], bool], deadline_s: float) -> bool:
         """Wait until a received view or stop makes `told` true. Return False at the deadline."""
@@ -196,7 +207,7 @@ class AgentLink:
 
     def _run(self) -> None:
         alive_s = telemetry_s = -math.inf
-        said: ViewReport | None = None
+        said: tuple[ViewReport | None, int] = (None, 0)
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
@@ -213,8 +224,8 @@ class AgentLink:
             while self._wanted:
                 self._send(WorkerMessage(id=self.id, open_passage=self._wanted.popleft()))
             now_s = time.monotonic()
-            if now_s - alive_s >= ALIVE_EVERY_S or self._standing is not said:
-                alive_s, said = now_s, self._standing
+            if now_s - alive_s >= ALIVE_EVERY_S or self._standing is not said[0] or self._local_batch != said[1]:
+                alive_s, said = now_s, (self._standing, self._local_batch)
                 self._send(self._alive())
             if (late := batch_wait.report(now_s)) is not None:
                 say(late)
@@ -234,7 +245,7 @@ class AgentLink:
         alive = Alive(
             step=self.step,
             plan=self.plan,
-            local_batch=self.local_batch,
+            local_batch=self._local_batch,
             trained=self.trained,
             saving=progress.saving,
             saved_bytes=progress.own_bytes + progress.peer_bytes,

@@ -74,6 +74,8 @@ class Boundary:
         step = self._loader.position.step
         if self._session.link is not None:
             self._session.link.step, self._session.link.plan = step, self._parts.schedule.plan_at(step)
+            if last or not self._loader.batches_left:
+                self._session.link.trains(0)  # memory that runs out in an evaluation says nothing of the batch
         self._parts.succession.trains(step)
         if not self._passes.gradients_pending:  # while accumulating, the last whole update is what counts
             self._parts.carried.whole()

@@ -77,7 +77,11 @@ class CollectiveCalls:
                 if self._loader.position.epoch + 1 >= self.epochs and not self._loader.batches_left:
                     self._current.driver.flush(Meeting.END)  # no training follows: this is the last model
                 shown.enter_context(self.model.shown(self._current.driver, self._session.group))
+            link = self._session.link
+            samples = link.trains(0) if link is not None else 0
             yield
+            if link is not None:
+                link.trains(samples)
 
     def sum(self, numbers: Sequence[float]) -> tuple[float, ...]:
         """Each of these numbers added up over the ranks."""

@@ -402,10 +402,10 @@ class Training:
         torch.clear_autocast_cache()  # the boundary may have changed weights: others' updates, a restored state
         batch = self.loader.current
         assert batch is not None
-        if self._session.link is not None:
-            self._session.link.local_batch = batch.local
         if batch.number <= 1:  # the largest of its passes
             self._peak_memory.begin(batch.local)
+            if self._session.link is not None:
+                self._session.link.trains(batch.local)
         if not self._without_effect():
             self._divided.begin(first=batch.number <= 1, last=batch.number in (0, batch.passes))
             self.passes.local = self._divided.partial

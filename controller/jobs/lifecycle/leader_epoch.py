@@ -17,6 +17,7 @@ from atoll.controller.jobs.agents.strategy_relay import StrategyRelay
 from atoll.controller.jobs.lifecycle.reconciler import Reconciler
 from atoll.controller.jobs.links.board import LinkBoard
 from atoll.controller.jobs.model.connectivity import relay_notice
+from atoll.controller.jobs.model.device_memory import overfull
 from atoll.controller.jobs.model.members import members_of
 from atoll.controller.jobs.model.observed import JobStep
 from atoll.controller.jobs.model.policy import pins_of
@@ -216,6 +217,9 @@ class LeaderEpoch:
             pins = pins_of(job, state.strategy)
             plan = None if switches else pinned_plan(current, pins, step, adapts=adapts, by=by)
             events = [NewEvent(kind=EventKind.PLAN_ISSUED, plan=plan.id, cause=plan.reason)] if plan else []
+            if plan is not None and state.run is not None:
+                members = members_of(state.run, state.views[-1] if state.views else None)
+                events += overfull(job.learned, members, plan)
             if asked.strategy and switches:
                 events.append(NewEvent(kind=EventKind.STRATEGY_ASKED, by=by, cause=asked.strategy))
             if unpin:

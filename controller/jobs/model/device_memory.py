@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from atoll.controller.jobs.model.members import members_of
 from atoll.controller.jobs.model.observed import ObservedJob, ViewStage
 from atoll.controller.state.events import EventKind, NewEvent
-from atoll.controller.state.records import DeviceMemory, JobLearned, Level, RunMember, RunRecord
+from atoll.controller.state.records import DeviceMemory, JobLearned, Level, PlanRecord, RunMember, RunRecord
 from atoll.controller.state.views import ViewRecord
 from atoll.step_estimators.estimates import RankProfile
 
 MAX_OF_FAILED: Final = 0.9
 """Largest share of a batch that did not fit which may be tried next."""
+MAX_WARNINGS: Final = 8
+"""Warnings of one plan; more say nothing new."""
 UNKNOWN: Final = DeviceMemory()
 
 
@@ -94,3 +96,17 @@ def _event(member: RunMember, batch: int, known: DeviceMemory) -> NewEvent:
         f"{name_of(member)} ran out of memory with {batch} samples: plans give it at most {known.max_batch} from now on"
     )
     return NewEvent(kind=EventKind.NOTICE, level=Level.WARNING, cause=text)
+
+
+def overfull(learned: JobLearned, members: Sequence[RunMember], plan: PlanRecord) -> tuple[NewEvent, ...]:
+    """Return a warning for each device to which a user's plan gives more than its memory is known to hold."""
+    total, events = plan.total_batch or learned.total_batch or learned.initial_batch, []
+    for member, share in zip(members, plan.shares, strict=True):
+        samples, most = total * share / sum(plan.shares) / plan.passes, learned.memory.get(name_of(member), UNKNOWN)
+        if 0 < most.max_batch < samples:
+            text = (
+                f"{name_of(member)} is to train {samples:.0f} samples at once, and memory is known to hold "
+                f"{most.max_batch}. If it runs out, plans with fewer follow"
+            )
+            events.append(NewEvent(kind=EventKind.NOTICE, level=Level.WARNING, cause=text))
+    return tuple(events[:MAX_WARNINGS])

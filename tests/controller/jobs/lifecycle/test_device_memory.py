@@ -5,9 +5,16 @@ from dataclasses import replace
 import pytest
 from made import ended, exited, job, run, spec
 
-from atoll.controller.jobs.model.device_memory import UNKNOWN, after_overflow, after_training, with_overflows
+from atoll.controller.deciding.first import Place, first_plan, pinned_plan
+from atoll.controller.jobs.model.device_memory import (
+    UNKNOWN,
+    after_overflow,
+    after_training,
+    overfull,
+    with_overflows,
+)
 from atoll.controller.jobs.model.failures import judge
-from atoll.controller.state.records import DeviceMemory, JobLearned, JobPhase, WorkerExitKind
+from atoll.controller.state.records import DeviceMemory, JobLearned, JobPhase, JobPins, WorkerExitKind
 from atoll.step_estimators.estimates import RankProfile
 
 OVERFLOW = exited(WorkerExitKind.FAILED, 1, "torch.OutOfMemoryError: CUDA out of memory", step=7)
@@ -88,3 +95,16 @@ def test_a_device_that_does_not_hold_one_sample_ends_the_job_with_what_helps() -
     verdict = judge(job(JobPhase.STOPPING, spec=spec(max_restarts=3)), record)
     assert verdict.after is JobPhase.FAILED
     assert "a/0 does not hold a single one. Use a device with more memory" in verdict.reason
+
+
+def test_a_users_shares_beyond_memory_are_warned_of() -> None:
+    learned = JobLearned(total_batch=256, memory={"a/0": DeviceMemory(trained=128, measured=150)})
+    current = first_plan(1, "even", [Place("a", 0, 1.0), Place("b", 0, 1.0)], {}, 256)
+    pinned = pinned_plan(current, JobPins(shares=(2.0, 1.0)), 9)
+    assert pinned is not None
+    [event] = overfull(learned, run("a", "b").members, pinned)
+    assert event.cause == (
+        "a/0 is to train 171 samples at once, and memory is known to hold 150. If it runs out, plans with fewer follow"
+    )
+    assert not overfull(learned, run("a", "b").members, current)
+    assert not overfull(learned, run("a", "b").members, replace(pinned, passes=2))
