@@ -113,7 +113,10 @@ def test_a_batch_that_no_split_fits_is_trained_in_several_passes(pair: Cluster, 
     """Both devices hold 60 samples, together less than half of the batch: each part is trained in several passes with
     one update, as plain PyTorch trains the whole batch, and the schedule of the rate moves once a step."""
     out = tmp_path / "out"
-    job = pair.submit("full_card.py", f"--out={out}", "--holds=60", "--scheduler", workers=(2, 2), max_restarts=0)
+    job = pair.submit(
+        "full_card.py", f"--out={out}", "--holds=60", "--scheduler", "--sample-s=0.0001",
+        workers=(2, 2), max_restarts=0,
+    )  # fmt: skip
     ended = pair.wait_for_end(job, deadline_s=150)
     assert ended.phase == pb.PHASE_DONE, pair.story(job)
     assert max(largest_batches(out)[0][-20:] + largest_batches(out)[1][-20:]) <= 60

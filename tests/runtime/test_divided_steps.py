@@ -10,12 +10,21 @@ import pytest
 import torch
 from zmq_agent import FakeAgent, Start
 
+from atoll.strategies.declaration import as_json
+
 pytestmark = pytest.mark.timeout(240)
 
 
-def trained(out: Path, *options: str, passes: int, ranks: int, start: Start) -> dict[str, Any]:
+EXACT = {"sparsity": 0.0, "staleness": 0, "values": "float32", "digest_every": 1, "momentum": "as-is"}
+
+
+def trained(
+    out: Path, *options: str, passes: int, ranks: int, start: Start, strategy: tuple[str, dict[str, Any]] = ("", {})
+) -> dict[str, Any]:
     out.mkdir()
     with FakeAgent(out, world_size=ranks, start=start) as agent:
+        agent.spec.strategy, settings = strategy
+        agent.spec.strategy_settings = as_json(settings) if settings else ""
         agent.passes, agent.shares = passes, (3.0, 1.0)[:ranks]
         agent.start_workers("divided.py", str(out), *options)
         assert agent.exit_codes() == [0] * ranks, agent.said()
@@ -31,7 +40,13 @@ def trained(out: Path, *options: str, passes: int, ranks: int, start: Start) -> 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     "options",
-    [("--scheduler",), ("--adam", "--clip", "--averaged"), ("--scaler", "--clip"), ("--counts",)],
+    [
+        ("--scheduler",),
+        ("--scheduler", "--untold"),
+        ("--adam", "--clip", "--averaged"),
+        ("--scaler", "--clip"),
+        ("--counts",),
+    ],
     ids=" ".join,
 )
 def test_divided_batches_train_what_whole_ones_do(
@@ -43,6 +58,24 @@ def test_divided_batches_train_what_whole_ones_do(
     made = [json.loads((tmp_path / "divided" / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
     assert made[0][:3] == ([6, 6, 6] if ranks == 2 else [8, 8, 8])
     assert [sum(rows) for rows in zip(*made, strict=True)] == ([8] * 12 + [2, 1, 1]) * 2
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        ("zen", {}),
+        ("stale-sparse", {**EXACT, "exchange": "gradients"}),
+        ("stale-sparse", {**EXACT, "exchange": "updates"}),
+    ],
+    ids=["zen", "gradients", "updates"],
+)
+def test_other_strategies_train_divided_batches_too(
+    strategy: tuple[str, dict[str, Any]], tmp_path: Path, start: Start
+) -> None:
+    how: Any = {"ranks": 2, "start": start, "strategy": strategy}
+    whole = trained(tmp_path / "whole", passes=1, **how)
+    divided = trained(tmp_path / "divided", passes=3, **how)
+    torch.testing.assert_close(divided["weights"], whole["weights"], rtol=1e-3, atol=1e-5)
 
 
 def test_gradients_of_a_scripts_own_backward_pass_are_divided_too(tmp_path: Path, start: Start) -> None:

@@ -1,7 +1,7 @@
 """Trains a few steps, whose batches a plan may divide into several passes, and saves what training ended with.
 
 python divided.py OUT [--adam] [--clip] [--scaler] [--scheduler] [--averaged] [--own-backward] [--counts]
-    [--accumulates]
+    [--accumulates] [--untold]
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) if "--scheduler" 
 average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
 if "--averaged" in options:
     run.track("average", average)
-model, optimizer, loader = run.prepare(model, optimizer, dataset, batch_size=24, scheduler=scheduler)
+told = scheduler if "--untold" not in options else None
+model, optimizer, loader = run.prepare(model, optimizer, dataset, batch_size=24, scheduler=told)
 scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled="--scaler" in options)
 batches = []
 for _ in run.epochs(2):

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.model.snapshot import Tracked
-from atoll.agent.runtime.step.optimizers.hollow_steps import hollow_optimizer, why_not_undoable
+from atoll.agent.runtime.step.optimizers.hollow_steps import hollow_optimizer, schedulers_of
 from atoll.errors import BadInput
 
 _TOO_LARGE: Final = "the batch does not fit into the devices' memory at once"
@@ -31,7 +31,8 @@ class DividedStep:
         self._optimizers, self._tracked = optimizers, tracked
         self._hollow: dict[int, torch.optim.Optimizer] = {}
         self._gradients: list[torch.Tensor | None] | None = None  # of the passes so far, weighted
-        self._states: dict[str, Any] = {}
+        self._states: list[tuple[Tracked, Any]] = []
+        self._schedulers: Sequence[Tracked] | None = None  # that the run was not given; None: not looked for
         self._groups: list[tuple[dict[str, Any], dict[str, Any]]] = []  # an optimizer's, and its values before the step
         self.divided = False
         """The step has several passes."""
@@ -95,20 +96,21 @@ class DividedStep:
 
     def abort(self) -> None:
         """Forget the step under way: it will be trained again, or not be divided."""
-        self._gradients, self._states, self._groups = None, {}, []
+        self._gradients, self._states, self._groups = None, [], []
         self.divided = self.partial = False
         self._passes = self._updates = 0
 
     def _begin_first(self) -> None:
-        if (why := why_not_undoable(self._optimizers, self._tracked)) is not None:
-            raise BadInput(f"{_TOO_LARGE}, and it cannot be taken in parts: {why}")
-        self._states = {name: copy.deepcopy(one.state_dict()) for name, one in self._tracked.items()}
+        if self._schedulers is None:
+            self._schedulers = schedulers_of(self._optimizers, self._tracked.values())
+        stateful = [*self._tracked.values(), *self._schedulers]
+        self._states = [(one, copy.deepcopy(one.state_dict())) for one in stateful]
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         self._groups = [(group, copy.deepcopy(_without_parameters(group))) for group in groups]
 
     def _put_back(self) -> None:
-        for name, state in self._states.items():
-            self._tracked[name].load_state_dict(copy.deepcopy(state))
+        for one, state in self._states:
+            one.load_state_dict(copy.deepcopy(state))
         for group, values in self._groups:
             for key, value in values.items():
                 if isinstance(value, torch.Tensor) and isinstance(group[key], torch.Tensor):
