@@ -102,6 +102,7 @@ def node_from_wire(register: agents_pb2.Register) -> NodeRecord:
 def plan_to_wire(plan: PlanRecord) -> common_pb2.Plan:
     fields = shared_fields(common_pb2.Plan, plan)
     fields |= {"strategy_params": as_json(plan.strategy_params), "predicted_step_s": plan.predicted_s}
+    fields["passes"] = plan.passes if plan.passes > 1 else 0
     return common_pb2.Plan(**fields)
 
 

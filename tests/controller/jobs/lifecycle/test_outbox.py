@@ -31,6 +31,7 @@ def test_all_that_a_worker_needs_of_a_plan_is_sent() -> None:
         total_batch=96,
         learning_rate_factor=1.5,
         predicted_s=0.25,
+        passes=2,
     )
     assert plan_to_wire(record) == Plan(
         run=2,
@@ -43,6 +44,7 @@ def test_all_that_a_worker_needs_of_a_plan_is_sent() -> None:
         total_batch=96,
         learning_rate_factor=1.5,
         predicted_step_s=0.25,
+        passes=2,
         view=1,
     )
 
