@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -26,11 +26,24 @@ class PeerLinks:
     def between(self, nodes_a: Collection[str], nodes_b: Collection[str]) -> PeerLink | None:
         """Return the link from nodes a to nodes b: medians over the measured pairs, and the time of the newest. None if
         no pair is measured."""
-        found = [self.measured[a, b] for a in nodes_a for b in nodes_b if a != b and (a, b) in self.measured]
-        if not found:
-            return None
-        return PeerLink(
-            rtt_s=median(link.rtt_s for link in found),
-            bandwidth_bps=median(link.bandwidth_bps for link in found),
-            measured_unix_s=max(link.measured_unix_s for link in found),
-        )
+        pairs = ((a, b) for a in nodes_a for b in nodes_b if a != b)
+        return _median([self.measured[pair] for pair in pairs if pair in self.measured])
+
+    def by_island(self, island_of: Mapping[str, str]) -> dict[tuple[str, str], PeerLink]:
+        """Return the links within and between the islands of these nodes, as `between` does for two of them."""
+        found: dict[tuple[str, str], list[PeerLink]] = {}
+        for (a, b), link in self.measured.items():
+            if a in island_of and b in island_of:
+                found.setdefault((island_of[a], island_of[b]), []).append(link)
+        medians = {pair: _median(links) for pair, links in found.items()}
+        return {pair: link for pair, link in medians.items() if link is not None}
+
+
+def _median(found: Sequence[PeerLink]) -> PeerLink | None:
+    if not found:
+        return None
+    return PeerLink(
+        rtt_s=median(link.rtt_s for link in found),
+        bandwidth_bps=median(link.bandwidth_bps for link in found),
+        measured_unix_s=max(link.measured_unix_s for link in found),
+    )

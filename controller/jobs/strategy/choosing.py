@@ -6,10 +6,8 @@ asked again as long as the job trains, and a job changes its strategy at most MA
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
 from typing import Final
 
 from atoll.controller.deciding.words import mbit
@@ -29,6 +27,8 @@ from atoll.strategies import registry
 
 MAX_SWITCHES: Final = 5
 """Most changes of a job's strategy by the controller."""
+MAX_ISLANDS: Final = 64
+"""Islands whose links are compared, each with each other."""
 SETTLES_S: Final = 3.0
 """Seconds that a view must have been in force before its strategy is compared."""
 BEARABLE_SYNC_S: Final = 3.0
@@ -76,12 +76,9 @@ def _first_choice(job: JobRecord) -> str:
 
 def _why_not_whole_gradients(observed: ObservedJob, members: Sequence[RunMember]) -> str:
     """Return why a run of these members should not begin with whole gradients; empty if it may."""
-    nodes: dict[str, set[str]] = defaultdict(set)
-    for member in members:
-        nodes[member.island].add(member.node)
     if relay_notice(members):
         return "links between its islands go through the relay, which whole gradients do not"
-    thinnest = _thinnest(observed.peer_links, nodes)
+    thinnest = _thinnest(observed.peer_links, {member.node: member.island for member in members})
     if thinnest is None:
         return ""
     source, target, bps = thinnest
@@ -94,17 +91,11 @@ def _why_not_whole_gradients(observed: ObservedJob, members: Sequence[RunMember]
     return f"{size} would take {sync_s:.2g} s in each step over the {mbit(bps)} Mbit/s from {source} to {target}"
 
 
-def _thinnest(links: PeerLinks, nodes: Mapping[str, set[str]]) -> tuple[str, str, float] | None:
+def _thinnest(links: PeerLinks, island_of: Mapping[str, str]) -> tuple[str, str, float] | None:
     """Return two islands and the bits a second from one to the other: the least that was measured."""
-    found = [
-        (link.bandwidth_bps, source, target)
-        for source, target in permutations(nodes, 2)
-        if (link := links.between(nodes[source], nodes[target])) is not None
-    ]
-    if not found:
-        return None
-    bps, source, target = min(found)
-    return source, target, bps
+    between = ((link.bandwidth_bps, *pair) for pair, link in links.by_island(island_of).items() if pair[0] != pair[1])
+    bps, source, target = min(between, default=(0.0, "", ""))
+    return (source, target, bps) if source else None
 
 
 def revise(observed: ObservedJob, run: RunRecord, clock: PassClock) -> StrategyChoice:
@@ -118,7 +109,8 @@ def revise(observed: ObservedJob, run: RunRecord, clock: PassClock) -> StrategyC
     if observed.strategy != job.wanted_strategy or not observed.training.profile_is_news:
         return nothing
     members = members_of(run, view)
-    if len({member.island for member in members}) < 2 and observed.strategy == registry.default().name:
+    islands = len({member.island for member in members})
+    if islands > MAX_ISLANDS or (islands < 2 and observed.strategy == registry.default().name):
         return nothing  # one island has a fast network
     measured = measured_run(observed, members)
     if measured is None:

@@ -15,6 +15,7 @@ from atoll.controller.deciding.strategy_candidates import candidates
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.model.connectivity import relay_notice
 from atoll.controller.jobs.model.observed import ObservedJob
+from atoll.controller.jobs.model.peer_links import PeerLink
 from atoll.controller.jobs.model.strategy_in_force import why_not_switchable
 from atoll.controller.planners.strategy_choice.facts import (
     IslandLink,
@@ -76,7 +77,8 @@ def measured_run(observed: ObservedJob, members: Sequence[RunMember]) -> Measure
 def strategy_input(observed: ObservedJob, run: MeasuredRun) -> StrategyInput:
     """Return the planner's input for the strategies that the script allows and the run can change to."""
     running, script = observed.strategy, observed.training.script
-    links = links_between(observed, run)
+    peers = observed.peer_links.by_island({m.node: name for name, ranks in run.ranks.items() for m, _ in ranks})
+    links = links_between(observed, run, peers)
     refused = {name: why for name in registry.strategies() if (why := why_not_switchable(observed.job, running, name))}
     if relay_notice([member for ranks in run.ranks.values() for member, _ in ranks]):
         refused |= {
@@ -89,7 +91,7 @@ def strategy_input(observed: ObservedJob, run: MeasuredRun) -> StrategyInput:
     if left is not None and left.strategy != running and _is_same(left, run, links):
         measured.append(MeasuredStep.of_measured(strategy=left.strategy, step_s=left.step_s))
     return StrategyInput.of_measured(
-        islands=tuple(_island(observed, name, run) for name in run.ranks),
+        islands=tuple(_island(name, run, peers.get((name, name))) for name in run.ranks),
         links=links,
         entries=run.profile.entries,
         gradient_density=1.0 if script is None else script.gradient_density,
@@ -120,9 +122,7 @@ def _is_same(left: LeftStrategy, run: MeasuredRun, links: Sequence[IslandLink]) 
     return all(then <= SAME * now and now <= SAME * then for then, now in pairs)
 
 
-def _island(observed: ObservedJob, name: str, run: MeasuredRun) -> MeasuredIsland:
-    nodes = {member.node for member, _ in run.ranks[name]}
-    inside = observed.peer_links.between(nodes, nodes)
+def _island(name: str, run: MeasuredRun, inside: PeerLink | None) -> MeasuredIsland:
     ranks = tuple(
         RankTimes.of_measured(compute_s=rank.compute_s, batch=rank.local_batch) for _, rank in run.ranks[name]
     )
@@ -131,15 +131,16 @@ def _island(observed: ObservedJob, name: str, run: MeasuredRun) -> MeasuredIslan
     return MeasuredIsland.of_measured(name=name, ranks=ranks, bandwidth_bps=inside.bandwidth_bps, rtt_s=inside.rtt_s)
 
 
-def links_between(observed: ObservedJob, run: MeasuredRun) -> tuple[IslandLink, ...]:
-    """Return the links between islands whose bandwidth is known."""
-    nodes = {name: {member.node for member, _ in ranks} for name, ranks in run.ranks.items()}
+def links_between(
+    observed: ObservedJob, run: MeasuredRun, peers: Mapping[tuple[str, str], PeerLink]
+) -> tuple[IslandLink, ...]:
+    """Return the links between islands whose bandwidth is known. peers: by the agents."""
     whole_bps = _bps_of_whole_gradients(observed, run)
     in_force = observed.views.in_force
     since_unix_s = PEERS_LAG_S + (in_force.in_force_unix_s if in_force is not None else 0.0)
     found = []
-    for source, target in permutations(nodes, 2):
-        peer = observed.peer_links.between(nodes[source], nodes[target])
+    for source, target in permutations(run.ranks, 2):
+        peer = peers.get((source, target))
         link = run.profile.links.get(source)
         own = link.bandwidth_bps if link is not None else 0.0
         others = peer.bandwidth_bps if peer is not None and (not own or peer.measured_unix_s > since_unix_s) else 0.0

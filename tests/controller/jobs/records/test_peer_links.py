@@ -20,3 +20,14 @@ def test_between_is_none_without_a_measured_pair() -> None:
     links = PeerLinks({("a", "a"): PeerLink(0.0, 1.0, 0.0), ("a", "b"): PeerLink(0.0, 1.0, 0.0)})
     assert links.between(["a"], ["a"]) is None
     assert links.between(["b"], ["a"]) is None
+
+
+def test_links_by_island_are_those_between_the_islands_nodes() -> None:
+    def link(bps: float) -> PeerLink:
+        return PeerLink(rtt_s=0.01, bandwidth_bps=bps, measured_unix_s=1.0)
+
+    links = PeerLinks({("a", "b"): link(9e8), ("a", "c"): link(1e7), ("b", "c"): link(3e7), ("c", "x"): link(1.0)})
+    found = links.by_island({"a": "home", "b": "home", "c": "lab"})
+    assert found.keys() == {("home", "home"), ("home", "lab")}
+    assert found["home", "lab"] == links.between(["a", "b"], ["c"])
+    assert found["home", "home"] == links.between(["a", "b"], ["a", "b"])
