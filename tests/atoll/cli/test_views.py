@@ -66,6 +66,13 @@ def test_a_script_for_torchrun_is_told_that_its_checkpoints_are_its_own(uses_ato
     assert views.worker_row(worker)[5] == ("50.0 %" if uses_atoll else "-")
 
 
+@pytest.mark.parametrize(("asked", "shown"), [("auto", "strategy auto: zen"), ("zen", "strategy zen")])
+def test_a_strategy_that_the_controller_chose_is_shown_behind_auto(asked: str, shown: str) -> None:
+    chosen = job(strategy="zen")
+    chosen.spec.strategy = asked
+    assert views.strategy_line(chosen).startswith(shown)
+
+
 def test_the_steps_of_a_job_that_an_earlier_controller_saw_end_are_listed() -> None:
     ended = [WorkerView(status=WorkerStatus(state=WORKER_STATE_EXITED, step=step)) for step in (74, 75)]
     assert views.job_row(job(workers=ended), 0.0)[3] == "75"
