@@ -84,6 +84,7 @@ class LeaderEpoch:
             self.sessions,
             self.progress,
             self.links.links,
+            unmeasured=self.links.unmeasured,
             node_lease_s=settings.node_lease_s,
             reveal=settings.private,
             removed=self._removed,

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -78,6 +78,7 @@ class Reconciler:
         progress: ProgressBoard,
         peer_links: PeerLinks,
         *,
+        unmeasured: Callable[[], Container[str]] = frozenset,
         node_lease_s: float,
         reveal: bool,
         removed: Callable[[str], None] = lambda job: None,
@@ -86,7 +87,7 @@ class Reconciler:
         self._ledger = ledger
         self._sessions = sessions
         self._progress = progress
-        self._peer_links = peer_links
+        self._peer_links, self._unmeasured = peer_links, unmeasured
         self._node_lease_s = node_lease_s
         self._removed = removed
         self._clock = clock
@@ -387,7 +388,9 @@ class Reconciler:
                 state.finished_since_s = self._clock()
 
     def _find_free(self) -> FreeDevices:
-        free = find_free(self._ledger.jobs, self._sessions.reliable, self._free_since, self._clock())
+        waits = self._unmeasured()
+        ready = {name: session for name, session in self._sessions.reliable.items() if name not in waits}
+        free = find_free(self._ledger.jobs, ready, self._free_since, self._clock())
         self._free_since = {(d.node, d.index): d.since_s for d in free.devices}
         self.kept_free = free.kept
         return free

@@ -203,3 +203,21 @@ def test_a_training_node_confirms_a_doubtful_reading_soon_and_rests_for_it_after
         world.now_s += 0.1
     pauses = [later - earlier for earlier, later in pairwise(asked_s)]
     assert pauses == pytest.approx([5.2, 14.8, 10.2], abs=0.25)
+
+
+async def test_runs_wait_for_the_first_measurement_of_a_node_but_not_for_long() -> None:
+    world = World()
+    for name in ("a1", "a2", "dead"):
+        world.join(name)
+    world.join("local-0", host="box", address="127.0.0.1", named="lab")
+    world.board.look()
+    assert world.board.unmeasured() == {"a1", "a2", "dead"}
+    world.link = lambda a, b: 0.0 if "dead" in (a, b) else FAST
+    async with world.running():
+        await until("a1 and a2 are measured", lambda: not world.board.unmeasured())
+    again = World()
+    again.join("a1")
+    again.join("a2")
+    again.board.look()
+    again.now_s += 8.1
+    assert not again.board.unmeasured()
