@@ -48,8 +48,8 @@ GROUPING_SHARE: Final = 0.05
 """Largest share of time in which the planner runs."""
 ANSWER_S: Final = 30.0
 """Seconds after which an agent that did not answer is no longer waited for."""
-FIRST_MEASUREMENT_S: Final = 8.0
-"""Longest time that runs wait for the first measurement of a node that joined, in seconds."""
+FIRST_MEASUREMENTS_S: Final = 8.0
+"""Longest time that runs wait for the first measurements of a node that joined, in seconds."""
 MAX_LINKS: Final = 200_000
 """Directed measurements in memory; beyond it those of nodes that are gone are dropped."""
 READINGS: Final = 2
@@ -85,7 +85,6 @@ class LinkBoard:
         self._asked: dict[str, tuple[str, float]] = {}  # by measuring node: the other one, and since when
         self._trouble: dict[str, str] = {}
         self._known: frozenset[tuple[str, str]] = frozenset()
-        self._paired: frozenset[str] = frozenset()  # nodes with a pair to measure
         self._regroup = True
         self._group_s = 0.0
 
@@ -167,7 +166,6 @@ class LinkBoard:
         if known != self._known:
             self._known = known
             self._queue.pairs = wanted_pairs(tuple(nodes.values()))
-            self._paired = frozenset(name for pair in self._queue.pairs for name in pair)
         for asked in self._queue.due(nodes, now_s):
             self._send(asked, now_s)
 
@@ -316,15 +314,22 @@ class LinkBoard:
         return self._sent.get(node, {})
 
     def unmeasured(self) -> frozenset[str]:
-        """Return the nodes that joined just now and whose first measurement is on its way. No run begins there before:
-        it would take islands that nothing is known of."""
+        """Return the nodes that joined just now and of which a pair was never measured. No run begins there before: it
+        would take islands of which too little is known."""
         now_s = self._clock()
+        new = {
+            name
+            for name, session in self._sessions.connected.items()
+            if now_s - session.began_s < FIRST_MEASUREMENTS_S and not session.workers
+        }
+        if not new:
+            return frozenset()
         return frozenset(
             name
-            for name in self._paired & self._sessions.connected.keys() - self._trouble.keys()
-            if not (session := self._sessions.connected[name]).record.island_reason
-            and not session.workers
-            and now_s - session.began_s < FIRST_MEASUREMENT_S
+            for pair in self._queue.pairs
+            if pair not in self._queue.history
+            for name in pair
+            if name in new and not self._sessions.connected[name].record.named_island
         )
 
     def trouble_of(self, node: str) -> str:
