@@ -134,6 +134,7 @@ def _made(
         nccl=backend != "gloo",
         links=links,
         island_backend=whole if whole != backend else None,
+        store=shared,
         timeout_s=within_s,
     )
     if abortable:

@@ -41,11 +41,14 @@ class Group:
         nccl: bool = False,
         links: RelayedLinks | None = None,
         island_backend: str | None = None,
+        store: object = None,
         timeout_s: float = COLLECTIVE_TIMEOUT_S,
     ) -> None:
         """nccl: `data` carries tensors of a GPU by it. links: which of its connections are relayed, where any is.
-        island_backend: of its parts, where it is another one."""
+        island_backend: of its parts, where it is another one. store: of torch's, in which its parts meet."""
         self._links, self._island_backend = links, island_backend
+        # torch keeps the C++ half of a store alone. Without its Python half, a store written in Python has no methods.
+        self._store = store
         self.rank, self.world_size = rank, world_size
         self._timeout_s = timeout_s
         self._nccl, self._once, self._ending = nccl, threading.Lock(), threading.Lock()

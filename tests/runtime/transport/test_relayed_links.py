@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.agent.runtime.transport.gloo_addresses import GlooAddress
+from atoll.agent.runtime.transport.meeting import _made
 from atoll.agent.runtime.transport.relayed_links import RelayedLinks, relayed
 from atoll.v1.agents_pb2 import Member
 
@@ -80,3 +85,16 @@ def test_a_value_carries_the_number_of_its_rank_and_its_host_comes_back() -> Non
 @pytest.mark.parametrize("other", [b"", b"1", b"\0" * 8, b"\xff" * 64, value(2, 1, b"abcd")[:-1], value(7, 1, b"abcd")])
 def test_what_is_no_address_is_left_alone(other: bytes) -> None:
     assert GlooAddress.parse(other) is None
+
+
+def test_parts_of_a_relayed_group_meet_long_after_its_rendezvous() -> None:
+    """1. A run over the relay meets at a store that is written in Python. 2. The rendezvous is over, and torch keeps
+    the C++ half of that store alone. 3. The workers of an island meet: torch called a method that was gone."""
+    links = RelayedLinks((HOME, LAB), 0, lambda rank, port, seal: 40_000 + rank)
+    place = WorkerPlace(0, 1, 0, 1, "127.0.0.1", None)
+    group = _made(place, torch.device("cpu"), dist.HashStore(), 20.0, abortable=False, links=links)
+    try:
+        gc.collect()
+        assert group.parted([[0]], 20.0).gather_bytes(b"here") == [b"here"]
+    finally:
+        assert group.close_within(20)
