@@ -12,6 +12,10 @@ worse than inside the clusters:
     bandwidth >= MIN_BANDWIDTH_BPS and bandwidth >= MIN_BANDWIDTH_SHARE * (the best of the medians inside both)
     rtt <= MAX_RTT_S and (rtt <= NEAR_RTT_S or rtt <= MAX_RTT_FACTOR * (the larger of the medians inside both))
 
+A slow local network counts as well: a link of at least SLOW_LAN_BANDWIDTH_BPS and at most NEAR_RTT_S, if a third
+cluster is measured that is FAR_RTT_FACTOR times as far and beyond NEAR_RTT_S, with less bandwidth. Without one, thin
+links do not tell a slow local network from sites.
+
 Hysteresis: between nodes that were together before, every bound is easier by STAY_FACTOR. Between nodes that were apart
 it is harder by the same factor. So a node moves only on a clear change.
 
@@ -39,6 +43,9 @@ MIN_BANDWIDTH_BPS: Final = 200e6
 """Least bandwidth inside an island. A gradient of 25 million parameters takes 4 s over such a link."""
 MIN_BANDWIDTH_SHARE: Final = 0.25
 """Least bandwidth of a link that joins two clusters, as a share of the bandwidth inside them."""
+SLOW_LAN_BANDWIDTH_BPS: Final = 50e6
+"""Least bandwidth of a local network whose links are thin for gradients, but better than those to other sites."""
+FAR_RTT_FACTOR: Final = 5.0
 MAX_RTT_S: Final = 5e-3
 NEAR_RTT_S: Final = 1.5e-3
 """Round-trip time of a local network. Below it, differences are noise of the machines."""
@@ -232,7 +239,7 @@ class _IslandGrouping:
         link, ease = _typical(self._between[x][y]), self._ease(one.nodes, other.nodes)
         inside = [_typical(cluster.inside) for cluster in (one, other) if cluster.inside]
         least_bps = MIN_BANDWIDTH_BPS / ease
-        if link.bps < least_bps:
+        if link.bps < least_bps and not self._is_slow_lan(x, y, link, ease):
             return f"an island needs {mbit(least_bps)}"
         fastest_bps = max((each.bps for each in inside), default=0.0)
         if link.bps < MIN_BANDWIDTH_SHARE / ease * fastest_bps:
@@ -240,6 +247,14 @@ class _IslandGrouping:
         near_s = max((each.rtt_s for each in inside), default=MAX_RTT_S)
         most_s = min(MAX_RTT_S, max(NEAR_RTT_S, MAX_RTT_FACTOR * near_s)) * ease
         return f"an island has at most {ms(most_s)}" if link.rtt_s > most_s else ""
+
+    def _is_slow_lan(self, x: int, y: int, link: _WorseDirection, ease: float) -> bool:
+        """Return whether a thin link is near, and that to a third cluster is thinner and far."""
+        if link.bps < SLOW_LAN_BANDWIDTH_BPS / ease or link.rtt_s > NEAR_RTT_S * ease:
+            return False
+        others = [_typical(links) for each in (x, y) for z, links in self._between[each].items() if z not in (x, y)]
+        far_s = max(NEAR_RTT_S, FAR_RTT_FACTOR * link.rtt_s) / ease
+        return any(other.rtt_s > far_s and other.bps / ease < link.bps for other in others)
 
     def _ease(self, ones: Sequence[str], others: Sequence[str]) -> float:
         """Return the factor of hysteresis: above 1 if most pairs of nodes were together, below 1 if they were apart."""

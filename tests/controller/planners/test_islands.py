@@ -254,3 +254,20 @@ def test_a_thousand_nodes_are_grouped_in_time() -> None:
     nodes = tuple(IslandNode(name=name, host=name) for name in names)
     found = plan_islands(IslandsInput(nodes=nodes, pairs=tuple(made)))
     assert [len(island.nodes) for island in found.islands] == [125] * 8
+
+
+SLOW_LAN = (94 * MBIT, 0.0004)
+
+
+@pytest.mark.parametrize("between", [(10 * MBIT, 0.02), (50 * MBIT, 0.008)])
+def test_two_slow_lans_over_a_wan_are_two(between: Link) -> None:
+    found = planned("a1 a2 a3 b1 b2", sites({"a": SLOW_LAN, "b": SLOW_LAN}, between))
+    assert grouped(found) == ["a1 a2 a3", "b1 b2"]
+    assert found.islands[0].reason.startswith("94 Mbit/s and 0.4 ms between its nodes; lan-2 is the nearest other")
+
+
+def test_thin_links_alone_are_no_slow_lan() -> None:
+    """A laboratory's sites have no round trip, and neither have three machines at one 100 Mbit/s switch."""
+    assert grouped(planned("a1 b1 c1", lambda a, b: SLOW_LAN)) == ["a1", "b1", "c1"]
+    thinner = sites({}, SLOW_LAN, {"c": (10 * MBIT, 0.0004)})
+    assert grouped(planned("a1 b1 c1", thinner)) == ["a1", "b1", "c1"]
