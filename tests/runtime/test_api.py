@@ -263,7 +263,7 @@ def test_disk_that_is_full_costs_a_checkpoint_not_the_job(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     said = capsys.readouterr().err
     assert "checkpoint at step 2 failed: writing checkpoint" in said
-    assert "training goes on. Free space or choose another directory" in said
+    assert "training continues. Free space or choose another directory" in said
     assert listing.newest(tmp_path)[0].step == 8
 
 

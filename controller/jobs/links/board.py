@@ -48,7 +48,7 @@ GROUPING_SHARE: Final = 0.05
 """Largest share of time in which the planner runs."""
 ANSWER_S: Final = 30.0
 """Seconds after which an agent that did not answer is no longer waited for."""
-FIRST_MEASUREMENTS_S: Final = 8.0
+FIRST_MEASUREMENTS_S: Final = 20.0
 """Longest time that runs wait for the first measurements of a node that joined, in seconds."""
 MAX_LINKS: Final = 200_000
 """Directed measurements in memory; beyond it those of nodes that are gone are dropped."""

@@ -22,7 +22,7 @@ WATCH_S: Final = 10.0
 """Least time between two measurements of a pair on which workers train: a link that falls shows within seconds."""
 CONFIRM_S: Final = 5.0
 """Pause after a first reading, or one that differs from the reading before, until the next confirms it."""
-IDLE_SHARE: Final = 0.5
+IDLE_SHARE: Final = 0.8
 """Largest share of an idle node's time in which its links are measured."""
 TRAINING_SHARE: Final = 0.02
 """The same of a node with workers."""

@@ -25,11 +25,12 @@ from atoll.agent.runtime.model.snapshot import Snapshot
 from atoll.agent.runtime.staging import StagingRing
 from atoll.checkpoints import export
 from atoll.errors import CheckpointError
+from atoll.strategies.dense.settings import Dense
 
 
 def session_of(rank: int, world_size: int, directory: Path, said: list[str]) -> Any:
     return SimpleNamespace(
-        job="tiny", run=1, view=1, in_force=True, seed=7, link=None, device=torch.device("cpu"),
+        job="tiny", run=1, view=1, in_force=True, seed=7, link=None, device=torch.device("cpu"), strategy=Dense(),
         place=SimpleNamespace(rank=rank, world_size=world_size, is_main=rank == 0),
         notice=lambda level, text: said.append(text),
         checkpoint=SimpleNamespace(directory=directory, every_steps=4, keep=3, keep_every_steps=0, store=""),

@@ -13,7 +13,7 @@ import pytest
 from made import node
 
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
-from atoll.controller.jobs.links.board import LinkBoard
+from atoll.controller.jobs.links.board import FIRST_MEASUREMENTS_S, LinkBoard
 from atoll.controller.jobs.model.observed import ObservedWorker, WorkerPhase
 from atoll.controller.state.events import EventKind, NewEvent
 from atoll.controller.state.records import NodeRecord
@@ -219,5 +219,5 @@ async def test_runs_wait_for_the_first_measurement_of_a_node_but_not_for_long() 
     again.join("a1")
     again.join("a2")
     again.board.look()
-    again.now_s += 8.1
+    again.now_s += FIRST_MEASUREMENTS_S + 0.1
     assert not again.board.unmeasured()

@@ -27,6 +27,7 @@ from atoll.agent.runtime.model.durable import NothingBeside
 from atoll.agent.runtime.model.snapshot import Snapshot
 from atoll.agent.runtime.session.session import MemorySettings
 from atoll.agent.runtime.staging import StagingRing
+from atoll.strategies.dense.settings import Dense
 
 
 class Rig:
@@ -37,7 +38,7 @@ class Rig:
         self.folder = folder
         place = SimpleNamespace(rank=0, world_size=1, local_rank=0, local_world_size=1, is_main=True)
         self.session: Any = SimpleNamespace(
-            job="tiny", run=1, view=1, seed=7, place=place, group=None, device=torch.device("cpu"),
+            job="tiny", run=1, view=1, seed=7, place=place, group=None, device=torch.device("cpu"), strategy=Dense(),
             memory=MemorySettings(folder=folder, room_bytes=1 << 30, nodes=(), kept_by=()),
             notice=lambda level, text: self.said.append(text),
         )  # fmt: skip
