@@ -12,6 +12,7 @@ from atoll.controller.jobs.links.schedule import (
     CONFIRM_S,
     FAILED_S,
     IDLE_BURST_S,
+    IDLE_SHARE,
     REMEASURE_S,
     TRAINING_BURST_S,
     TRAINING_SHARE,
@@ -108,7 +109,7 @@ def test_a_link_is_measured_again_rarely_and_soon_where_workers_train_or_a_readi
 
 def test_measurements_of_a_training_node_take_their_share_of_time_at_most() -> None:
     assert 0.2 / (0.2 + rest_s(0.2, trains=True)) == pytest.approx(TRAINING_SHARE)
-    assert rest_s(0.2, trains=False) == pytest.approx(0.2)
+    assert 0.2 / (0.2 + rest_s(0.2, trains=False)) == pytest.approx(IDLE_SHARE)
 
 
 def test_the_end_that_can_be_dialled_is_dialled_and_after_a_failure_the_other() -> None:
