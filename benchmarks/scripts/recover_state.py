@@ -38,6 +38,7 @@ from atoll.agent.runtime.model.snapshot import Snapshot
 from atoll.agent.runtime.session.session import CheckpointSettings, MemorySettings
 from atoll.agent.runtime.transport import meeting
 from atoll.agent.runtime.transport.process_groups import Group
+from atoll.strategies.dense.settings import Dense
 
 STEP: Final = 7
 DEADLINE_S: Final = 120
@@ -62,6 +63,7 @@ class Cluster:
             place=place,
             device=torch.device("cpu"),
             job="recover",
+            strategy=Dense(),
             run=run,
             view=1,
             seed=1,

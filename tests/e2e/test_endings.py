@@ -36,7 +36,7 @@ def test_a_last_checkpoint_that_takes_its_time_is_waited_for(cluster: Cluster, t
     ended = cluster.wait_for_end(job)
     assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 1, 0), cluster.story(job)
     assert ended.checkpoint_step == STEPS
-    assert "the last checkpoint is being saved, all ranks wait for it" in cluster.story(job)
+    assert "all ranks wait until the last checkpoint is saved" in cluster.story(job)
     check_every_sample_once(out, samples=600, epochs=2)
 
 
@@ -130,7 +130,7 @@ def test_full_disk_at_the_last_checkpoint_is_told_and_waited_for(cluster: Cluste
         story = cluster.story(job)
         assert "No space left" in story
         assert str(disk) in story
-        assert "training goes on" in story
+        assert "training continues" in story
         assert cluster.job(job).checkpoint_step == 0
         subprocess.run(["mount", "-o", "remount,size=1m", str(disk)], check=True)
         ended = cluster.wait_for_end(job)

@@ -101,7 +101,7 @@ def test_lost_machine_with_its_memory_and_everything_goes_on_from_the_copies(clu
     assert reply.HasField("placement")
     placement = reply.placement
     racks = {machine["name"]: machine["rack"] for machine in json.loads(placement.input)["machines"]}
-    assert racks == {name: f"default/rack-of-{name}" for name in ("agent-0", "agent-1")}
+    assert racks == {name: f"lan-1/rack-of-{name}" for name in ("agent-0", "agent-1")}
     assert json.loads(placement.output)["holders"] == [[0, 1], [1, 0]]
     pids = {worker.node: worker.status.pid for worker in before.workers}
     for pid in pids.values():

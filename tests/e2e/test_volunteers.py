@@ -75,7 +75,7 @@ def test_volunteers_help_are_killed_come_back_and_vanish_and_each_sample_counts_
     cluster.agent("friend-2", 1.0, "--volunteer", *owned)
     cluster.wait_for_nodes(3)
     waits = cluster.submit("tiny.py", f"--out={tmp_path / 'waits'}", workers=(2, 2))
-    cluster.wait_for(waits, "its reason", lambda j: j.phase == pb.PHASE_QUEUED and "1 of" in j.reason)
+    cluster.wait_for(waits, "its reason", lambda j: j.phase == pb.PHASE_QUEUED and "1 free" in j.reason)
     cluster.client.cancel(waits)
     job = helped(cluster, out, "--sample-s=0.06")
     cluster.wait_for(job, "two volunteers", lambda j: volunteers(j) == 2)

@@ -3,16 +3,18 @@ from __future__ import annotations
 from atoll.controller.jobs.model.peer_links import PeerLink, PeerLinks
 
 
-def test_between_takes_the_median_of_the_measured_pairs_in_one_direction() -> None:
+def test_between_takes_the_best_of_the_newest_pairs_in_one_direction() -> None:
+    """Pairs that are measured at once share the link; what was measured long before the newest may be over."""
     links = PeerLinks(
         {
             ("a", "x"): PeerLink(0.01, 100.0, 5.0),
-            ("a", "y"): PeerLink(0.03, 300.0, 7.0),
-            ("b", "x"): PeerLink(0.02, 900.0, 6.0),
+            ("a", "y"): PeerLink(0.03, 300.0, 37.0),
+            ("b", "x"): PeerLink(0.02, 200.0, 10.0),
+            ("b", "y"): PeerLink(0.07, 900.0, 6.0),
             ("x", "a"): PeerLink(0.5, 1.0, 9.0),
         }
     )
-    assert links.between(["a", "b"], ["x", "y"]) == PeerLink(0.02, 300.0, 7.0)
+    assert links.between(["a", "b"], ["x", "y"]) == PeerLink(0.025, 300.0, 37.0)
     assert links.between(["x"], ["a", "b"]) == PeerLink(0.5, 1.0, 9.0)
 
 
