@@ -165,7 +165,7 @@ class LinkBoard:
         known = frozenset((node.name, node.island) for node in nodes.values())
         if known != self._known:
             self._known = known
-            self._queue.pairs = wanted_pairs(tuple(nodes.values()))
+            self._queue.want(wanted_pairs(tuple(nodes.values())))
         for asked in self._queue.due(nodes, now_s):
             self._send(asked, now_s)
 
@@ -209,8 +209,8 @@ class LinkBoard:
             self._forget_gone()
         pair = pair_of(by, report.node)
         doubtful = doubtful and not self._queue.history.get(pair, PairHistory()).doubtful  # once
-        self._end(by, report.busy_s, doubtful=doubtful)
         self._queue.history[pair] = PairHistory(measured_s=now_s, doubtful=doubtful)
+        self._end(by, report.busy_s, doubtful=doubtful)
         self._regroup = True
         self._changed()
 
@@ -229,7 +229,8 @@ class LinkBoard:
         now_s = self._clock()
         busy_s = min(busy_s, now_s - began_s)
         for name in (by, to):
-            due_s = rest_s(busy_s, trains=self._trains(name)) + self._deferred_rest_s.pop(name, 0.0)
+            rations = self._trains(name) and not self._queue.is_new(name)
+            due_s = rest_s(busy_s, trains=rations) + self._deferred_rest_s.pop(name, 0.0)
             pause_s = min(due_s, CONFIRM_S) if doubtful else due_s
             self._deferred_rest_s[name] = due_s - pause_s
             self._free_s[name] = now_s + pause_s
@@ -314,8 +315,8 @@ class LinkBoard:
         return self._sent.get(node, {})
 
     def unmeasured(self) -> frozenset[str]:
-        """Return the nodes that joined just now and of which a pair was never measured. No run begins there before: it
-        would take islands of which too little is known."""
+        """Return the nodes that joined just now and of which a pair is still to be measured. No run begins there
+        before: it would take islands of which too little is known."""
         now_s = self._clock()
         new = {
             name
@@ -325,11 +326,7 @@ class LinkBoard:
         if not new:
             return frozenset()
         return frozenset(
-            name
-            for pair in self._queue.pairs
-            if pair not in self._queue.history
-            for name in pair
-            if name in new and not self._sessions.connected[name].record.named_island
+            name for name in new if self._queue.is_new(name) and not self._sessions.connected[name].record.named_island
         )
 
     def trouble_of(self, node: str) -> str:

@@ -23,13 +23,17 @@ WATCH_S: Final = 10.0
 CONFIRM_S: Final = 5.0
 """Pause after a first reading, or one that differs from the reading before, until the next confirms it."""
 IDLE_SHARE: Final = 0.8
-"""Largest share of an idle node's time in which its links are measured."""
+"""Largest share of time in which the links of an idle node are measured, or of one with a pair without a reading: its
+first measurements are few."""
 TRAINING_SHARE: Final = 0.02
 """The same of a node with workers."""
 IDLE_BURST_S: Final = 0.3
 TRAINING_BURST_S: Final = 0.1
 FAILED_S: Final = 5.0
 """Pause after a failed measurement of a pair. It doubles with each failure in a row, up to REMEASURE_S."""
+
+MAX_FIRST_FAILURES: Final = 2
+"""Failures in a row after which no run waits for a pair's first measurement."""
 
 Pair = tuple[str, str]
 """Two nodes, in the order of their names."""
@@ -57,6 +61,11 @@ class PairHistory:
     doubtful: bool = False
     failures: int = 0
     tried_s: float = -math.inf
+
+    @property
+    def has_outcome(self) -> bool:
+        """Return True if the pair was measured, or failed too often to wait for: one end may have been engaged."""
+        return self.measured_s > -math.inf or self.failures >= MAX_FIRST_FAILURES
 
 
 class PairMeasurement(NamedTuple):
@@ -113,6 +122,21 @@ class MeasurementQueue:
 
     pairs: tuple[Pair, ...] = ()
     history: dict[Pair, PairHistory] = field(default_factory=dict)
+    _pairs_of: dict[str, list[Pair]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.want(self.pairs)
+
+    def want(self, pairs: tuple[Pair, ...]) -> None:
+        """Measure these pairs from now on."""
+        self.pairs, self._pairs_of = pairs, {}
+        for pair in pairs:
+            for name in pair:
+                self._pairs_of.setdefault(name, []).append(pair)
+
+    def is_new(self, name: str) -> bool:
+        """Return True if a pair of this node has neither been measured nor failed too often to wait for."""
+        return not all(self.history.get(pair, PairHistory()).has_outcome for pair in self._pairs_of.get(name, ()))
 
     def due(self, nodes: Mapping[str, MeasurableNode], now_s: float) -> list[PairMeasurement]:
         """Return the measurements that may begin now: the most urgent first, of each node at most one."""

@@ -121,3 +121,13 @@ def test_the_end_that_can_be_dialled_is_dialled_and_after_a_failure_the_other() 
     assert queue.due({**nodes, "a": node("a", dialled=False)}, 0.0)[0][:2] == ("a", "b")
     assert queue.due({**nodes, "b": node("b", local=True)}, 0.0)[0][:2] == ("b", "a")
     assert pair_of("b", "a") == ("a", "b")
+
+
+def test_a_node_is_new_until_each_of_its_pairs_was_measured_or_failed_twice() -> None:
+    """One end of a pair may have been engaged when the other one asked: a single failure says nothing."""
+    queue = MeasurementQueue((("a", "b"), ("a", "c")))
+    queue.history["a", "b"] = PairHistory(measured_s=1.0)
+    queue.history["a", "c"] = PairHistory(failures=1, tried_s=2.0)
+    assert [queue.is_new(name) for name in "abcd"] == [True, False, True, False]
+    queue.history["a", "c"] = PairHistory(failures=2, tried_s=3.0)
+    assert not queue.is_new("a")
