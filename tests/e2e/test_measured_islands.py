@@ -69,7 +69,7 @@ def check_advice(cluster: Cluster) -> None:
     lans = {name for name, workers in advice["islands"].items() if workers == 2}
     between = [one["bandwidth_bps"] for one in advice["links"] if {one["source"], one["target"]} == lans]
     assert len(between) == 2
-    assert all(10e6 < one < 25e6 for one in between), advice["links"]
+    assert all(10e6 < one < 40e6 for one in between), advice["links"]
     assert any(text.startswith("links by agents: ") for text in advice["measured"])
     assert any(text.startswith("speeds of 5 devices") for text in advice["measured"]), advice["assumed"]
     assert [one["name"] for one in advice["strategies"] if one["step_s"]], advice

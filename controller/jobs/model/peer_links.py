@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, median_high
 from typing import Final
 
 FRESH_S: Final = 30.0
@@ -28,8 +28,8 @@ class PeerLinks:
     measured: Mapping[tuple[str, str], PeerLink] = field(default_factory=dict)
 
     def between(self, nodes_a: Collection[str], nodes_b: Collection[str]) -> PeerLink | None:
-        """Return the link from nodes a to nodes b: the best bandwidth and the median round trip of the newest pairs,
-        and the time of the newest. None if no pair is measured."""
+        """Return the link from nodes a to nodes b: of the newest pairs the higher median of the bandwidths, the median
+        round trip, and the time of the newest. None if no pair is measured."""
         pairs = ((a, b) for a in nodes_a for b in nodes_b if a != b)
         return _link_of([self.measured[pair] for pair in pairs if pair in self.measured])
 
@@ -44,14 +44,14 @@ class PeerLinks:
 
 
 def _link_of(found: Sequence[PeerLink]) -> PeerLink | None:
-    """Return one link of several pairs. Pairs that were measured at once shared the link, so the best one counts: of
-    those measured about when the newest was, as a link may have fallen since the others."""
+    """Return one link of several pairs. Pairs that were measured at once shared the link, so the higher median counts:
+    of those measured about when the newest was, as a link may have fallen since the others."""
     newest_unix_s = max((link.measured_unix_s for link in found), default=0.0)
     fresh = [link for link in found if link.measured_unix_s >= newest_unix_s - FRESH_S]
     if not fresh:
         return None
     return PeerLink(
         rtt_s=median(link.rtt_s for link in fresh),
-        bandwidth_bps=max(link.bandwidth_bps for link in fresh),
+        bandwidth_bps=median_high(link.bandwidth_bps for link in fresh),
         measured_unix_s=newest_unix_s,
     )

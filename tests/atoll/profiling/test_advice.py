@@ -119,7 +119,7 @@ def test_a_cluster_has_the_fastest_devices_of_the_measured_kind() -> None:
 
 
 def test_links_are_those_that_agents_measured() -> None:
-    """The best of the pairs, directed; what was not measured inside an island is assumed."""
+    """The higher median of the pairs, directed; what was not measured inside an island is assumed."""
 
     def node(name: str, island: str, **links: float) -> Node:
         measured = [NodeLink(node=to, bandwidth_bps=bps, rtt_s=0.01) for to, bps in links.items()]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from atoll.controller.jobs.model.peer_links import PeerLink, PeerLinks
 
 
-def test_between_takes_the_best_of_the_newest_pairs_in_one_direction() -> None:
+def test_between_takes_the_higher_median_of_the_newest_pairs_in_one_direction() -> None:
     """Pairs that are measured at once share the link; what was measured long before the newest may be over."""
     links = PeerLinks(
         {
