@@ -59,7 +59,7 @@ class AgentSession:
         self.began_s: Final = now_s
         self.last_message_s = now_s
         self.links_port, self.links_secret = 0, b""
-        """Where others measure links to it, and the secret of their keys there."""
+        """Port at which other agents measure links to this one, and the secret from which their keys are derived."""
         self.ports: tuple[int, ...] = ()
         self.workers: dict[WorkerKey, ObservedWorker] = {}
         self.changes = 0

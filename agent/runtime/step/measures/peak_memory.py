@@ -37,7 +37,7 @@ class DeviceMemoryGauge(Protocol):
     """Memory of one device, as far as this process may use it."""
 
     falls: bool
-    """As in MemoryModel."""
+    """True if the peak of a smaller batch is known after a larger one too, as MemoryModel takes it."""
 
     def used_bytes(self) -> int: ...
 
